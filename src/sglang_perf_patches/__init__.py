@@ -1,0 +1,58 @@
+"""Performance fixes for a running, unmodified sglang, with proof that they are correct and on.
+
+Importing this package imports nothing else of it: with every patch off, neither wrapt nor sglang
+nor torch is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .activation import Report
+    from .verdict import Verdict
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "activate", "deactivate", "verdicts"]
+
+
+def activate(selection: str | None = None, *, strict: bool | None = None) -> Report:
+    """Switch patches on in this process, now or as soon as their modules have been imported.
+
+    Only the first call of a process decides; later ones report what it did, until `deactivate`.
+
+    Args:
+        selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None.
+        strict: end the process where something chosen by name can't be had; where this is None,
+            ``SGLANG_PERF_PATCHES_STRICT`` tells.
+
+    Raises:
+        SelectionError: the selection is malformed or names something unknown.
+        StrictFailure: (a SystemExit) under `strict`.
+    """
+    from .activation import activate as implementation
+
+    return implementation(selection, strict=strict)
+
+
+def deactivate() -> None:
+    """Take every patch of this process off again: stock's own objects are back in their places."""
+    from .activation import deactivate as implementation
+
+    implementation()
+
+
+def verdicts(path: str | Path | None = None) -> list[Verdict]:
+    """Say what every patch would do to a sglang tree, without importing it.
+
+    Args:
+        path: the package, its parent or a checkout; None for the installed one.
+
+    Raises:
+        TreeError: there is no sglang tree, or a file of it can't be read or parsed.
+    """
+    from . import sets, source, verdict
+
+    root = source.find(path) if path is not None else source.find_installed()
+    return verdict.judge_all(sets.load(), source.Tree(root))

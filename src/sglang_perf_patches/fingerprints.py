@@ -1,0 +1,122 @@
+"""Taking the fingerprints that verdicts compare with, from the released wheels.
+
+``python -m sglang_perf_patches.fingerprints`` rewrites every set's ``known.json`` from its
+declarations; ``--check`` only says whether they are what the wheels give. Entries of source builds
+(``git-…``), of which there is no wheel, are carried over as they are; ``--origin NAME=DIR`` takes
+them from a checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from . import releases, sets, source
+from .patch import PatchSet
+
+Known = dict[str, dict[str, tuple[str, ...]]]
+
+
+class DeclarationError(ValueError):
+    """A declaration names a definition that its release does not have."""
+
+
+def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Known:
+    """The fingerprints of every definition that a set declares, from the trees of its releases.
+
+    Args:
+        patch_set: its ``known`` is read for source builds that `origins` does not give.
+        origins: source build → its ``sglang`` package.
+
+    Raises:
+        DeclarationError: a declared definition is not in a release that declares it.
+        DownloadError: a release could not be fetched.
+    """
+    wanted: dict[str, set[str]] = {}
+    for patch in patch_set.patches:
+        for variant in patch.variants:
+            for reference in variant.targets + variant.depends:
+                wanted.setdefault(reference, set()).update(variant.releases)
+    trees: dict[str, source.Tree] = {}
+    known: dict[str, dict[str, list[str]]] = {}
+    for reference in sorted(wanted):
+        for release in sorted(wanted[reference], key=_age):
+            digest = _digest(reference, release, patch_set.known, trees, origins or {})
+            known.setdefault(reference, {}).setdefault(digest, []).append(release)
+    return {
+        reference: {digest: tuple(where) for digest, where in hashes.items()}
+        for reference, hashes in known.items()
+    }
+
+
+def _digest(
+    reference: str,
+    release: str,
+    known: Mapping[str, Mapping[str, tuple[str, ...]]],
+    trees: dict[str, source.Tree],
+    origins: Mapping[str, Path],
+) -> str:
+    if release not in trees and (release in origins or release in releases.KNOWN):
+        root = origins[release] if release in origins else releases.tree(release)
+        trees[release] = source.Tree(source.find(root))
+    if release not in trees:
+        for digest, where in known.get(reference, {}).items():
+            if release in where:
+                return digest
+        raise DeclarationError(f"{reference}: no fingerprint of {release}; give --origin")
+    definition = trees[release].definition(reference)
+    if definition is None:
+        raise DeclarationError(f"{reference} is not in {release}")
+    return definition.digest
+
+
+def _age(release: str) -> tuple[int, str]:
+    return (releases.KNOWN.index(release) if release in releases.KNOWN else -1, release)
+
+
+def write(name: str, known: Known) -> None:
+    """Write a set's ``known.json``."""
+    path = Path(sets.__file__).parent / name / "known.json"
+    path.write_text(render(known), encoding="utf-8")
+
+
+def render(known: Known) -> str:
+    """The text of a ``known.json``."""
+    return json.dumps(known, indent=1) + "\n"
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the command; 0 fine, 1 stale under ``--check``, 2 bad usage or a bad declaration."""
+    parser = argparse.ArgumentParser(prog="python -m sglang_perf_patches.fingerprints")
+    parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if any is stale")
+    parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    unknown = sorted(set(given.sets) - set(sets.NAMES))
+    if unknown:
+        parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
+    origins = {}
+    for text in given.origin:
+        name, _, folder = text.partition("=")
+        origins[name] = Path(folder)
+    stale = False
+    for name in given.sets or sets.NAMES:
+        try:
+            patch_set = sets.declared(name)
+            known = take(patch_set, origins)
+        except (DeclarationError, releases.DownloadError, source.TreeError) as error:
+            print(f"fingerprints of {name}: {error}", file=sys.stderr)
+            return 2
+        if known != patch_set.known:
+            stale = True
+            print(f"fingerprints of {name} {'are stale' if given.check else 'are written'}")
+            if not given.check:
+                write(name, known)
+    return 1 if stale and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

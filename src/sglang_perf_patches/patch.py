@@ -1,0 +1,167 @@
+"""What a patch is: frozen declarations that `list`, `explain`, the docs and the tests all read.
+
+A declaration names *definitions* by reference, ``"package.module:Qual.name"``, and never imports
+what it names. The code that changes them is named by reference too, so that a verdict costs no
+import of sglang, torch or mlx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .activation import Patching
+
+Kind = Literal["exact", "policy"]
+"""``exact``: the same values for the same batch. ``policy``: whom stock admits, evicts or retracts
+changes, never a request's result; opt-in by its own name."""
+
+Install = Callable[["Patching"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """Evidence in the source that upstream has a change built in.
+
+    ``definition`` must exist; where ``contains`` is given its source must hold that text, and
+    where ``lacks`` is given it must not.
+    """
+
+    definition: str
+    contains: str = ""
+    lacks: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One body of ours, with the releases whose code it was proven on.
+
+    Attributes:
+        releases: names of releases, or of source builds (``git-…``), in which every definition
+            below has a fingerprint.
+        install: ``"module:function"`` of ours that makes the change; see `activation.Patching`.
+        targets: definitions that the patch changes.
+        adds: definitions that it brings and that must not exist yet, neither in the source nor
+            in memory.
+        depends: definitions that it relies on without changing them.
+        awaits: modules that must have been imported, beyond those of targets and adds, before
+            the patch can go live.
+        note: what is particular to these releases, for ``explain``.
+    """
+
+    releases: tuple[str, ...]
+    install: str
+    targets: tuple[str, ...]
+    adds: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+    awaits: tuple[str, ...] = ()
+    note: str = ""
+
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose import this variant waits for, in order and without repetition."""
+        named = (module_of(reference) for reference in self.targets + self.adds)
+        return tuple(dict.fromkeys((*named, *self.awaits)))
+
+    def load(self) -> Install:
+        """Import and return the function that `install` names."""
+        module, _, name = self.install.partition(":")
+        function: Install = getattr(import_module(module), name)
+        return function
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """The smallest thing that can be on or off.
+
+    Attributes:
+        id: ``"set.name"``.
+        kind: see `Kind`.
+        summary: one line for ``list``.
+        why: what stock does, and what it costs.
+        how: what the patch does instead, and when it leaves the work to stock.
+        gain: what was measured.
+        condition: when there is a gain, and when there is none.
+        upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
+        built_in_since: the first release that needs no patch; None where none does.
+        markers: how the source shows that; all must hold. Checked before any fingerprint, so an
+            operator's own backport is left alone.
+        anchors: definitions of which one must exist, else the patch is ``absent``. Empty: any
+            target of any variant.
+        absent_because: why there is nothing to do where no anchor is found.
+        variants: bodies of ours, each for its releases.
+        requires: ids that must be chosen too, and apply or be built in.
+        superseded_by: ids of patches that do this one's work and more; where one of them is
+            live, this one stays out.
+    """
+
+    id: str
+    kind: Kind = "exact"
+    summary: str
+    why: str
+    how: str
+    gain: str
+    condition: str
+    upstream: tuple[str, ...] = ()
+    built_in_since: str | None = None
+    markers: tuple[Marker, ...] = ()
+    anchors: tuple[str, ...] = ()
+    absent_because: str = "the code that it would change is not there"
+    variants: tuple[Variant, ...] = ()
+    requires: tuple[str, ...] = ()
+    superseded_by: tuple[str, ...] = ()
+
+    @property
+    def set(self) -> str:
+        """The family that the patch belongs to."""
+        return self.id.partition(".")[0]
+
+    def references(self) -> tuple[str, ...]:
+        """Every definition that a variant must have a fingerprint of, without repetition."""
+        return tuple(
+            dict.fromkeys(
+                reference
+                for variant in self.variants
+                for reference in variant.targets + variant.depends
+            )
+        )
+
+    def all_anchors(self) -> tuple[str, ...]:
+        """The declared anchors, or every target."""
+        if self.anchors:
+            return self.anchors
+        return tuple(dict.fromkeys(ref for variant in self.variants for ref in variant.targets))
+
+
+@dataclass(frozen=True)
+class PatchSet:
+    """A family of patches, and the fingerprints that its variants were proven on.
+
+    Attributes:
+        name: the word that switches the set.
+        summary: one line for the README.
+        patches: in the order in which they compose where they share a target.
+        known: reference → {sha256 of the definition's source → releases that have it}.
+    """
+
+    name: str
+    summary: str
+    patches: tuple[Patch, ...]
+    known: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+
+def module_of(reference: str) -> str:
+    """``"a.b:C.d"`` → ``"a.b"``."""
+    return reference.partition(":")[0]
+
+
+def qualname_of(reference: str) -> str:
+    """``"a.b:C.d"`` → ``"C.d"``."""
+    return reference.partition(":")[2]
+
+
+def by_id(sets: Iterable[PatchSet]) -> dict[str, Patch]:
+    """Every patch of the sets, in declared order."""
+    return {patch.id: patch for patch_set in sets for patch in patch_set.patches}

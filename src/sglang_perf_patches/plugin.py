@@ -1,0 +1,30 @@
+"""The entry point that sglang calls in its processes (group ``sglang.srt.plugins``)."""
+
+from __future__ import annotations
+
+import logging
+
+from . import selection
+
+logger = logging.getLogger("sglang_perf_patches")
+
+
+def load() -> None:
+    """Activate what the environment chooses; never raise, unless STRICT asks for an end.
+
+    sglang's loader swallows an Exception together with what it says: here the operator gets one
+    line instead, and a server that runs as stock.
+    """
+    text = selection.from_environment()
+    if selection.is_off(text):
+        return
+    strict = selection.strict_from_environment()
+    try:
+        from .activation import activate
+
+        activate(text, strict=strict)
+    except Exception as error:
+        line = f"sglang-perf-patches: nothing is applied: {error or type(error).__name__}"
+        if strict:
+            raise selection.StrictFailure(line) from None
+        logger.error(line)

@@ -1,0 +1,235 @@
+"""One small record per process, from which ``status`` tells what is live where and has run.
+
+A record names its process by PID and start time, is readable by its user alone, and goes with the
+process; what a killed process left is removed by the next reader. A thread writes it: code on a
+hot path only sets a flag in memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .activation import Report
+
+logger = logging.getLogger("sglang_perf_patches")
+
+_TICK_S = 1.0
+
+
+class RecordError(RuntimeError):
+    """The runtime folder can't be used."""
+
+
+def keep(report: Callable[[], Report | None]) -> None:
+    """Write this process's record now and whenever it changes, until `drop`."""
+    drop()
+    _keepers.append(_Keeper(report))
+
+
+def changed() -> None:
+    """Tell the keeper that something changed."""
+    for keeper in _keepers:
+        keeper.wake.set()
+
+
+def drop() -> None:
+    """Remove this process's record and stop keeping it."""
+    while _keepers:
+        _keepers.pop().stop()
+
+
+def read_all() -> list[dict[str, Any]]:
+    """The records of this user's running processes, by PID; stale ones are removed.
+
+    Raises:
+        RecordError: the runtime folder is there but not this user's alone.
+    """
+    folder = runtime_folder()
+    if not os.path.lexists(folder):
+        return []
+    _require_private(folder)
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        pid, _, token = path.stem.partition("-")
+        if not pid.isdigit() or _start_token(int(pid)) != token:
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # being replaced, or not ours to understand
+        if isinstance(data, dict) and data.get("pid") == int(pid):
+            found.append({**data, "role": _title(int(pid)) or data.get("role", "")})
+    return sorted(found, key=lambda data: int(data["pid"]))
+
+
+def runtime_folder() -> Path:
+    """``$XDG_RUNTIME_DIR/sglang-perf-patches``, else this user's folder in the temporary folder."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isdir(base):
+        return Path(base) / "sglang-perf-patches"
+    return Path(tempfile.gettempdir()) / f"sglang-perf-patches-{os.getuid()}"
+
+
+class _Keeper:
+    """Writes the record of one process, and logs once what has gone live."""
+
+    def __init__(self, report: Callable[[], Report | None]) -> None:
+        self.report = report
+        self.wake = threading.Event()
+        self.over = False
+        self.path: Path | None = None
+        self.written = ""
+        self.announced: tuple[str, ...] = ()
+        self.seen: tuple[str, ...] = ()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start in this process: at first, and again in a forked child."""
+        self.pid = os.getpid()
+        self.started = time.time()
+        self.path = None
+        self.written = ""
+        try:
+            folder = runtime_folder()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(folder)
+            self.path = folder / f"{self.pid}-{_start_token(self.pid)}.json"
+            self.write()
+        except (OSError, RecordError) as error:
+            self.path = None
+            logger.debug("no record for `sglang-perf-patches status`: %s", error)
+        name = "sglang-perf-patches-record"
+        threading.Thread(target=self.run, name=name, daemon=True).start()
+
+    def run(self) -> None:
+        while not self.over:
+            self.wake.wait(_TICK_S)
+            self.wake.clear()
+            if self.over:
+                return
+            with contextlib.suppress(OSError):
+                self.write()
+            self.announce()
+            time.sleep(_TICK_S / 4)  # changes come in bursts
+
+    def write(self) -> None:
+        report = self.report()
+        if self.path is None or report is None:
+            return
+        text = json.dumps(
+            {
+                "pid": self.pid,
+                "started": round(self.started, 3),
+                "role": _role(),
+                "sglang": report.sglang,
+                "patches": [asdict(state) for state in report.patches],
+            }
+        )
+        if text != self.written:
+            part = self.path.with_suffix(".part")
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            part.replace(self.path)
+            self.written = text
+
+    def announce(self) -> None:
+        """Log what is live, once it has been the same for two looks."""
+        report = self.report()
+        live = tuple(s.id for s in report.patches if s.state == "live") if report else ()
+        if live and live == self.seen and live != self.announced and report:
+            self.announced = live
+            logger.info(
+                "sglang-perf-patches: live on sglang %s: %s", report.sglang, ", ".join(live)
+            )
+        elif live != self.seen:
+            self.seen = live
+            self.wake.set()
+
+    def stop(self) -> None:
+        self.over = True
+        self.wake.set()
+        if self.path is not None and self.pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+
+_keepers: list[_Keeper] = []  # at most one; a container, so that nothing rebinds it
+
+
+def _after_fork() -> None:
+    for keeper in _keepers:
+        keeper.begin()
+
+
+atexit.register(drop)
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _require_private(folder: Path) -> None:
+    """Refuse a folder that somebody else owns, can write or could have put there."""
+    try:
+        about = folder.lstat()
+    except OSError as error:
+        raise RecordError(f"{folder} can't be read: {error.strerror}") from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise RecordError(f"{folder} is not a folder of this user alone (mode 0700)")
+
+
+def _start_token(pid: int) -> str | None:
+    """What tells a process from a later one with the same PID; None where there is none."""
+    try:
+        about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = about.rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    except (OSError, IndexError):
+        if os.path.isdir("/proc/self"):
+            return None
+    return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
+
+
+def _title(pid: int) -> str:
+    """The role that a sglang process shows in its title, "" where it shows none."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (OSError, UnicodeDecodeError):
+        title = "" if os.path.isdir("/proc/self") else _ps(pid, "command")
+    return title.removeprefix("sglang::").split(" ")[0] if title.startswith("sglang::") else ""
+
+
+def _ps(pid: int, field: str) -> str:
+    try:
+        done = subprocess.run(
+            ["ps", "-o", f"{field}=", "-p", str(pid)], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _role() -> str:
+    """What this process is, as far as its start tells: sglang's own titles say more later."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    name = spec.name if spec else os.path.basename(getattr(main, "__file__", "") or "python")
+    if "multiprocessing" in sys.modules:
+        process = sys.modules["multiprocessing"].current_process()
+        if process.name != "MainProcess":
+            return str(process.name)
+    return "launcher" if name.endswith(("launch_server", "serve")) else str(name)

@@ -1,0 +1,111 @@
+"""The released sglang versions that the project knows, and their trees from the package index."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+KNOWN = (
+    "0.5.9",
+    "0.5.10",
+    "0.5.10.post1",
+    "0.5.11",
+    "0.5.12",
+    "0.5.12.post1",
+    "0.5.13",
+    "0.5.13.post1",
+    "0.5.14",
+    "0.5.15",
+    "0.5.15.post1",
+    "0.5.16",
+    "0.5.17",
+    "0.5.18",
+    "0.5.19",
+    "0.5.20",
+    "0.5.21",
+    "0.5.22",
+    "0.5.23",
+)
+"""Every release that a verdict is tested on, oldest first."""
+
+# Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
+_PLATFORM = (
+    "--python-version=3.11",
+    "--implementation=cp",
+    "--abi=cp311",
+    "--abi=abi3",
+    "--abi=none",
+    "--platform=any",
+    "--platform=manylinux2014_x86_64",
+    *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)),
+)
+
+
+class DownloadError(RuntimeError):
+    """A release could not be had from the package index."""
+
+
+def between(first: str, last: str) -> tuple[str, ...]:
+    """The known releases from `first` to `last`, both included.
+
+    >>> between("0.5.12", "0.5.13")
+    ('0.5.12', '0.5.12.post1', '0.5.13')
+    """
+    return KNOWN[KNOWN.index(first) : KNOWN.index(last) + 1]
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: below ``$XDG_CACHE_HOME``, else ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sglang-perf-patches"
+
+
+def tree(version: str) -> Path:
+    """The folder that holds the ``sglang`` package of a release, downloaded at the first call.
+
+    Only Python files are unpacked. Says on stderr when it downloads.
+
+    Raises:
+        DownloadError: the package index has no such release, or did not answer.
+    """
+    folder = cache_folder() / "releases" / version
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A folder under its final name is whole: it is filled elsewhere and renamed.
+    work = Path(tempfile.mkdtemp(prefix=f"{version}.", dir=folder.parent))
+    try:
+        _unpack(_download(version, work), work / "tree")
+        try:
+            (work / "tree").rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _download(version: str, into: Path) -> Path:
+    print(f"sglang-perf-patches: fetching sglang {version} ...", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={into}", *_PLATFORM]
+    done = subprocess.run([*command, f"sglang=={version}"], capture_output=True, text=True)
+    wheels = sorted(into.glob("sglang-*.whl"))
+    if done.returncode or not wheels:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        why = said[-1] if said else f"pip ended with {done.returncode}"
+        raise DownloadError(f"sglang {version} could not be fetched: {why[:300]}")
+    return wheels[0]
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.startswith("sglang/") and name.endswith(".py"):
+                archive.extract(name, folder)

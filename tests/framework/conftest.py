@@ -1,0 +1,18 @@
+"""Fixtures of the framework tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from throwaway import Throwaway  # noqa: E402
+
+
+@pytest.fixture
+def throwaway(tmp_path: Path) -> Throwaway:
+    """A fresh throwaway package."""
+    return Throwaway.write(tmp_path)

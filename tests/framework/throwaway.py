@@ -1,0 +1,235 @@
+"""A throwaway package named sglang, and patches of it, to test the framework without the real one.
+
+Each scenario is a script of its own that runs in a fresh Python process, because what is tested is
+what a process does from its start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+MODULE_A = '''
+"""A module that a patch changes."""
+
+
+class Worker:
+    """Adds."""
+
+    factor = 1
+
+    def step(self, x):
+        """Add one."""
+        return x + 1
+
+    @staticmethod
+    def fixed(x):
+        return x
+
+    @property
+    def name(self):
+        return "stock"
+
+
+class Child(Worker):
+    pass
+
+
+def helper(x, *, scale=1):
+    return x * scale
+'''
+
+MODULE_B = '''
+from sglang.srt.a import Worker, helper
+
+
+def use(x):
+    return helper(x, scale=2)
+
+
+class Caller:
+    def call(self, x):
+        return Worker().step(x)
+'''
+
+PATCHES = '''
+"""Declarations for the throwaway package, put in the place of the real sets."""
+
+from sglang_perf_patches import sets, source
+from sglang_perf_patches.patch import Marker, Patch, PatchSet, Variant
+
+A, B = "sglang.srt.a", "sglang.srt.b"
+
+
+def declare(id, *, install, targets, releases=("1.0",), **more):
+    of_variant = {key: more.pop(key) for key in ("adds", "depends", "awaits") if key in more}
+    variant = Variant(
+        releases=releases, install=f"throwaway_installs:{install}", targets=targets, **of_variant
+    )
+    texts = {name: name for name in ("summary", "why", "how", "gain", "condition")}
+    return Patch(id=id, variants=(variant,), **texts, **more)
+
+
+def use(*patches, tree=None):
+    """Make these the only patches, known as the tree (the installed one) has them."""
+    tree = tree or source.Tree(source.find_installed())
+    found = []
+    for name in dict.fromkeys(patch.set for patch in patches):
+        members = tuple(patch for patch in patches if patch.set == name)
+        known = {
+            reference: {definition.digest: variant.releases}
+            for patch in members
+            for variant in patch.variants
+            for reference in variant.targets + variant.depends
+            if (definition := tree.definition(reference))
+        }
+        found.append(PatchSet(name, name, members, known))
+    sets.load = lambda: tuple(found)
+    return found
+
+
+STEP = declare("one.step", install="step", targets=(f"{A}:Worker.step",))
+TEN = declare("one.ten", install="ten", targets=(f"{A}:Worker.step",))
+HELPER = declare("two.helper", install="helper", targets=(f"{A}:helper",))
+BOTH = declare(
+    "two.both",
+    install="both",
+    targets=(f"{A}:Worker.step", f"{B}:Caller.call"),
+    adds=(f"{A}:Worker.extra",),
+    depends=(f"{A}:Worker",),
+)
+POLICY = declare("two.policy", kind="policy", install="step", targets=(f"{A}:Worker.step",))
+'''
+
+INSTALLS = '''
+"""What the throwaway patches do."""
+
+A, B = "sglang.srt.a", "sglang.srt.b"
+
+
+def step(patching):
+    ran = patching.ran
+
+    def make(inner):
+        def step(self, x):
+            ran.seen = True
+            return inner(self, x) + 100
+
+        return step
+
+    patching.override(f"{A}:Worker.step", make)
+
+
+def ten(patching):
+    patching.override(f"{A}:Worker.step", lambda inner: lambda self, x: inner(self, x) * 10)
+
+
+def helper(patching):
+    def make(inner):
+        def helper(x, *, scale=1):
+            return inner(x, scale=scale) + 1000
+
+        return helper
+
+    patching.override(f"{A}:helper", make)
+
+
+def both(patching):
+    step(patching)
+    patching.add(f"{A}:Worker.extra", lambda self: "extra")
+    patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
+
+
+def forgets(patching):
+    """Leaves a declared target unchanged."""
+
+
+def breaks(patching):
+    step(patching)
+
+    def make(inner):
+        raise ZeroDivisionError("broken on purpose")
+
+    patching.override(f"{B}:Caller.call", make)
+
+
+def gates(patching):
+    from sglang_perf_patches.activation import Gated
+
+    raise Gated("not in this situation")
+'''
+
+
+@dataclass
+class Throwaway:
+    """A folder with the throwaway package, and the processes that use it."""
+
+    site: Path
+    runtime: Path
+
+    @classmethod
+    def write(cls, folder: Path) -> Throwaway:
+        """Make the package below `folder`."""
+        made = cls(folder / "site", folder / "runtime")
+        made.put("sglang/__init__.py", "")
+        made.put("sglang/version.py", '__version__ = "1.0"\n')
+        made.put("sglang/srt/__init__.py", "")
+        made.put("sglang/srt/a.py", MODULE_A)
+        made.put("sglang/srt/b.py", MODULE_B)
+        made.put("throwaway_patches.py", PATCHES)
+        made.put("throwaway_installs.py", INSTALLS)
+        made.runtime.mkdir(mode=0o700)
+        return made
+
+    def put(self, name: str, text: str) -> Path:
+        """Write a file below the site folder."""
+        path = self.site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def environment(self, **variables: str | None) -> dict[str, str]:
+        """The environment of a process that has the throwaway package and this project."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG")}
+        kept |= {
+            "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        for name, value in variables.items():
+            if value is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = value
+        return kept
+
+    def process(
+        self, script: str, *command: str, **variables: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script in a fresh Python, or after `command` and its words."""
+        start = [*command] if command else [sys.executable]
+        return subprocess.run(
+            [*start, "-c", textwrap.dedent(script)],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a script in a fresh Python, which must end well; asserts are in the script."""
+        done = self.process(script, **variables)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    def records(self) -> list[dict[str, object]]:
+        """The records that lie in the runtime folder."""
+        folder = self.runtime / "sglang-perf-patches"
+        return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

@@ -27,9 +27,10 @@ import wrapt
 
 from . import objects, record, selection, sets, source
 from .objects import MISSING, Foreign
-from .patch import Patch, Variant, module_of, qualname_of
+from .patch import Patch, Variant, by_id, module_of, qualname_of
 from .selection import Selection, StrictFailure
 from .slots import Make, Slot
+from .source import Definition
 from .verdict import Verdict, judge_each
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -175,8 +176,10 @@ class _Activation:
         self.slots: dict[tuple[int, str], Slot] = {}
         self.unhook: Callable[[], None] | None = None
         self.over = False
-        patches = [patch for patch_set in sets.load() for patch in patch_set.patches]
-        self.members = {p.id: _Member(p, order) for order, p in enumerate(patches)}
+        self.members = {
+            patch.id: _Member(patch, order)
+            for order, patch in enumerate(by_id(sets.load()).values())
+        }
 
     # -- the way in ------------------------------------------------------------------------------
 
@@ -201,7 +204,9 @@ class _Activation:
             return
         names = [module for member in waiting for module in _variant(member).modules()]
         for name in dict.fromkeys([*names, _HOOKS]):
-            if not objects.is_loaded(name):
+            # wrapt would call at once for a module that is still being executed: such a one is
+            # looked at again with the next module that finishes, or the next call.
+            if name not in sys.modules:
                 wrapt.register_post_import_hook(self.imported, name)
         self.advance()
 
@@ -292,7 +297,7 @@ class _Activation:
             owner, name = objects.owner_of(reference)
             slot = self.slots.get((id(owner), name))
             if slot is not None and slot.layers:
-                wrappers += self.verify_ours(reference, slot)
+                wrappers += self.verify_ours(reference, slot, definition)
                 continue
             stock = objects.check(definition)
             if stock is not None and reference in variant.targets:
@@ -307,11 +312,15 @@ class _Activation:
                 raise Foreign(f"{reference} is there already: {whose}")
         return wrappers
 
-    def verify_ours(self, reference: str, slot: Slot) -> tuple[str, ...]:
-        if slot.in_place():
-            return ()
+    def verify_ours(
+        self, reference: str, slot: Slot, definition: Definition | None = None
+    ) -> tuple[str, ...]:
         held = objects.raw(slot.owner, slot.name)
-        wrappers = objects.wraps(held, slot.value)
+        if slot.inside is None:
+            wrappers = objects.wrappers_around(held, slot.value)
+        else:
+            decorators = definition.decorators if definition else 0
+            wrappers = objects.wrappers_around(held, slot.inside, decorators)
         if wrappers is None:
             raise Foreign(f"{reference} is replaced by {objects.describe(held)}")
         return wrappers
@@ -417,7 +426,7 @@ def activate(text: str | None = None, *, strict: bool | None = None) -> Report:
     with _lock:
         if not _current:
             chosen = selection.parse(
-                selection.from_environment() if text is None else text, known_patches()
+                selection.from_environment() if text is None else text, by_id(sets.load())
             )
             strictly = selection.strict_from_environment() if strict is None else strict
             activation = _Activation(chosen, strictly)
@@ -430,6 +439,8 @@ def activate(text: str | None = None, *, strict: bool | None = None) -> Report:
                 activation.stop()
                 _current.clear()
                 raise
+        else:
+            _current[0].advance()
         return _current[0].report()
 
 
@@ -445,11 +456,6 @@ def report() -> Report | None:
     """What happened in this process; None where nothing has been activated."""
     with _lock:
         return _current[0].report() if _current else None
-
-
-def known_patches() -> dict[str, Patch]:
-    """Every declared patch by id, in declared order."""
-    return {patch.id: patch for patch_set in sets.load() for patch in patch_set.patches}
 
 
 def _variant(member: _Member) -> Variant:

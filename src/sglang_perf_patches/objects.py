@@ -112,15 +112,20 @@ def stock_function(held: Any, definition: Definition) -> Stock:
     raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
 
 
-def wraps(held: Any, ours: Any) -> tuple[str, ...] | None:
-    """The foreign wrappers between what a name holds and our object; None if ours is not called."""
+def wrappers_around(held: Any, ours: Any, decorators: int = 0) -> tuple[str, ...] | None:
+    """The foreign wrappers between what a name holds and our object; None if ours is not called.
+
+    Args:
+        held: what the name holds.
+        ours: what we put there, or the stock function whose code we exchanged.
+        decorators: how many of the innermost wrappers are stock's own.
+    """
     links = list(chain(held))
     target = underlying(ours)
     for depth, link in enumerate(links):
         if link is target:
-            pairs = itertools.pairwise(links[: depth + 1])
-            if all(_calls(outer, inner) for outer, inner in pairs):
-                return tuple(describe(wrapper) for wrapper in links[:depth])
+            if all(_calls(*pair) for pair in itertools.pairwise(links[: depth + 1])):
+                return tuple(describe(wrapper) for wrapper in links[: max(0, depth - decorators)])
             return None
     return None
 
@@ -158,8 +163,15 @@ def describe(held: Any) -> str:
     # A function made by functools.wraps bears the name of what it stands for, its code its own.
     name = getattr(code, "co_qualname", None) or getattr(link, "__qualname__", None)
     name = name or type(link).__qualname__
-    distributions = metadata.packages_distributions().get(module.partition(".")[0], [])
-    return f"{module}.{name} of {distributions[0] if distributions else file or module}"
+    return f"{module}.{name} of {_distribution(module.partition('.')[0]) or file or module}"
+
+
+def _distribution(package: str) -> str | None:
+    """The distribution that brings a top-level package, also where it is installed editable."""
+    for entry_point in metadata.entry_points(group="sglang.srt.plugins"):
+        if entry_point.value.partition(":")[0].partition(".")[0] == package and entry_point.dist:
+            return entry_point.dist.name
+    return next(iter(metadata.packages_distributions().get(package, [])), None)
 
 
 def _hook_inside(link: Any) -> Any:

@@ -138,6 +138,7 @@ class _Keeper:
                 "started": round(self.started, 3),
                 "role": _role(),
                 "sglang": report.sglang,
+                "selection": report.selection,
                 "patches": [asdict(state) for state in report.patches],
             }
         )

@@ -179,6 +179,9 @@ def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
         elif isinstance(node, ast.AnnAssign):
             if isinstance(node.target, ast.Name) and node.target.id == name:
                 yield node
+        elif isinstance(node, ast.Import):
+            if any(alias.asname == name for alias in node.names):
+                yield node
         elif isinstance(node, ast.If | ast.Try | ast.With):
             for block in ("body", "orelse", "finalbody"):
                 yield from _bindings(getattr(node, block, ()), name)

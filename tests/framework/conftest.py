@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from throwaway import Throwaway  # noqa: E402
+from throwaway import Throwaway
 
 
 @pytest.fixture

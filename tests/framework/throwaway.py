@@ -46,7 +46,7 @@ def helper(x, *, scale=1):
     return x * scale
 '''
 
-MODULE_B = '''
+MODULE_B = """
 from sglang.srt.a import Worker, helper
 
 
@@ -57,7 +57,7 @@ def use(x):
 class Caller:
     def call(self, x):
         return Worker().step(x)
-'''
+"""
 
 PATCHES = '''
 """Declarations for the throwaway package, put in the place of the real sets."""

@@ -1,0 +1,381 @@
+"""Putting patches live: now or later, once, whole or not at all, and off again."""
+
+from __future__ import annotations
+
+import pytest
+from throwaway import Throwaway
+
+HEAD = """
+import sys
+from throwaway_patches import *
+import sglang_perf_patches as ours
+
+def stock():
+    import sglang.srt.a as a, sglang.srt.b as b
+    found = {}
+    for module in (a, b):
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) == module.__name__:
+                found[module.__name__, name] = value, getattr(value, "__code__", None)
+                if isinstance(value, type):
+                    found |= {
+                    (name, n): (v, getattr(v, "__code__", None))
+                    for n, v in vars(value).items()
+                    if n not in ("__dict__", "__weakref__")
+                }
+    return found
+
+def same(one, two):
+    assert one.keys() == two.keys(), one.keys() ^ two.keys()
+    return all(one[key][0] is two[key][0] and one[key][1] is two[key][1] for key in one)
+"""
+
+
+def test_modules_imported_later(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+use(STEP, BOTH)
+assert [s.state for s in ours.activate("all").patches] == ["pending", "pending"]
+assert "sglang" not in sys.modules
+import sglang.srt.a as a
+assert ours.activate().of("one.step").state == "live"
+assert ours.activate().of("two.both").state == "pending"
+assert a.Worker().step(1) == 102          # of two.both nothing yet
+assert not hasattr(a.Worker, "extra")
+import sglang.srt.b as b
+assert ours.activate().of("two.both").state == "live"
+assert a.Worker().step(1) == 202
+assert b.Caller().call(1) == 203
+assert a.Child().extra() == "extra"
+"""
+    )
+
+
+def test_modules_imported_already(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b
+use(STEP, HELPER, BOTH)
+report = ours.activate("all")
+assert {s.state for s in report.patches} == {"live"}, report
+assert a.Child().step(1) == 202
+assert b.use(3) == a.helper(3, scale=2) == 1006   # bound by `from ... import` before
+"""
+    )
+
+
+def test_deactivate_gives_stock_back_identically(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+before = stock()
+use(STEP, TEN, HELPER, BOTH)
+ours.activate("all")
+assert not same({k: v for k, v in stock().items() if k in before}, before)
+ours.deactivate()
+assert same(stock(), before)
+ours.activate("one.ten")
+assert ours.activate().selection == "one.ten"
+import sglang.srt.a as a
+assert a.Worker().step(1) == 20
+ours.deactivate()
+ours.deactivate()
+assert same(stock(), before)
+"""
+    )
+
+
+def test_modules_imported_after_deactivate_are_stock(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+use(STEP, HELPER)
+ours.activate("all")
+ours.deactivate()
+import sglang.srt.a as a
+assert a.Worker().step(1) == 2 and a.helper(1) == 1
+"""
+    )
+
+
+def test_patches_compose_in_declared_order_and_come_off_singly(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+for patches in ((STEP, TEN), (TEN, STEP)):
+    use(*patches)
+    ours.activate("all")
+    expected = (1 + 1 + 100) * 10 if patches[0] is STEP else (1 + 1) * 10 + 100
+    assert a.Worker().step(1) == expected
+    from sglang_perf_patches import activation
+    current = activation._current[0]
+    current.take_off(current.members["one.step"])
+    assert a.Worker().step(1) == 20
+    ours.deactivate()
+    assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_only_what_is_chosen(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+use(STEP, TEN, POLICY)
+report = ours.activate("all,-one.ten")
+assert [s.state for s in report.patches] == ["live", "off", "off"]
+assert a.Worker().step(1) == 102
+"""
+    )
+
+
+def test_activation_happens_once(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import threading
+import sglang.srt.a as a
+use(STEP, HELPER)
+start = threading.Barrier(8)
+def go():
+    start.wait()
+    ours.activate("all")
+threads = [threading.Thread(target=go) for _ in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+from sglang_perf_patches import plugin
+plugin.load()
+assert a.Worker().step(1) == 102
+assert a.helper(1) == 1001
+"""
+    )
+
+
+def test_a_second_copy_of_the_plugin_finds_the_first(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+use(STEP)
+ours.activate("all")
+for name in [n for n in sys.modules if n.startswith(("sglang_perf_patches", "throwaway"))]:
+    del sys.modules[name]
+from throwaway_patches import *
+use(STEP)
+import sglang_perf_patches as copy
+assert copy is not ours
+state = copy.activate("all").of("one.step")
+assert state.state == "conflict", state
+assert a.Worker().step(1) == 102
+"""
+    )
+
+
+def test_a_forked_child_is_patched_once_and_has_a_record(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import json, os, warnings
+warnings.simplefilter("ignore")
+import sglang.srt.a as a
+use(STEP)
+ours.activate("all")
+from sglang_perf_patches import record
+child = os.fork()
+if child == 0:
+    ours.activate("all")
+    ok = a.Worker().step(1) == 102 and os.getpid() in [d["pid"] for d in record.read_all()]
+    ours.deactivate()
+    os._exit(0 if ok and a.Worker().step(1) == 2 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert a.Worker().step(1) == 102
+assert [d["pid"] for d in record.read_all()] == [os.getpid()]
+"""
+    )
+
+
+@pytest.mark.parametrize("install", ["breaks", "forgets"])
+def test_a_failure_rolls_back_and_does_not_reach_the_import(
+    throwaway: Throwaway, install: str
+) -> None:
+    done = throwaway.run(
+        HEAD
+        + f"""
+targets = (f"{{A}}:Worker.step", f"{{B}}:Caller.call")
+use(STEP, declare("two.bad", install="{install}", targets=targets))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.b as b
+state = ours.activate().of("two.bad")
+assert state.state == "failed", state
+assert a.Worker().step(1) == 102 and b.Caller().call(1) == 102   # one.step alone
+ours.deactivate()
+assert a.Worker().step(1) == 2
+"""
+    )
+    assert done.stderr.count("two.bad is failed") == 1
+
+
+def test_gated_at_install(throwaway: Throwaway) -> None:
+    done = throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+use(declare("one.gated", install="gates", targets=(f"{A}:Worker.step",)))
+state = ours.activate("all").of("one.gated")
+assert (state.state, state.reason) == ("gated", "not in this situation")
+assert a.Worker().step(1) == 2
+"""
+    )
+    assert "one.gated" not in done.stderr
+
+
+def test_superseded_until_the_better_one_fails(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+old = declare("one.old", install="step", targets=(f"{A}:Worker.step",), superseded_by=("one.ten",))
+use(old, TEN)
+report = ours.activate("all")
+assert [s.state for s in report.patches] == ["superseded", "live"], report
+assert a.Worker().step(1) == 20
+ours.deactivate()
+use(old, declare("one.ten", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
+import sglang.srt.b
+report = ours.activate("all")
+assert [s.state for s in report.patches] == ["live", "failed"], report
+assert a.Worker().step(1) == 102
+ours.deactivate()
+use(old, TEN)
+assert [s.state for s in ours.activate("one.old").patches] == ["live", "off"]
+"""
+    )
+
+
+def test_never_on_a_module_that_is_still_being_executed(throwaway: Throwaway) -> None:
+    throwaway.put(
+        "sglang/srt/c.py",
+        "import sglang_perf_patches as ours\n"
+        "state = ours.activate('all').of('one.own').state\n"
+        "def f():\n    return 1\n",
+    )
+    throwaway.run(
+        HEAD
+        + """
+use(declare("one.own", install="own", targets=("sglang.srt.c:f",)), STEP)
+import throwaway_installs
+def own(patching):
+    patching.override("sglang.srt.c:f", lambda inner: lambda: inner() + 1)
+throwaway_installs.own = own
+import sglang.srt.c as c
+assert c.state == "pending" and c.f() == 1
+import sglang.srt.a          # the next hook of ours looks again
+assert ours.activate().of("one.own").state == "live" and c.f() == 2
+"""
+    )
+
+
+def test_code_we_do_not_know_is_left_alone_and_said_once(throwaway: Throwaway) -> None:
+    script = (
+        HEAD
+        + """
+from pathlib import Path
+use(STEP, HELPER)
+path = Path(sys.path[1] if sys.path[0] == "" else sys.path[0], "sglang/srt/a.py")
+path.write_text(path.read_text().replace("return x + 1", "x = x\\n        return x + 1"))
+import sglang.srt.a as a
+report = ours.activate("all")
+assert report.of("one.step").state == "refused" and "Worker.step" in report.of("one.step").reason
+assert report.of("two.helper").state == "live"
+assert a.Worker().step(1) == 2
+"""
+    )
+    done = throwaway.run(script)
+    assert done.stderr.count("one.step is refused") == 1
+
+
+def test_strict_ends_with_one_line(throwaway: Throwaway) -> None:
+    script = (
+        HEAD
+        + """
+import sglang.srt.a, sglang.srt.b
+use(STEP, declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
+from sglang_perf_patches import plugin
+try:
+    plugin.load()
+except Exception:
+    print("swallowed, as sglang's loader would")
+print("served")
+"""
+    )
+    for selection, ends in (("two", True), ("two.bad", True), ("all", False), ("one", False)):
+        done = throwaway.process(
+            script, SGLANG_PERF_PATCHES=selection, SGLANG_PERF_PATCHES_STRICT="1"
+        )
+        assert (done.returncode, "served" in done.stdout) == ((1, False) if ends else (0, True))
+        assert "swallowed" not in done.stdout
+        if ends:
+            assert done.stderr.strip().count("\n") == 0
+            assert "two.bad is failed: ZeroDivisionError: broken on purpose" in done.stderr
+
+
+def test_a_bad_selection_leaves_stock_and_says_so(throwaway: Throwaway) -> None:
+    script = (
+        HEAD
+        + """
+import sglang.srt.a as a
+use(STEP, HELPER)
+from sglang_perf_patches import plugin
+plugin.load()
+assert a.Worker().step(1) == 2
+"""
+    )
+    done = throwaway.run(script, SGLANG_PERF_PATCHES="one,tow")
+    assert done.stderr.count("\n") == 1
+    assert "unknown set or patch 'tow': did you mean two" in done.stderr
+    strict = throwaway.process(script, SGLANG_PERF_PATCHES="tow", SGLANG_PERF_PATCHES_STRICT="1")
+    assert strict.returncode == 1
+    assert strict.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("selection", ["none", "", " none "])
+def test_off_imports_nothing(throwaway: Throwaway, selection: str) -> None:
+    throwaway.run(
+        """
+import sys
+from sglang_perf_patches import plugin
+plugin.load()
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"wrapt", "sglang", "torch", "mlx"}, loaded
+assert "sglang_perf_patches.activation" not in sys.modules
+assert not [finder for finder in sys.meta_path if "wrapt" in type(finder).__module__]
+""",
+        SGLANG_PERF_PATCHES=selection,
+    )
+
+
+def test_static_methods_properties_and_values(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import throwaway_installs
+def kinds(patching):
+    patching.override(f"{A}:Worker.fixed", lambda inner: staticmethod(lambda x: inner(x) + 1))
+    def named(inner):
+        return property(lambda self: "ours, not " + inner.fget(self))
+    patching.override(f"{A}:Worker.name", named)
+    patching.override(f"{A}:Worker.factor", lambda inner: inner + 1)
+throwaway_installs.kinds = kinds
+import sglang.srt.a as a
+before = stock()
+names = ("fixed", "name", "factor")
+use(declare("one.kinds", install="kinds", targets=tuple(f"{A}:Worker.{n}" for n in names)))
+assert ours.activate("all").of("one.kinds").state == "live"
+assert (a.Child.fixed(1), a.Child().name, a.Child.factor) == (2, "ours, not stock", 2)
+ours.deactivate()
+assert same(stock(), before)
+"""
+    )

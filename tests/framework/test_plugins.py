@@ -1,0 +1,242 @@
+"""Beside a second plugin: sglang's loader and HookRegistry, both orders, and plain assignment.
+
+The loader and the registry are the released ones; both plugins are distributions with entry points.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from throwaway import REPOSITORY, Throwaway
+
+from sglang_perf_patches import releases
+
+ENVIRON = """
+import os
+
+class _Variable:
+    def __init__(self, name):
+        self.name = name
+
+    def get(self):
+        return os.environ.get(self.name)
+
+class envs:
+    SGLANG_PLUGINS = _Variable("SGLANG_PLUGINS")
+    SGLANG_PLATFORM = _Variable("SGLANG_PLATFORM")
+"""
+
+LAUNCH = """
+import logging
+import sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+from throwaway_patches import *
+use(STEP, BOTH, HELPER)
+if {early}:
+    import sglang.srt.a, sglang.srt.b
+from sglang.srt.plugins import load_plugins
+load_plugins()
+import sglang.srt.a as a, sglang.srt.b as b
+import sglang_perf_patches as ours
+report = ours.activate()
+step, both, helper = report.patches
+print(report)
+"""
+
+WRAP = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def load():
+    HookRegistry.register(
+        "sglang.srt.a.Worker.step", lambda original, self, x: original(self, x) + 7, HookType.AROUND
+    )
+"""
+
+REPLACE_METHOD = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def theirs(self, x):
+    return -x
+def load():
+    HookRegistry.register("sglang.srt.a.Worker.step", theirs, HookType.REPLACE)
+"""
+
+REPLACE_CLASS = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def load():
+    from sglang.srt.a import Worker
+    class Theirs(Worker):
+        def step(self, x):
+            return -super().step(x)
+    HookRegistry.register("sglang.srt.a.Worker", Theirs, HookType.REPLACE)
+"""
+
+ASSIGN = """
+def theirs(self, x):
+    return -x
+def load():
+    import sglang.srt.a
+    sglang.srt.a.Worker.step = theirs
+"""
+
+ASSIGN_WRAPPER = """
+import functools
+def load():
+    import sglang.srt.a
+    stock = sglang.srt.a.Worker.step
+    @functools.wraps(stock)
+    def theirs(self, x):
+        return stock(self, x) + 7
+    sglang.srt.a.Worker.step = theirs
+"""
+
+WRAP_FUNCTION = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def load():
+    HookRegistry.register(
+        "sglang.srt.a.helper", lambda original, *a, **k: original(*a, **k) + 7, HookType.AROUND
+    )
+"""
+
+
+def distribution(folder: Path, name: str, entry_point: str) -> Path:
+    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry_point}\n")
+    return folder
+
+
+@pytest.fixture(params=["0.5.11", "0.5.23"])
+def with_loader(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
+    plugins = releases.tree(request.param) / "sglang" / "srt" / "plugins"
+    shutil.copytree(plugins, throwaway.site / "sglang" / "srt" / "plugins")
+    throwaway.put("sglang/srt/environ.py", ENVIRON)
+    return throwaway
+
+
+@pytest.fixture(params=["ours first", "theirs first"])
+def order(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["modules imported before", "modules imported later"])
+def launch(request: pytest.FixtureRequest) -> str:
+    return LAUNCH.format(early=request.param.endswith("before"))
+
+
+def path(throwaway: Throwaway, plugin: str, order: str) -> str:
+    ours = distribution(
+        throwaway.site.parent / "ours",
+        "sglang-perf-patches",
+        "perf_patches = sglang_perf_patches.plugin:load",
+    )
+    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
+    (theirs / "their.py").write_text(plugin)
+    places = [ours, theirs] if order == "ours first" else [theirs, ours]
+    return os.pathsep.join(map(str, [*places, throwaway.site, REPOSITORY / "src"]))
+
+
+def test_a_wrapper_works_and_is_reported(with_loader: Throwaway, order: str, launch: str) -> None:
+    with_loader.run(
+        launch
+        + """
+assert {s.state for s in report.patches} == {"live"}
+assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7
+assert "wrapped by their" in step.reason and "their-plugin" in step.reason, step
+assert "their-plugin" in both.reason and not helper.reason
+ours.deactivate()
+assert a.Worker().step(1) == 2 + 7                  # theirs stays, ours is gone from inside
+""",
+        PYTHONPATH=path(with_loader, WRAP, order),
+    )
+
+
+@pytest.mark.parametrize("plugin", [REPLACE_METHOD, REPLACE_CLASS], ids=["method", "class"])
+def test_a_replacement_wins_and_is_named(
+    with_loader: Throwaway, order: str, launch: str, plugin: str
+) -> None:
+    done = with_loader.run(
+        launch
+        + """
+assert (step.state, both.state, helper.state) == ("conflict", "conflict", "live")
+assert "their" in step.reason and "their-plugin" in step.reason, step
+assert a.Worker().step(1) in (-1, -2)              # theirs over stock: nothing of ours inside
+assert not hasattr(a.Worker, "extra")
+assert b.Caller().call(1) in (-1, -2, 2)
+assert b.use(3) == 1006
+ours.deactivate()
+assert a.Worker().step(1) in (-1, -2) and b.use(3) == 6
+""",
+        PYTHONPATH=path(with_loader, plugin, order),
+    )
+    assert done.stdout.count("one.step is conflict") == 1
+    assert done.stdout.count("two.both is conflict") == 1
+
+
+def test_plain_assignment_wins_and_is_named(
+    with_loader: Throwaway, order: str, launch: str
+) -> None:
+    with_loader.run(
+        launch
+        + """
+assert (step.state, both.state, helper.state) == ("conflict", "conflict", "live")
+assert "their.theirs of their-plugin" in step.reason, step
+assert a.Worker().step(1) == -1 and not hasattr(a.Worker, "extra")
+""",
+        PYTHONPATH=path(with_loader, ASSIGN, order),
+    )
+
+
+def test_an_assigned_wrapper_keeps_its_place(
+    with_loader: Throwaway, order: str, launch: str
+) -> None:
+    with_loader.run(
+        launch
+        + """
+assert {s.state for s in report.patches} == {"live"}
+assert "wrapped by their" in step.reason, step
+assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7
+ours.deactivate()
+assert a.Worker().step(1) == 2 + 7
+""",
+        PYTHONPATH=path(with_loader, ASSIGN_WRAPPER, order),
+    )
+
+
+def test_a_wrapped_module_function(with_loader: Throwaway, order: str, launch: str) -> None:
+    with_loader.run(
+        launch
+        + """
+assert helper.state == "live" and "their-plugin" in helper.reason
+assert a.helper(3, scale=2) == b.use(3) == 6 + 1000 + 7
+ours.deactivate()
+assert a.helper(3, scale=2) == b.use(3) == 6 + 7
+""",
+        PYTHONPATH=path(with_loader, WRAP_FUNCTION, order),
+    )
+
+
+def test_under_run_and_the_entry_point_it_happens_once(with_loader: Throwaway, launch: str) -> None:
+    from sglang_perf_patches import bootstrap
+
+    both_ways = path(with_loader, WRAP, "ours first")
+    done = with_loader.run(
+        launch + "\nassert a.Worker().step(1) == 209, a.Worker().step(1)\n",
+        PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), both_ways]),
+    )
+    assert "wrapped by their" in done.stdout
+
+
+def test_strict_ends_on_a_conflict(with_loader: Throwaway, order: str, launch: str) -> None:
+    done = with_loader.process(
+        launch + "\nprint('served')",
+        PYTHONPATH=path(with_loader, REPLACE_METHOD, order),
+        SGLANG_PERF_PATCHES="one",
+        SGLANG_PERF_PATCHES_STRICT="1",
+    )
+    assert done.returncode == 1
+    assert "served" not in done.stdout
+    assert "one.step is conflict" in done.stderr
+    assert done.stderr.strip().count("\n") == 0

@@ -1,0 +1,196 @@
+"""``sglang-perf-patches run``: any release, every Python below, nothing written, always a start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches import bootstrap
+
+RUN = (sys.executable, "-m", "sglang_perf_patches", "run")
+
+CHILD = """
+import throwaway_patches as t
+t.use(t.STEP, t.HELPER)
+import sglang.srt.a as a
+print("step", a.Worker().step(1))
+"""
+
+TREE = """
+import multiprocessing, subprocess, sys
+
+def grandchild(queue):
+    import throwaway_patches as t
+    t.use(t.STEP, t.HELPER)
+    import sglang.srt.a as a
+    queue.put(a.Worker().step(1))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=grandchild, args=(queue,))
+    process.start()
+    print("spawned", queue.get(timeout=60))
+    process.join()
+    print(subprocess.run([sys.executable, "child.py"], capture_output=True, text=True).stdout)
+"""
+
+
+def use_throwaway_sets(throwaway: Throwaway) -> None:
+    """Put throwaway sets in the place of the real ones in every process, before any activation."""
+    throwaway.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP, t.HELPER)\n")
+
+
+def test_a_child_is_patched_and_spawned_ones_too(throwaway: Throwaway) -> None:
+    use_throwaway_sets(throwaway)
+    throwaway.put("child.py", CHILD)
+    throwaway.put("tree.py", TREE)
+    done = subprocess.run(
+        [*RUN, sys.executable, "tree.py"],
+        cwd=throwaway.site,
+        env=throwaway.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["spawned", "102", "step", "102"]
+
+
+def test_an_existing_sitecustomize_still_runs(throwaway: Throwaway) -> None:
+    throwaway.put("sitecustomize.py", "import sys\nsys.theirs_ran = __name__, __file__\n")
+    done = throwaway.process(
+        "import sys, sitecustomize; print(*sys.theirs_ran, sitecustomize.__file__)",
+        *RUN,
+        sys.executable,
+    )
+    expected = str(throwaway.site / "sitecustomize.py")
+    assert done.stdout.split() == ["sitecustomize", expected, expected], done.stderr
+
+
+def test_a_python_that_never_imports_sglang_is_untouched(throwaway: Throwaway) -> None:
+    done = throwaway.process(
+        """
+        import sys
+        print(sorted({name for name in sys.modules if name.startswith("sglang")}))
+        """,
+        *RUN,
+        sys.executable,
+    )
+    loaded = done.stdout.strip()
+    assert "activation" not in loaded, done.stderr
+    assert "'sglang'" not in loaded
+    assert throwaway.records() == []
+
+
+@pytest.mark.parametrize("selection", ["none", ""])
+def test_off_leaves_the_environment_alone(throwaway: Throwaway, selection: str) -> None:
+    done = throwaway.process(
+        "import os, sys; print('wrapt' in sys.modules, os.environ['PYTHONPATH'])",
+        *RUN,
+        sys.executable,
+        SGLANG_PERF_PATCHES=selection,
+    )
+    assert done.stdout.strip() == f"False {throwaway.environment()['PYTHONPATH']}"
+
+
+def test_the_bootstrap_is_first_and_once(throwaway: Throwaway) -> None:
+    done = throwaway.process(
+        "import os; print(os.environ['PYTHONPATH'])", *RUN, *RUN, sys.executable
+    )
+    places = done.stdout.strip().split(os.pathsep)
+    assert places[0] == str(bootstrap.FOLDER)
+    assert places.count(str(bootstrap.FOLDER)) == 1
+    assert places[1:] == throwaway.environment()["PYTHONPATH"].split(os.pathsep)
+
+
+def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
+    def code(*words: str, **variables: str | None) -> tuple[int, str]:
+        done = subprocess.run(
+            [*RUN, *words],
+            env=throwaway.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stderr
+
+    assert code(sys.executable, "-c", "raise SystemExit(7)")[0] == 7
+    assert code("--", sys.executable, "-c", "raise SystemExit(7)")[0] == 7
+    assert code("no-such-command-here")[0] == 127
+    assert code(str(tmp_path))[0] == 126
+    assert code()[0] == 2
+    bad, said = code(sys.executable, "-c", "", SGLANG_PERF_PATCHES="nonsense")
+    assert (bad, said.count("\n")) == (2, 1)
+    missing, said = code(
+        sys.executable, "-c", "", PYTHONPATH=str(Path(bootstrap.FOLDER).parents[1])
+    )
+    assert (missing, said) == (2, "sglang-perf-patches: sglang is not installed for this Python\n")
+
+
+def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:
+    use_throwaway_sets(throwaway)
+    script = throwaway.site / "sglang" / "srt" / "a.py"
+    script.write_text(script.read_text().replace("return x + 1", "return 1 + x"))
+    throwaway.put(
+        "sitecustomize.py",
+        "import throwaway_patches as t\n"
+        "t.sets.load = lambda: (t.PatchSet('one', '', (t.STEP,), {}),)\n",
+    )
+    for selection, expected in (("one", 1), ("all", 0)):
+        done = throwaway.process(
+            "print('started')",
+            *RUN,
+            sys.executable,
+            SGLANG_PERF_PATCHES=selection,
+            SGLANG_PERF_PATCHES_STRICT="1",
+        )
+        assert done.returncode == expected
+        assert ("started" in done.stdout) == (expected == 0)
+        assert done.stderr.count("\n") == expected
+
+
+def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -> None:
+    throwaway.put(
+        "sitecustomize.py",
+        "import throwaway_patches as t\n"
+        "bad = t.declare('one.bad', install='breaks', targets=(f'{t.A}:helper',))\n"
+        "t.use(bad)\n"
+        "import sys\n"
+        "sys.modules.pop('sglang', None)\n",
+    )
+    throwaway.put("sglang/__init__.py", "import sglang.srt.a, sglang.srt.b\n")
+    done = throwaway.process(
+        "import sglang\nprint('served')",
+        *RUN,
+        sys.executable,
+        SGLANG_PERF_PATCHES="one",
+        SGLANG_PERF_PATCHES_STRICT="1",
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "one.bad is failed" in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["selection", "package"])
+def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway, broken: str) -> None:
+    """The bootstrap folder alone on the path, with nothing of ours importable, or a bad choice."""
+    environment = throwaway.environment(
+        PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
+        SGLANG_PERF_PATCHES="nonsense" if broken == "selection" else "all",
+    )
+    start = [sys.executable, *(["-S"] if broken == "package" else [])]
+    done = subprocess.run(
+        [*start, "-c", "import sglang; print('served')"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+    assert "Traceback" not in done.stderr

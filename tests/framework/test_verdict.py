@@ -1,0 +1,133 @@
+"""Verdicts on a tree, from its source alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches.patch import Marker, Patch, PatchSet, Variant
+from sglang_perf_patches.source import Tree, TreeError
+from sglang_perf_patches.verdict import judge, judge_all, judge_each
+
+ONE = "def f():\n    return 1\n\n\ndef g():\n    return 1\n"
+TWO = "def f():\n    return 2\n\n\ndef g():\n    return 2\n"
+TEXTS = dict.fromkeys(("summary", "why", "how", "gain", "condition"), "")
+F, G, H = "sglang.srt.m:f", "sglang.srt.m:g", "sglang.srt.m:h"
+
+Known = dict[str, dict[str, tuple[str, ...]]]
+
+
+def tree(folder: Path, text: str | None) -> Tree:
+    (folder / "srt").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    if text is not None:
+        (folder / "srt" / "m.py").write_text(text)
+    return Tree(folder)
+
+
+def sample(**more: object) -> Patch:
+    variant = Variant(
+        releases=("0.5.9", "0.5.10"), install="x:y", targets=(F,), adds=(H,), depends=(G,)
+    )
+    return Patch(**{"id": "a.b", "variants": (variant,), **TEXTS, **more})  # type: ignore[arg-type]
+
+
+def known(folder: Path) -> Known:
+    """Release 0.5.9 is ONE, 0.5.10 is TWO."""
+    found: Known = {F: {}, G: {}}
+    for release, text in (("0.5.9", ONE), ("0.5.10", TWO)):
+        known_tree = tree(folder / f"known-{release}", text)
+        for reference, hashes in found.items():
+            definition = known_tree.definition(reference)
+            assert definition
+            hashes[definition.digest] = (release,)
+    return found
+
+
+@pytest.mark.parametrize(("text", "release"), [(ONE, "0.5.9"), (TWO, "0.5.10")])
+def test_applies_to_known_code(tmp_path: Path, text: str, release: str) -> None:
+    patch = sample()
+    verdict = judge(patch, known(tmp_path), tree(tmp_path / "t", text))
+    assert (verdict.word, verdict.release) == ("applies", release)
+    assert verdict.variant is patch.variants[0]
+    assert set(verdict.definitions or ()) == {F, G}
+
+
+def test_a_statement_added_is_refused_and_named(tmp_path: Path) -> None:
+    text = ONE.replace("return 1", "print()\n    return 1", 1)
+    verdict = judge(sample(), known(tmp_path), tree(tmp_path / "t", text))
+    assert verdict.word == "refused"
+    assert verdict.unknown == (F,)
+    assert F in verdict.reason
+    assert verdict.nearest == "0.5.9"
+
+
+def test_a_changed_dependency_is_refused_and_named(tmp_path: Path) -> None:
+    text = TWO.replace("def g():\n    return 2", "def g():\n    return 3")
+    verdict = judge(sample(), known(tmp_path), tree(tmp_path / "t", text))
+    assert (verdict.word, verdict.unknown, verdict.nearest) == ("refused", (G,), "0.5.10")
+
+
+def test_a_comment_elsewhere_does_not_matter(tmp_path: Path) -> None:
+    text = "# new\n" + ONE + "\n\ndef other():\n    pass\n"
+    assert judge(sample(), known(tmp_path), tree(tmp_path / "t", text)).word == "applies"
+
+
+def test_pieces_of_two_releases_were_never_proven_together(tmp_path: Path) -> None:
+    mixed = ONE.split("\n\n\n")[0] + "\n\n\n" + TWO.split("\n\n\n")[1]
+    assert judge(sample(), known(tmp_path), tree(tmp_path / "t", mixed)).word == "refused"
+
+
+def test_a_missing_definition_is_refused_as_missing(tmp_path: Path) -> None:
+    text = ONE.split("\n\n\n")[0] + "\n"
+    verdict = judge(sample(), known(tmp_path), tree(tmp_path / "t", text))
+    assert verdict.word == "refused"
+    assert f"{G} is missing" in verdict.reason
+
+
+def test_what_we_would_add_must_not_be_there(tmp_path: Path) -> None:
+    verdict = judge(sample(), known(tmp_path), tree(tmp_path / "t", ONE + "\n\nh = 1\n"))
+    assert (verdict.word, verdict.unknown) == ("refused", (H,))
+
+
+@pytest.mark.parametrize("text", [None, "x = 1\n"])
+def test_absent(tmp_path: Path, text: str | None) -> None:
+    verdict = judge(sample(absent_because="no such"), known(tmp_path), tree(tmp_path / "t", text))
+    assert (verdict.word, verdict.reason) == ("absent", "no such")
+
+
+@pytest.mark.parametrize(
+    ("marker", "word"),
+    [
+        (Marker(definition=F), "built-in"),
+        (Marker(definition=F, contains="return 1"), "built-in"),
+        (Marker(definition=F, contains="return 2"), "applies"),
+        (Marker(definition=F, lacks="return 1"), "applies"),
+        (Marker(definition=H), "applies"),
+    ],
+)
+def test_markers_win_over_fingerprints(tmp_path: Path, marker: Marker, word: str) -> None:
+    patch = sample(markers=(marker,), built_in_since="0.5.10")
+    verdict = judge(patch, known(tmp_path), tree(tmp_path / "t", ONE))
+    assert verdict.word == word
+    assert ("since 0.5.10" in verdict.reason) == (word == "built-in")
+
+
+def test_a_patch_goes_with_what_it_requires(tmp_path: Path) -> None:
+    needing = sample(id="a.c", requires=("a.b",), variants=sample().variants)
+    broken = Variant(releases=("0.5.9",), install="x:y", targets=(F,), depends=(G, H))
+    patches = (sample(variants=(broken,)), needing)
+    found = judge_all([PatchSet("a", "", patches, known(tmp_path))], tree(tmp_path / "t", ONE))
+    assert [verdict.word for verdict in found] == ["refused", "refused"]
+    assert "needs a.b" in found[1].reason
+
+
+def test_unparsable_files(tmp_path: Path) -> None:
+    sets = [PatchSet("a", "", (sample(),), known(tmp_path))]
+    broken = tree(tmp_path / "t", "def f(:\n")
+    with pytest.raises(TreeError, match=r"m\.py can't be parsed"):
+        judge_all(sets, broken)
+    (verdict,) = judge_each(sets, tree(tmp_path / "u", "def f(:\n"))
+    assert verdict.word == "refused"
+    assert "can't be parsed" in verdict.reason

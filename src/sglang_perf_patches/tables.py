@@ -1,0 +1,138 @@
+"""The tables of the documents, made from the declarations and the released wheels.
+
+``python -m sglang_perf_patches.tables`` in a checkout rewrites the marked blocks of ``README.md``
+and all of ``tests/releases/verdicts.md``; ``--check`` only says whether they are current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from . import releases, sets, source
+from .patch import PatchSet
+from .verdict import judge_all
+
+Words = dict[str, dict[str, str]]
+"""Patch id → release → verdict, releases oldest first."""
+
+
+def judge_releases(patch_sets: Sequence[PatchSet]) -> Words:
+    """Judge every patch on every known release.
+
+    Raises:
+        DownloadError: a release could not be fetched.
+    """
+    words: Words = {patch.id: {} for patch_set in patch_sets for patch in patch_set.patches}
+    for release in releases.KNOWN:
+        tree = source.Tree(source.find(releases.tree(release)))
+        for verdict in judge_all(patch_sets, tree):
+            words[verdict.patch.id][release] = verdict.word
+    return words
+
+
+def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
+    """One table a set: a row for each release, a column for each patch."""
+    parts = ["# The verdict on every release\n"]
+    parts.append(
+        "Written by `python -m sglang_perf_patches.tables`, compared by "
+        "`tests/releases/test_verdicts.py`. Review every change of it.\n"
+    )
+    for patch_set in patch_sets:
+        ids = [patch.id for patch in patch_set.patches]
+        if ids:
+            rows = [["release", *(id.partition(".")[2] for id in ids)]]
+            rows += [[release, *(words[id][release] for id in ids)] for release in releases.KNOWN]
+            parts.append(f"## {patch_set.name}\n\n{_markdown(rows)}")
+    return "\n".join(parts)
+
+
+def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
+    """One row a patch, with the ranges of releases of each verdict."""
+    rows = [["patch", "what it removes", "applies", "built-in", "nothing to do", "upstream"]]
+    for patch_set in patch_sets:
+        for patch in patch_set.patches:
+            ranges = {
+                word: _ranges(
+                    release for release, found in words[patch.id].items() if found == word
+                )
+                for word in ("applies", "built-in", "absent")
+            }
+            links = [
+                f"[#{number}](https://github.com/{project}/pull/{number})"
+                for project, _, number in (name.partition("#") for name in patch.upstream)
+            ]
+            opt_in = " (policy: opt-in)" if patch.kind == "policy" else ""
+            rows.append(
+                [
+                    f"`{patch.id}`{opt_in}",
+                    patch.summary,
+                    *(ranges[word] or "-" for word in ("applies", "built-in", "absent")),
+                    " ".join(links) or "beyond upstream",
+                ]
+            )
+    return _markdown(rows)
+
+
+def _ranges(found: Iterable[str]) -> str:
+    """``0.5.9 … 0.5.11`` for known releases that follow one another."""
+    positions = [releases.KNOWN.index(release) for release in found]
+    runs = [
+        [position for _, position in group]
+        for _, group in groupby(enumerate(positions), lambda pair: pair[1] - pair[0])
+    ]
+    names = [(releases.KNOWN[run[0]], releases.KNOWN[run[-1]]) for run in runs]
+    return ", ".join(first if first == last else f"{first} … {last}" for first, last in names)
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join(lines) + "\n"
+
+
+def replace_block(text: str, name: str, content: str) -> str:
+    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+
+    Raises:
+        ValueError: the text has no such block.
+    """
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"there is no block {name}")
+    return pattern.sub(lambda found: found[1] + content + found[2], text, count=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command in a checkout; 0 fine, 1 not current under ``--check``."""
+    parser = argparse.ArgumentParser(prog="python -m sglang_perf_patches.tables")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if not current")
+    parser.add_argument(
+        "--root", type=Path, default=Path(), help="the checkout (here, if not given)"
+    )
+    given = parser.parse_args(arguments)
+    patch_sets = sets.load()
+    words = judge_releases(patch_sets)
+    makers: dict[str, Callable[[str], str]] = {
+        "README.md": lambda text: replace_block(text, "releases", release_table(patch_sets, words)),
+        "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
+    }
+    stale = False
+    for name, make in makers.items():
+        path = given.root / name
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        after = make(before)
+        if before != after:
+            stale = True
+            print(f"{name} {'is not current' if given.check else 'is written'}")
+            if not given.check:
+                path.write_text(after, encoding="utf-8")
+    return 1 if stale and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""``list`` and ``explain``: their forms, their exit codes, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches import __version__
+
+# Every process of these tests knows throwaway sets: taken from a tree as it was first written.
+SETS = """
+import os
+import throwaway_patches as t
+from pathlib import Path
+from sglang_perf_patches import source
+gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
+built = t.declare("two.built", install="step", targets=(f"{t.A}:helper",),
+    upstream=("sgl-project/sglang#1",), built_in_since="1.0",
+    markers=(t.Marker(definition=f"{t.A}:helper", contains="scale"),))
+t.use(t.STEP, t.HELPER, t.BOTH, t.POLICY, gone, built,
+    tree=source.Tree(source.find(os.environ["FIRST_TREE"])))
+"""
+
+
+@pytest.fixture
+def tree(throwaway: Throwaway) -> Path:
+    """The installed tree, which a test may edit; the sets know its first state."""
+    first = Throwaway.write(throwaway.site.parent / "first").site
+    know(throwaway, first)
+    return throwaway.site / "sglang"
+
+
+def know(throwaway: Throwaway, tree: Path) -> None:
+    """Let the sets of every process be known as `tree` has them."""
+    text = f"import os\nos.environ['FIRST_TREE'] = {str(tree)!r}\n{SETS}"
+    throwaway.put("sitecustomize.py", text)
+
+
+def command(
+    throwaway: Throwaway, *words: str, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_perf_patches", *words],
+        env=throwaway.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def change(tree: Path, before: str = "return x + 1", after: str = "return 1 + x") -> None:
+    path = tree / "srt" / "a.py"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+
+
+def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
+    done = command(throwaway, "list", "--json")
+    data = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert data["sglang"] == {"version": "1.0", "path": str(tree)}
+    assert data["selection"] == "all"
+    by_id = {patch["id"]: patch for patch in data["patches"]}
+    assert by_id["one.step"] == {
+        "id": "one.step",
+        "set": "one",
+        "kind": "exact",
+        "selected": True,
+        "verdict": "applies",
+        "reason": "proven on this code, as released in 1.0",
+        "upstream": [],
+        "built_in_since": None,
+        "targets": ["sglang.srt.a:Worker.step"],
+    }
+    assert by_id["two.both"]["targets"][-1] == "sglang.srt.a:Worker.extra"
+    assert (by_id["two.policy"]["kind"], by_id["two.policy"]["selected"]) == ("policy", False)
+    assert by_id["two.gone"]["verdict"] == "absent"
+    built = by_id["two.built"]
+    assert (built["verdict"], built["upstream"]) == ("built-in", ["sgl-project/sglang#1"])
+    assert built["built_in_since"] == "1.0"
+
+
+@pytest.mark.parametrize("words", [(), ("list",), ("--list",), ("list", "--list")])
+def test_list_is_the_default_and_has_an_alias(
+    throwaway: Throwaway, tree: Path, words: tuple[str, ...]
+) -> None:
+    done = command(throwaway, *words)
+    assert done.returncode == 0
+    assert done.stdout == command(throwaway, "list").stdout
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"sglang 1.0 at {tree}"
+    assert lines[2].split() == ["SET", "PATCH", "VERDICT", "ON", "UPSTREAM", "WHY"]
+    assert any(line.split()[1:4] == ["two.policy", "applies", "off"] for line in lines[3:9])
+    assert "sglang-perf-patches run" in lines[-1]  # a tree without a plugin loader
+
+
+@pytest.mark.parametrize("place", ["sglang", "", "python"])
+def test_any_tree_can_be_judged(throwaway: Throwaway, tree: Path, place: str) -> None:
+    other = Throwaway.write(throwaway.site.parent / "other").site
+    if place == "python":
+        (other / "checkout").mkdir()
+        (other / "sglang").rename(other / "checkout" / "sglang")
+        (other / "checkout").rename(other / "python")
+    given = other if place == "python" else other / place
+    done = command(throwaway, "--json", "--sglang-path", str(given))
+    assert json.loads(done.stdout)["sglang"]["path"].startswith(str(other))
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [("all", 0), ("one", 1), ("one.step", 1), ("two", 1), ("two.gone", 1), ("two.helper", 0)],
+)
+def test_exit_code_after_a_change(
+    throwaway: Throwaway, tree: Path, selection: str, expected: int
+) -> None:
+    change(tree)
+    done = command(throwaway, "list", "--json", SGLANG_PERF_PATCHES=selection)
+    assert done.returncode == expected
+    step = json.loads(done.stdout)["patches"][0]
+    assert step["verdict"] == "refused"
+    assert "sglang.srt.a:Worker.step is not the code we know" in step["reason"]
+
+
+def test_built_in_is_never_a_failure(throwaway: Throwaway, tree: Path) -> None:
+    assert command(throwaway, SGLANG_PERF_PATCHES="two.built").returncode == 0
+
+
+def test_a_set_of_absent_patches_is_no_failure(throwaway: Throwaway, tree: Path) -> None:
+    assert command(throwaway, SGLANG_PERF_PATCHES="two").returncode == 0
+
+
+def test_explain(throwaway: Throwaway, tree: Path) -> None:
+    text = command(throwaway, "explain", "two.both").stdout
+    assert "Why:\n  why" in text
+    assert f"changes  sglang.srt.a:Worker.step  {tree / 'srt' / 'a.py'}:10" in text
+    assert "adds     sglang.srt.a:Worker.extra  not there" in text
+    assert "needs    sglang.srt.a:Worker" in text
+    built = command(throwaway, "explain", "two.built").stdout
+    assert "https://github.com/sgl-project/sglang/pull/1" in built
+    data = json.loads(command(throwaway, "explain", "two.both", "--json").stdout)
+    assert (data["id"], data["why"], data["differences"]) == ("two.both", "why", [])
+    assert data["definitions"][0]["line"] == 10
+
+
+def test_explain_shows_the_difference_of_a_refusal(throwaway: Throwaway, tree: Path) -> None:
+    change(tree)
+    known = throwaway.site.parent / "cache" / "sglang-perf-patches" / "releases" / "1.0"
+    known.parent.mkdir(parents=True)
+    (throwaway.site.parent / "first" / "site").rename(known)
+    know(throwaway, known)
+    done = command(
+        throwaway,
+        "explain",
+        "one.step",
+        XDG_CACHE_HOME=str(throwaway.site.parent / "cache"),
+        SGLANG_PERF_PATCHES="one",
+    )
+    assert done.returncode == 1
+    assert "-    return x + 1" in done.stdout
+    assert "+    return 1 + x" in done.stdout
+
+
+def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree: Path) -> None:
+    throwaway.put("sglang/srt/plugins/__init__.py", "")
+    assert "SGLANG_PLUGINS" not in command(throwaway).stdout
+    assert "SGLANG_PLUGINS" not in command(throwaway, SGLANG_PLUGINS="x, perf_patches").stdout
+    assert "SGLANG_PLUGINS does not name" in command(throwaway, SGLANG_PLUGINS="other").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (("list",), {"SGLANG_PERF_PATCHES": "one,tow"}, "did you mean two"),
+        (("list",), {"SGLANG_PERF_PATCHES": "one,,two"}, "empty item"),
+        (("explain", "two.bth"), {}, "did you mean two.both"),
+        (("list", "--sglang-path", "."), {}, "not a sglang tree"),
+        (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
+        (("list", "--sglang-path", "child.py"), {}, "not a sglang tree"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    throwaway: Throwaway, tree: Path, words: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    done = command(throwaway, *words, **variables)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["truncated", "binary", "unreadable"])
+def test_a_damaged_tree_is_one_sentence(throwaway: Throwaway, tree: Path, damage: str) -> None:
+    path = tree / "srt" / "a.py"
+    if damage == "truncated":
+        path.write_text(path.read_text().partition("return x + 1")[0] + "return (x")
+    elif damage == "binary":
+        path.write_bytes(b"\xff\xfe\x00")
+    else:
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # no permission bit would stop root
+    done = command(throwaway, "list")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "a.py can't be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("frobnicate",), ("list", "--frobnicate"), ("explain",), ("run",)]
+)
+def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> None:
+    done = command(throwaway, *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_no_sglang(throwaway: Throwaway) -> None:
+    src = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1]
+    done = command(throwaway, PYTHONPATH=src)
+    assert done.stderr == "sglang-perf-patches: sglang is not installed for this Python\n"
+    assert done.returncode == 2
+
+
+def test_version(throwaway: Throwaway) -> None:
+    assert command(throwaway, "--version").stdout == f"sglang-perf-patches {__version__}\n"
+
+
+def test_a_reader_that_leaves_early(throwaway: Throwaway, tree: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang_perf_patches", "list"],
+        env=throwaway.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout
+    process.stdout.close()
+    assert process.stderr
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait()

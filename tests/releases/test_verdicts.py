@@ -1,0 +1,161 @@
+"""Verdicts on every released sglang, from the real wheels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches import fingerprints, releases, sets, source, tables
+from sglang_perf_patches.verdict import Verdict, judge_all
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).parent / "verdicts.md"
+
+
+def expected() -> dict[str, dict[str, str]]:
+    """Patch id → release → word, as the checked-in table has it."""
+    found: dict[str, dict[str, str]] = {}
+    name, head = "", []
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            name, head = line[3:], []
+        elif line.startswith("| release"):
+            head = [f"{name}.{cell}" for cell in cells[1:]]
+        elif line.startswith("| ") and head:
+            for id, word in zip(head, cells[1:], strict=True):
+                found.setdefault(id, {})[cells[0]] = word
+    return found
+
+
+def tree(release: str) -> source.Tree:
+    return source.Tree(source.find(releases.tree(release)))
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_every_release_is_judged_as_the_table_says(release: str) -> None:
+    found = {verdict.patch.id: verdict.word for verdict in judge_all(sets.load(), tree(release))}
+    assert found == {id: words[release] for id, words in expected().items()}
+    assert "refused" not in found.values()
+
+
+def test_built_in_since_is_the_first_release_that_has_it() -> None:
+    table = expected()
+    for patch_set in sets.load():
+        for patch in patch_set.patches:
+            having = [release for release, word in table[patch.id].items() if word == "built-in"]
+            assert (having[0] if having else None) == patch.built_in_since, patch.id
+            if having:
+                assert having == list(releases.between(having[0], releases.KNOWN[-1])), patch.id
+
+
+def test_every_known_variant_is_used() -> None:
+    """A release that a variant names is one on which that very variant applies."""
+    for release in releases.KNOWN:
+        for verdict in judge_all(sets.load(), tree(release)):
+            for variant in verdict.patch.variants:
+                if release in variant.releases:
+                    assert verdict.variant is variant, (verdict.patch.id, release)
+
+
+@pytest.mark.parametrize("name", sets.NAMES)
+def test_fingerprints_are_those_of_the_wheels(name: str) -> None:
+    patch_set = sets.declared(name)
+    assert fingerprints.take(patch_set) == patch_set.known
+    written = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
+    assert written.read_text(encoding="utf-8") == fingerprints.render(
+        {ref: dict(hashes) for ref, hashes in patch_set.known.items()}
+    )
+
+
+def test_the_tables_of_the_documents_are_current() -> None:
+    assert tables.main(["--check", "--root", str(ROOT)]) == 0
+
+
+def test_the_command_judges_all_trees_without_importing_them() -> None:
+    script = """
+import contextlib, io, json, sys
+from sglang_perf_patches.cli import main
+found = {}
+for path in sys.argv[1:]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["list", "--json", "--sglang-path", path])
+    assert code == 0
+    found[path] = json.loads(out.getvalue())
+assert not {name.partition(".")[0] for name in sys.modules} & {"sglang", "torch", "mlx", "wrapt"}
+print(json.dumps(found))
+"""
+    paths = {str(releases.tree(release)): release for release in releases.KNOWN}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    table = expected()
+    for path, data in json.loads(done.stdout).items():
+        assert data["sglang"]["version"] == paths[path]
+        assert {patch["id"]: patch["verdict"] for patch in data["patches"]} == {
+            id: words[paths[path]] for id, words in table.items()
+        }
+
+
+def applying() -> Iterator[Verdict]:
+    """One verdict for each variant, on its newest release."""
+    for patch_set in sets.load():
+        for patch in patch_set.patches:
+            for variant in patch.variants:
+                known = [release for release in variant.releases if release in releases.KNOWN]
+                if known:
+                    verdicts = judge_all(sets.load(), tree(known[-1]))
+                    yield next(found for found in verdicts if found.patch is patch)
+
+
+def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
+    tmp_path: Path,
+) -> None:
+    checked = 0
+    for number, verdict in enumerate(applying()):
+        assert verdict.definitions
+        assert verdict.release
+        original = source.find(releases.tree(verdict.release))
+        copy = tmp_path / str(number) / "sglang"
+        (copy / "srt").mkdir(parents=True)
+        files = {
+            definition.path
+            for other in judge_all(sets.load(), source.Tree(original))
+            for definition in (other.definitions or {}).values()
+            if other.patch.id in {verdict.patch.id, *verdict.patch.requires}
+        }
+        for path in [original / "__init__.py", original / "_version.py", *files]:
+            there = copy / path.relative_to(original)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, there)
+        for reference, definition in verdict.definitions.items():
+            there = copy / definition.path.relative_to(original)
+            text = there.read_text(encoding="utf-8")
+            lines = text.split("\n")
+
+            there.write_text("# a comment elsewhere\n" + text + "\n# and here\n", encoding="utf-8")
+            again = verdict_on(copy, verdict.patch.id)
+            assert again.word == "applies", (reference, again.reason)
+
+            lines[definition.lines[-1][1] - 1] += "; pass"
+            there.write_text("\n".join(lines), encoding="utf-8")
+            changed = verdict_on(copy, verdict.patch.id)
+            assert changed.word in {"refused", "built-in"}, reference
+            if changed.word == "refused":
+                assert reference in changed.unknown, (reference, changed.reason)
+            there.write_text(text, encoding="utf-8")
+            checked += 1
+    assert checked
+
+
+def verdict_on(root: Path, id: str) -> Verdict:
+    found = judge_all(sets.load(), source.Tree(root))
+    return next(verdict for verdict in found if verdict.patch.id == id)

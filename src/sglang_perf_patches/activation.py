@@ -15,6 +15,7 @@ What is not detected: a replacement by plain assignment after all plugins have r
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -418,6 +419,10 @@ class _Activation:
 
 
 _lock = threading.RLock()
+# A child must not inherit the lock from a thread that it does not have.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 _current: list[_Activation] = []  # at most one; a container, so that nothing rebinds it
 
 

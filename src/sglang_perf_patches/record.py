@@ -91,10 +91,7 @@ class _Keeper:
 
     def __init__(self, report: Callable[[], Report | None]) -> None:
         self.report = report
-        self.wake = threading.Event()
         self.over = False
-        self.path: Path | None = None
-        self.written = ""
         self.announced: tuple[str, ...] = ()
         self.seen: tuple[str, ...] = ()
         self.begin()
@@ -103,7 +100,8 @@ class _Keeper:
         """Start in this process: at first, and again in a forked child."""
         self.pid = os.getpid()
         self.started = time.time()
-        self.path = None
+        self.wake = threading.Event()
+        self.path: Path | None = None
         self.written = ""
         try:
             folder = runtime_folder()

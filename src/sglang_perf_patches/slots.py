@@ -48,6 +48,7 @@ class Slot:
         stock: Any = self.inside
         if stock is not None:
             self._code = stock.__code__
+            self._signature = inspect.signature(stock)
             self.original = _copy(stock)
             self.value = self.original
 
@@ -88,9 +89,8 @@ class Slot:
             function.__code__ = self._code
             function.__dict__.pop("__signature__", None)
         else:
-            signature = inspect.signature(self.original)
             function.__code__ = _calling(function, value)
-            function.__signature__ = signature
+            function.__signature__ = self._signature
 
 
 def _assign(owner: Any, name: str, value: Any) -> None:

@@ -1,0 +1,157 @@
+"""Changes that compose and come off, on attributes and inside functions that stay the same."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches.objects import MISSING, wrappers_around
+from sglang_perf_patches.slots import Slot
+
+
+def adding(amount: int) -> Callable[[Any], Any]:
+    return lambda inner: lambda *args, **kwargs: inner(*args, **kwargs) + amount
+
+
+def sample() -> Any:
+    class Base:
+        def step(self, x: int, *, y: int = 0) -> int:
+            return x + y
+
+    class Owner(Base):
+        def step(self, x: int, *, y: int = 0) -> int:
+            return super().step(x, y=y) + 1
+
+    return Owner
+
+
+def test_an_attribute_and_its_layers() -> None:
+    owner = sample()
+    stock = owner.__dict__["step"]
+    slot = Slot(owner, "step", stock)
+    slot.put(1, "b", adding(10))
+    slot.put(0, "a", lambda inner: lambda self, x, y=0: inner(self, x, y=y) * 2)
+    assert owner().step(1) == (1 + 1) * 2 + 10
+    slot.take("a")
+    assert owner().step(1) == 1 + 1 + 10
+    slot.take("b")
+    assert owner.__dict__["step"] is stock
+
+
+def test_an_attribute_that_was_not_there() -> None:
+    owner = sample()
+    slot = Slot(owner, "extra", MISSING)
+    slot.put(0, "a", lambda inner: "ours" if inner is MISSING else inner)
+    assert owner.extra == "ours"
+    slot.take("a")
+    assert "extra" not in owner.__dict__
+
+
+@pytest.mark.parametrize("arguments", [((1,), {}), ((1,), {"y": 5})])
+def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
+    owner = sample()
+    stock = owner.__dict__["step"]
+    code, signature = stock.__code__, inspect.signature(stock)
+    args, kwargs = arguments
+    before = owner().step(*args, **kwargs)
+    slot = Slot(owner, "step", stock, inside=stock)
+    slot.put(0, "a", adding(100))
+    slot.put(1, "b", adding(1000))
+    assert owner.__dict__["step"] is stock
+    assert owner().step(*args, **kwargs) == before + 1100
+    assert inspect.signature(stock) == signature
+    slot.take("b")
+    assert owner().step(*args, **kwargs) == before + 100
+    slot.take("a")
+    assert stock.__code__ is code
+    assert stock.__dict__ == {}
+    assert owner().step(*args, **kwargs) == before
+
+
+def test_inside_leaves_wrappers_in_place() -> None:
+    owner = sample()
+    stock = owner.__dict__["step"]
+
+    @functools.wraps(stock)
+    def theirs(self: Any, x: int) -> Any:
+        return -stock(self, x)
+
+    owner.step = theirs
+    slot = Slot(owner, "step", stock, inside=stock)
+    slot.put(0, "a", adding(100))
+    assert owner().step(1) == -(1 + 1 + 100)
+    assert len(wrappers_around(owner.__dict__["step"], slot.inside) or ()) == 1
+    slot.take("a")
+    assert owner().step(1) == -(1 + 1)
+
+
+def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
+    owner = sample()
+    slot = Slot(owner, "step", owner.__dict__["step"])
+    slot.put(0, "a", adding(100))
+    ours = owner.__dict__["step"]
+    owner.step = lambda self, x: -ours(self, x)
+    slot.take("a")
+    assert owner().step(1) == -(1 + 1)
+
+
+def test_a_replacement_is_left_alone() -> None:
+    owner = sample()
+    slot = Slot(owner, "step", owner.__dict__["step"])
+    slot.put(0, "a", adding(100))
+
+    def theirs(self: Any, x: int) -> str:
+        return "theirs"
+
+    owner.step = theirs
+    slot.take("a")
+    assert owner.__dict__["step"] is theirs
+
+
+def test_a_make_that_raises_changes_nothing() -> None:
+    owner = sample()
+    stock = owner.__dict__["step"]
+    for slot in (Slot(owner, "step", stock), Slot(owner, "step", stock, inside=stock)):
+        slot.put(0, "a", adding(100))
+        with pytest.raises(ZeroDivisionError):
+            slot.put(1, "b", lambda inner: 1 // 0)
+        assert owner().step(1) == 102
+        slot.take("a")
+        assert owner().step(1) == 2
+    assert owner.__dict__["step"] is stock
+
+
+def test_generators_and_coroutines_are_refused() -> None:
+    def generator() -> Any:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match="not exchangeable"):
+            Slot(None, "x", function, inside=function)
+
+
+def test_a_wrapper_that_never_calls_what_it_names_is_a_replacement() -> None:
+    def stock() -> int:
+        return 1
+
+    def hook() -> int:
+        return 2
+
+    @functools.wraps(stock)
+    def replacement() -> int:
+        return hook()
+
+    @functools.wraps(stock)
+    def wrapper() -> int:
+        return stock()
+
+    assert wrappers_around(replacement, stock) is None
+    assert len(wrappers_around(wrapper, stock) or ()) == 1
+    assert wrappers_around(stock, stock) == ()
+    assert wrappers_around(hook, stock) is None

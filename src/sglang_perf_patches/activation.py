@@ -223,13 +223,12 @@ class _Activation:
         """Put live what can be."""
         if self.unhook is None and self.is_ready(_HOOKS):
             self.unhook = _wrap_apply_hooks(self)
-        again = True
-        while again:  # a conflict may leave the work to a patch that was superseded
-            again = False
+        before = None
+        while before != (before := [member.state for member in self.members.values()]):
+            # Again after a change: one that fails may leave its work to one that was superseded.
             for member in self.members.values():
                 if member.state in {"pending", "superseded"}:
                     self.try_to_go_live(member)
-                    again = again or member.state in {"conflict", "failed"}
 
     def is_ready(self, name: str) -> bool:
         return name in self.finished or objects.is_loaded(name)
@@ -292,7 +291,13 @@ class _Activation:
         variant = _variant(member)
         definitions = member.verdict.definitions if member.verdict else None
         wrappers: list[str] = []
-        for reference, definition in (definitions or {}).items():
+        checked = [
+            each
+            for definition in (definitions or {}).values()
+            for each in (definition, *definition.members)
+        ]
+        for definition in checked:
+            reference = definition.reference
             if module_of(reference) not in sys.modules:
                 continue  # a dependency that nothing has imported yet
             owner, name = objects.owner_of(reference)
@@ -360,6 +365,9 @@ class _Activation:
         self.take_off(member)
         member.settle(state, reason)
         self.complain(member)
+        for other in self.working():
+            if member.patch.id in other.patch.requires:
+                self.end(other, "failed", f"it needs {member.patch.id}, which is {state}")
 
     def complain(self, member: _Member) -> None:
         line = f"sglang-perf-patches: {member.patch.id} is {member.state}: {member.reason}"
@@ -397,7 +405,7 @@ class _Activation:
         self.advance()
 
     def working(self) -> Iterator[_Member]:
-        for member in self.members.values():
+        for member in list(self.members.values()):
             if member.state in {"live", "pending", "gated"}:
                 yield member
 

@@ -137,7 +137,18 @@ def chain(held: Any) -> Iterator[Any]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = underlying(getattr(link, "__wrapped__", None))
+        # Triton's kernels and autotuners keep what they wrap as `fn`.
+        inner = getattr(link, "__wrapped__", None)
+        if inner is None and not isinstance(link, FunctionType | type):
+            inner = getattr(link, "fn", None)
+        link = underlying(inner)
+
+
+def _wrapped(link: Any) -> Any:
+    """What an object says it wraps: by ``__wrapped__``, or as Triton's kernels and tuners do."""
+    if type(link).__module__.startswith("triton."):
+        return getattr(link, "fn", None)
+    return getattr(link, "__wrapped__", None)
 
 
 def underlying(held: Any) -> Any:

@@ -20,7 +20,8 @@ from pathlib import Path
 from .patch import module_of, qualname_of
 
 _Scope = ast.Module | ast.ClassDef
-_Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Named = _Function | ast.ClassDef
 
 
 class TreeError(ValueError):
@@ -39,6 +40,7 @@ class Definition:
         text: the dedented source of all pieces.
         decorators: how many decorators the last piece has.
         is_class: whether it is a class.
+        members: the functions that its body defines, where it is a class.
     """
 
     reference: str
@@ -47,6 +49,7 @@ class Definition:
     text: str
     decorators: int
     is_class: bool
+    members: tuple[Definition, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -154,6 +157,11 @@ class _Module:
         if not pieces:
             return None
         last = pieces[-1]
+        members: list[Definition | None] = []
+        if isinstance(last, ast.ClassDef):
+            functions = [node for node in last.body if isinstance(node, _Function)]
+            names = dict.fromkeys(node.name for node in functions)
+            members = [self.definition(f"{reference}.{name}") for name in names]
         spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
         return Definition(
             reference=reference,
@@ -164,6 +172,7 @@ class _Module:
             ),
             decorators=len(last.decorator_list) if isinstance(last, _Named) else 0,
             is_class=isinstance(last, ast.ClassDef),
+            members=tuple(member for member in members if member),
         )
 
 

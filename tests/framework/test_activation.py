@@ -379,3 +379,55 @@ ours.deactivate()
 assert same(stock(), before)
 """
     )
+
+
+def test_a_replaced_method_of_a_class_that_a_patch_relies_on(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b
+call = declare("two.call", install="call", targets=(f"{B}:Caller.call",), depends=(f"{A}:Worker",))
+import throwaway_installs
+throwaway_installs.call = lambda patching: patching.override(
+    f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1
+)
+use(STEP, call)
+assert {s.state for s in ours.activate("all").patches} == {"live"}   # ours is no conflict
+ours.deactivate()
+a.Worker.step = lambda self, x: x
+state = ours.activate("two").of("two.call")
+assert state.state == "conflict" and "Worker.step is replaced" in state.reason, state
+assert b.Caller().call(1) == 1
+"""
+    )
+
+
+def test_what_needs_a_patch_that_fails_goes_with_it(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b
+bad = declare("one.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
+needing = declare("two.helper", install="helper", targets=(f"{A}:helper",), requires=("one.bad",))
+for patches in ((bad, needing), (needing, bad)):
+    use(*patches)
+    report = ours.activate("all")
+    assert {s.state for s in report.patches} == {"failed"}, report
+    assert "needs one.bad" in report.of("two.helper").reason
+    assert a.helper(1) == 1 and a.Worker().step(1) == 2
+    ours.deactivate()
+"""
+    )
+
+
+def test_superseded_until_the_better_one_is_gated(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+old = declare("one.old", install="step", targets=(f"{A}:Worker.step",), superseded_by=("one.new",))
+use(old, declare("one.new", install="gates", targets=(f"{A}:Worker.step",)))
+assert [s.state for s in ours.activate("all").patches] == ["live", "gated"]
+assert a.Worker().step(1) == 102
+"""
+    )

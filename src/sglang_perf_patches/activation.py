@@ -117,7 +117,8 @@ class Patching:
         Raises:
             RuntimeError: it has not; name it in the variant's ``awaits``.
         """
-        if not objects.is_loaded(name):
+        # A module of the variant's has finished, though its own import may still be on the stack.
+        if name not in self._variant.modules() and not objects.is_loaded(name):
             raise RuntimeError(f"module {name} has not been imported")
         return sys.modules[name]
 

@@ -11,6 +11,7 @@ from sglang_perf_patches import source
 
 MODULE = '''\
 import os
+import os.path as paths
 
 LIMIT = 4
 SIZE: int = 3
@@ -80,6 +81,7 @@ def test_definitions_are_dedented_source_with_decorators(tmp_path: Path) -> None
     assert text_of(tree, "Worker.fixed") == "@staticmethod\ndef fixed():\n    return 1"
     assert text_of(tree, "Worker.Inner.deep") == 'def deep(self):\n    return "deep"'
     assert text_of(tree, "LIMIT") == "LIMIT = 4"
+    assert text_of(tree, "paths") == "import os.path as paths"
     assert text_of(tree, "SIZE") == "SIZE: int = 3"
     assert text_of(tree, "Worker.flag") == "flag = True"
     assert text_of(tree, "fallback") == "def fallback():\n    return None"

@@ -1,0 +1,35 @@
+"""``mlx.step-mask``: padding and mask are made once per decode step, not in each layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .step_arrays import CORE, StepArrays
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+
+def install(patching: Patching) -> None:
+    """Let the layers of a step share what they pad with and what they mask with."""
+    patching.override(CORE, lambda inner: _PaddingAndMask(inner, patching))
+
+
+class _PaddingAndMask(StepArrays):
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Zeros to pad a shorter request with, (1, n_kv_heads, pad, head_dim)."""
+        kept, key = self.kept(), ("zeros", shape, dtype)
+        if key not in kept:
+            kept[key] = self._inner.zeros(shape, dtype=dtype)
+        return kept[key]
+
+    def where(self, condition: Any, masked: Any, unmasked: Any) -> Any:
+        """The additive mask, (batch, 1, 1, max_len), of the queries' dtype.
+
+        `condition` follows from the step's lengths and `masked` from the dtype, so the dtype tells
+        one mask of a step from another. What made `condition` in a later layer is never evaluated.
+        """
+        kept, key = self.kept(), ("where", condition.shape, masked.dtype)
+        if key not in kept:
+            kept[key] = self._inner.where(condition, masked, unmasked)
+        return kept[key]

@@ -1,0 +1,52 @@
+"""``mlx.decode-context`` on 0.5.11 with sgl-project/sglang#23470 undone.
+
+The counts below were found to be those of the code before #23470, on the source build that the
+patch's fingerprints come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Found = Callable[..., Any]
+
+LAYERS = 4
+PATCHED = "mlx.decode-context"
+BOTH = "mlx.decode-context, mlx.step-mask"
+
+
+def test_every_forward_pass_gives_the_same_logits(found: Found) -> None:
+    outcomes = found("0.5.11", "before_23470")
+    assert set(outcomes) == {"released", "undone", PATCHED, BOTH, "again"}
+    for outcome in outcomes.values():
+        assert outcome["played"] == outcomes["released"]["played"]
+
+
+def test_arrays_of_lengths_are_made_once_a_step(found: Found) -> None:
+    """The lengths before and after the new token, and the positions up to the longest."""
+    outcomes = found("0.5.11", "before_23470")
+    assert outcomes["undone"]["calls"]["array of lengths"] == 2 * LAYERS
+    assert outcomes["undone"]["calls"]["arange"] == LAYERS
+    assert outcomes["again"]["calls"] == outcomes["undone"]["calls"]
+    for selection in (PATCHED, BOTH):
+        assert outcomes[selection]["calls"]["array of lengths"] == 2
+        assert outcomes[selection]["calls"]["arange"] == 1
+        assert outcomes[selection]["state"]["state"] == "live"
+        assert outcomes[selection]["state"]["ran"]
+
+
+def test_the_graph_has_as_few_ranges_as_the_released_code(found: Found) -> None:
+    outcomes = found("0.5.11", "before_23470")
+    ranges = {what: outcome["counted"]["Arange"] for what, outcome in outcomes.items()}
+    assert ranges["undone"] == ranges["released"] + LAYERS - 1
+    assert ranges[PATCHED] == ranges["released"]
+
+
+def test_padding_and_mask_are_left_to_step_mask(found: Found) -> None:
+    outcomes = found("0.5.11", "before_23470")
+    for what in ("released", "undone", PATCHED):
+        assert outcomes[what]["calls"]["where"] == LAYERS
+        assert outcomes[what]["calls"]["zeros"] == 2 * 3 * LAYERS
+    assert outcomes[BOTH]["calls"]["where"] == 1
+    assert outcomes[BOTH]["calls"]["zeros"] == 2

@@ -1,0 +1,55 @@
+"""With the plugin installed and off, the modules that the set patches are stock's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from linux_mlx.environments import install_checkout, sglang_environment
+
+Found = Callable[..., Any]
+
+RELEASES = ("0.5.11", "0.5.17", "0.5.23")
+CORE = "sglang.srt.hardware_backend.mlx.kv_cache.attention_wrapper:mx"
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    """A release in whose environment this checkout is installed."""
+    install_checkout(sglang_environment(request.param))
+    name: str = request.param
+    return name
+
+
+def test_none_leaves_every_attribute_as_it_is_without_the_plugin(
+    found: Found, release: str
+) -> None:
+    without = found(release, "off")
+    off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
+    assert "sglang-perf-patches" in off["plugins"]
+    assert len(off["attributes"]) > 50
+    assert off["attributes"] == without["attributes"]
+
+
+def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) -> None:
+    off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
+    assert "mlx.step-mask" in off["live"]
+    assert CORE in off["changed"]
+    assert off["differs after"] == []
+    assert off["attributes after"] == off["attributes"]
+
+
+def test_on_the_attributes_differ(found: Found) -> None:
+    """Else the two tests above could not fail."""
+    install_checkout(sglang_environment("0.5.11"))
+    on = found("0.5.11", "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="mlx")
+    off = found("0.5.11", "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
+    differing = {k for k in on["attributes"] if on["attributes"][k] != off["attributes"].get(k)}
+    assert CORE in differing
+    assert differing == set(off["changed"])

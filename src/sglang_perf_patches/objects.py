@@ -144,13 +144,6 @@ def chain(held: Any) -> Iterator[Any]:
         link = underlying(inner)
 
 
-def _wrapped(link: Any) -> Any:
-    """What an object says it wraps: by ``__wrapped__``, or as Triton's kernels and tuners do."""
-    if type(link).__module__.startswith("triton."):
-        return getattr(link, "fn", None)
-    return getattr(link, "__wrapped__", None)
-
-
 def underlying(held: Any) -> Any:
     """The function in a method descriptor, or the object itself."""
     if isinstance(held, staticmethod | classmethod):

@@ -1,0 +1,70 @@
+"""Requests to the server's OpenAI-compatible API: many at a time, of unequal lengths."""
+
+import json
+import random
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from linux_mlx.tiny_model import WORDS
+
+_SHARED_PREFIX = 48
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One request: a prompt of so many words, and how many are to follow."""
+
+    prompt: str
+    max_tokens: int
+
+
+def workload(count: int) -> list[Completion]:
+    """The same requests every time; a third of them begin alike, for the radix cache to find."""
+    chosen = random.Random(count)
+    prefix = _words(chosen, _SHARED_PREFIX)
+    return [
+        Completion(
+            prompt=" ".join(
+                [*(prefix if number % 3 == 0 else []), *_words(chosen, chosen.randint(4, 160))]
+            ),
+            max_tokens=chosen.randint(24, 120),
+        )
+        for number in range(count)
+    ]
+
+
+def complete(url: str, completions: Sequence[Completion]) -> list[str]:
+    """Send all at once, greedy and for every word of their lengths; the replies in their order."""
+    executor = ThreadPoolExecutor(max_workers=len(completions))
+    try:
+        return list(executor.map(lambda completion: _reply(url, completion), completions))
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _reply(url: str, completion: Completion) -> str:
+    body = {
+        "model": "tiny",
+        "prompt": completion.prompt,
+        "max_tokens": completion.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    # A proxy that the user's environment names would not reach this machine's loopback.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=_TIMEOUT_S) as response:
+        text: str = json.load(response)["choices"][0]["text"]
+    return text
+
+
+def _words(chosen: random.Random, count: int) -> list[str]:
+    return chosen.choices(WORDS, k=count)

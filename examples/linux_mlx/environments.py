@@ -1,0 +1,191 @@
+"""Virtual environments of pinned packages, made once and kept in the user's cache folder."""
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from linux_mlx.processes import Failure, last_lines, started
+
+_REQUIREMENTS = Path(__file__).parent / "requirements"
+_CHECKOUT = Path(__file__).parents[2]
+_PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "src")
+_REPORT_S = 10
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A finished virtual environment."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    def script(self, name: str) -> Path:
+        """A command that one of its packages installed."""
+        return self.folder / "bin" / name
+
+
+def releases() -> list[str]:
+    """The sglang releases that there is an environment for, the newest first."""
+    names = [path.stem.removeprefix("sglang-") for path in _REQUIREMENTS.glob("sglang-*.txt")]
+    return sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)], reverse=True)
+
+
+def sglang_environment(release: str) -> Environment:
+    """Stock sglang of one release with what its MLX server needs on a Linux CPU."""
+    return environment(_REQUIREMENTS / f"sglang-{release}.txt")
+
+
+def environment(requirements: Path) -> Environment:
+    """The environment of a file of pinned requirements, built unless a finished one is there.
+
+    Its folder is named by what goes into it, so a changed pin makes another one. Only a build that
+    came to its end leaves the mark that this looks for, and of several processes one builds.
+    """
+    pins = _pins(requirements)
+    kind = "\n".join([*pins, platform.python_version(), platform.machine()])
+    key = hashlib.sha256(kind.encode()).hexdigest()[:12]
+    made = Environment(_cache() / f"{requirements.stem}-{key}")
+    finished = made.folder / "finished"
+    with _alone(made):
+        if not (finished.exists() and made.python.exists()):
+            shutil.rmtree(made.folder, ignore_errors=True)
+            made.folder.mkdir(parents=True)
+            _build(made, pins)
+            finished.touch()
+    return made
+
+
+def install_checkout(into: Environment) -> None:
+    """Install the package of this checkout, unless just this source is installed already.
+
+    From a copy, because setuptools leaves its build folder beside the source and would take up
+    again a module found there that has been deleted since.
+    """
+    installed = into.folder / "checkout"
+    with _alone(into):
+        source = _digest(_CHECKOUT, _PACKAGE)
+        if installed.exists() and installed.read_text() == source:
+            return
+        installed.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="sglang-perf-patches-") as folder:
+            for name in _PACKAGE:
+                copy = shutil.copytree if (_CHECKOUT / name).is_dir() else shutil.copy
+                copy(_CHECKOUT / name, Path(folder, name))
+            _pip(into, ["--constraint", _lock(into), folder], "this checkout")
+        installed.write_text(source)
+
+
+def variables(**more: str | Path) -> dict[str, str]:
+    """This process's environment variables without those that would change what runs, and `more`.
+
+    The user's own PYTHONPATH or SGLANG_… settings would make the server another one.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "SGLANG_", "VIRTUAL_ENV"))
+    }
+    return kept | {name: str(value) for name, value in more.items()}
+
+
+def _build(made: Environment, pins: Sequence[str]) -> None:
+    _say(f"making an environment in {made.folder}")
+    _lock(made).write_text("\n".join(pins) + "\n")
+    _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
+    # Of all packages only torch is resolved: which others it needs depends on the build that pip
+    # finds for it, and only pip knows that. The rest is complete, and sglang would bring CUDA.
+    torch = [pin for pin in pins if pin.startswith("torch==")]
+    if torch:
+        _pip(made, ["--constraint", _lock(made), *torch], torch[0])
+    _pip(made, ["--no-deps", "--requirement", _lock(made)], f"{len(pins)} packages")
+
+
+def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
+    quietly = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    _run([into.python, "-m", "pip", "install", *quietly, *arguments], into, f"pip: {what}")
+
+
+def _run(command: Sequence[str | Path], made: Environment, what: str) -> None:
+    """Run a step of a build, saying now and then that it goes on."""
+    log = made.folder / "build.log"
+    start = time.monotonic()
+    _say(f"  {what} …")
+    with started(command, variables=variables(PYTHONUNBUFFERED="1"), log=log) as process:
+        while process.poll() is None:
+            try:
+                process.wait(_REPORT_S)
+            except subprocess.TimeoutExpired:
+                _say(f"  {what}: {time.monotonic() - start:.0f} s{_progress(log)} …")
+    if process.returncode:
+        raise Failure(f"{what} failed:\n{last_lines(log)}")
+
+
+def _progress(log: Path) -> str:
+    said = log.read_text(errors="replace")
+    if "\nInstalling collected packages" in said:
+        return ", installing"
+    found = re.findall(r"^(?:Collecting|Processing) ", said, re.MULTILINE)
+    return f", {len(found)} found" if found else ""
+
+
+def _pins(requirements: Path) -> list[str]:
+    """The requirements of a file and of those it includes, without comments."""
+    pins = []
+    for line in requirements.read_text().splitlines():
+        if line.startswith("-r "):
+            pins += _pins(requirements.parent / line.removeprefix("-r "))
+        elif line and not line.startswith("#"):
+            pins.append(line)
+    return pins
+
+
+def _lock(made: Environment) -> Path:
+    return made.folder / "requirements.txt"
+
+
+def _cache() -> Path:
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = named if named.is_absolute() else Path.home() / ".cache"
+    return cache / "sglang-perf-patches" / "environments"
+
+
+@contextmanager
+def _alone(environment: Environment) -> Iterator[None]:
+    """Hold a lock that the system lets go when its holder ends, however it ends."""
+    lock = Path(f"{environment.folder}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process that works on {environment.folder.name}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _digest(root: Path, names: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        for path in sorted([root / name, *(root / name).rglob("*")]):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

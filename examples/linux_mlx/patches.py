@@ -1,0 +1,51 @@
+"""What `sglang-perf-patches` says about a running server."""
+
+import json
+import os
+import subprocess
+import time
+
+from linux_mlx.environments import variables
+from linux_mlx.processes import Failure
+from linux_mlx.server import Server
+
+
+def report(server: Server, *arguments: str) -> str:
+    """What the command prints, run beside the server with the same selection."""
+    done = subprocess.run(
+        [server.environment.script("sglang-perf-patches"), *arguments],
+        env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.scratch),
+        text=True,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode > 1:  # 1 is about what was chosen, and the output says more
+        raise Failure(f"sglang-perf-patches {' '.join(arguments)} ended with {done.returncode}")
+    return done.stdout
+
+
+def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
+    """The patches that are live in the server's scheduler and have run there.
+
+    That a patch has run is written down a little later, so this asks again for a while.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        status = json.loads(report(server, "status", "--json"))
+        found = [
+            str(patch["id"])
+            for process in status["processes"]
+            if "scheduler" in process["role"] and _group(process["pid"]) == server.group
+            for patch in process["patches"]
+            if patch["state"] == "live" and patch["ran"]
+        ]
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

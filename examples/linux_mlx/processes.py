@@ -1,0 +1,74 @@
+"""Commands in process groups of their own, so that whatever they start ends with them."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_PATIENCE_S = 20
+
+
+class Failure(Exception):
+    """A command did not do what it is for; the message says what, and quotes the command."""
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path], *, variables: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `command` with its output in `log`; however the block ends, its whole group ends.
+
+    Ctrl-C reaches this process only, not the group, so a server is shut down in order.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(variables),
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that have not ended; one that nobody has waited for has ended."""
+    return [pid for pid, state, its_group in _processes() if its_group == group and state != "Z"]
+
+
+def last_lines(log: Path, count: int = 25) -> str:
+    """The end of a log, for the report of a failure."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the leader, then end what is left of its group; a second Ctrl-C skips the asking."""
+    try:
+        process.terminate()
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        while members(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.05)
+        process.wait()
+
+
+def _processes() -> Iterator[tuple[int, str, int]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "stat").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        # The name may hold anything, parentheses too: the fields follow the last one.
+        state, _parent, group = text.rpartition(")")[2].split()[:3]
+        yield int(folder.name), state, int(group)

@@ -1,0 +1,116 @@
+"""What stock sglang's MLX backend asks of Apple's hardware, lent to it on a Linux CPU.
+
+MLX itself runs on Linux. Four modules ask for something else that this machine has not, while
+they are imported or soon after: each is imported as it is, and only what stands between it and
+this machine is lent. Every class and function of the server stays sglang's own.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+
+def arm() -> None:
+    """Be asked first for every import from now on; import nothing yet."""
+    sys.meta_path.insert(0, _Finder())
+
+
+@contextmanager
+def _overlap_loop(scheduler: Any) -> Iterator[None]:
+    """Give the scheduler the MLX event loop, which it takes as a base on macOS only."""
+    yield
+    if not hasattr(scheduler, "SchedulerMlxOverlapMixin"):
+        return  # before 0.5.11 MLX runs in the ordinary loop
+    from sglang.srt.hardware_backend.mlx.scheduler_mixin import SchedulerMlxOverlapMixin
+
+    placeholder = scheduler.SchedulerMlxOverlapMixin
+    scheduler.Scheduler.__bases__ = tuple(
+        SchedulerMlxOverlapMixin if base is placeholder else base
+        for base in scheduler.Scheduler.__bases__
+    )
+    scheduler.SchedulerMlxOverlapMixin = SchedulerMlxOverlapMixin
+
+
+@contextmanager
+def _no_metal_needed(runtime: Any) -> Iterator[None]:
+    """Let the backend start where PyTorch and MLX see no Metal device."""
+    yield
+    runtime._validate_runtime = lambda: None
+
+
+@contextmanager
+def _torchvision_operators(extension: Any) -> Iterator[None]:
+    """Declare the two operators that torchvision's Python code describes without asking.
+
+    The package index carries torchvision built for CUDA, whose library does not load beside a CPU
+    build of torch; importing torchvision then fails over operators that nothing here calls.
+    """
+    yield
+    if not extension._has_ops():
+        import torch
+
+        for operator in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{operator}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )
+
+
+@contextmanager
+def _no_transfer_kernels(_host_pool: Any) -> Iterator[None]:
+    """Let 0.5.11 import the names of CUDA kernels that copy a cache to host memory.
+
+    They are lent for this one import: for the rest of sglang the kernels are not installed.
+    """
+    if find_spec("sgl_kernel") is not None:
+        yield
+        return
+    lent = {name: ModuleType(name) for name in ("sgl_kernel", "sgl_kernel.kvcacheio")}
+    lent["sgl_kernel.kvcacheio"].__getattr__ = _missing_kernel  # type: ignore[method-assign]
+    sys.modules.update(lent)
+    try:
+        yield
+    finally:
+        for name in lent:
+            del sys.modules[name]
+
+
+def _missing_kernel(name: str) -> Callable[..., None]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def kernel(*_arguments: object, **_options: object) -> None:
+        raise NotImplementedError(f"{name} is a CUDA kernel")
+
+    return kernel
+
+
+_AROUND: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
+    "sglang.srt.hardware_backend.mlx.runtime": _no_metal_needed,
+    "sglang.srt.managers.scheduler": _overlap_loop,
+    "sglang.srt.mem_cache.memory_pool_host": _no_transfer_kernels,
+    "torchvision.extension": _torchvision_operators,
+}
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _AROUND:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        with _AROUND[module.__name__](module):
+            super().exec_module(module)

@@ -1,0 +1,106 @@
+"""A Qwen3 model small enough for a CPU, with random weights and a tokenizer of whole words.
+
+Run as a script by an environment's Python, as the one that has mlx: `tiny_model.py FOLDER`.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+_SPECIAL = ("<bos>", "<eos>", "<unk>")
+WORDS = tuple(f"w{number}" for number in range(512 - len(_SPECIAL)))
+_VOCABULARY = (*_SPECIAL, *WORDS)
+
+_HIDDEN, _INNER, _LAYERS = 128, 256, 8
+_HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 32
+_CONTEXT = 8192
+
+_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": len(_VOCABULARY),
+    "hidden_size": _HIDDEN,
+    "intermediate_size": _INNER,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _KV_HEADS,
+    "head_dim": _HEAD_DIM,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": _CONTEXT,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def write_tiny_model(folder: Path) -> None:
+    """Write config, weights and tokenizer; the same bytes every time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    _write_weights(folder / "model.safetensors")
+    _write_tokenizer(folder)
+
+
+def _write_weights(path: Path) -> None:
+    """In float32, and scaled by fan-in: the best next word then stands well above the others.
+
+    So rounding, which differs with the composition of a batch, does not change a reply.
+    """
+    import mlx.core as mx
+
+    mx.random.seed(7)
+
+    def matrix(rows: int, columns: int) -> mx.array:
+        return mx.random.normal((rows, columns)) / math.sqrt(columns)
+
+    weights = {
+        "model.embed_tokens.weight": mx.random.normal((len(_VOCABULARY), _HIDDEN)),
+        "model.norm.weight": mx.ones(_HIDDEN),
+        "lm_head.weight": matrix(len(_VOCABULARY), _HIDDEN),
+    }
+    for number in range(_LAYERS):
+        layer = {
+            "input_layernorm": mx.ones(_HIDDEN),
+            "self_attn.q_proj": matrix(_HEADS * _HEAD_DIM, _HIDDEN),
+            "self_attn.k_proj": matrix(_KV_HEADS * _HEAD_DIM, _HIDDEN),
+            "self_attn.v_proj": matrix(_KV_HEADS * _HEAD_DIM, _HIDDEN),
+            "self_attn.o_proj": matrix(_HIDDEN, _HEADS * _HEAD_DIM),
+            "self_attn.q_norm": mx.ones(_HEAD_DIM),
+            "self_attn.k_norm": mx.ones(_HEAD_DIM),
+            "post_attention_layernorm": mx.ones(_HIDDEN),
+            "mlp.gate_proj": matrix(_INNER, _HIDDEN),
+            "mlp.up_proj": matrix(_INNER, _HIDDEN),
+            "mlp.down_proj": matrix(_HIDDEN, _INNER),
+        }
+        weights |= {f"model.layers.{number}.{name}.weight": value for name, value in layer.items()}
+    mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
+
+
+def _write_tokenizer(folder: Path) -> None:
+    bos, eos, unknown = _SPECIAL
+    vocabulary = {word: number for number, word in enumerate(_VOCABULARY)}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": unknown},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": unknown,
+        "model_max_length": _CONTEXT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+
+
+if __name__ == "__main__":
+    write_tiny_model(Path(sys.argv[1]))

@@ -1,0 +1,215 @@
+"""Serve a tiny model with stock sglang's MLX backend on this CPU: patched, and then as it is.
+
+    python3 examples/mlx_server_on_cpu.py
+
+needs Linux, Python 3.11 or newer and pip. It makes an environment of its own in your cache folder
+(the first time: some minutes, 2.5 GB), starts the real server with the mlx patches on, sends it
+requests all at once, shows what `sglang-perf-patches` says about it, and does the same with the
+patches off. It ends with 0 if the replies are equal and a patch was live in the scheduler and has
+run, with 1 if not, and with 2 if it could not find out.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from linux_mlx import tiny_model
+from linux_mlx.completions import Completion, complete, workload
+from linux_mlx.environments import (
+    Environment,
+    install_checkout,
+    releases,
+    sglang_environment,
+    variables,
+)
+from linux_mlx.patches import live_and_run, report
+from linux_mlx.processes import Failure
+from linux_mlx.server import arguments_of, running_server
+
+_SHOWN = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of the server came to."""
+
+    replies: list[str]
+    most_decoded_together: int
+    live_and_run: list[str]
+    group: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the two servers, print the verdict and return the exit code."""
+    options = _options(arguments)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _leave)
+    try:
+        wrong = _compare(options)
+    except (Failure, OSError) as failure:
+        print(f"could not compare: {failure}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    if wrong:
+        print(f"FAILED: {wrong}")
+    return 1 if wrong else 0
+
+
+def write_model(environment: Environment, folder: Path) -> Path:
+    """Write the tiny model with the environment's Python, which has mlx and this one need not."""
+    model = folder / "model"
+    command: list[str | Path] = [environment.python, tiny_model.__file__, model]
+    if subprocess.run(command, env=variables(), check=False).returncode:
+        raise Failure("the tiny model could not be written")
+    return model
+
+
+def serve(
+    environment: Environment,
+    model: Path,
+    requests: Sequence[Completion],
+    *,
+    selection: str,
+    log: Path,
+    launcher: Sequence[str | Path] = (),
+    arguments: Sequence[str] = (),
+    show: bool = False,
+) -> Outcome:
+    """Start the server with a selection of patches, send the requests, and shut it down.
+
+    `launcher` stands before the server's command and `arguments` after it; `show` prints what
+    there is to see.
+    """
+    with running_server(
+        environment, model, selection=selection, log=log, launcher=launcher, arguments=arguments
+    ) as server:
+        replies = complete(server.url, requests)
+        working = live_and_run(server, patience_s=0 if selection == "none" else 15)
+        if show:
+            _print_replies(requests, replies)
+            for verb in ("list", "status") if selection != "none" else ():
+                print(f"\n$ sglang-perf-patches {verb}")
+                print(report(server, verb), end="", flush=True)
+    return Outcome(replies, server.most_decoded_together(), working, server.group)
+
+
+def what_is_wrong(patched: Outcome, stock: Outcome) -> str | None:
+    """Why the two runs do not show what they should, in a sentence; None if they do."""
+    if not patched.live_and_run:
+        return "no patch was live in the scheduler and had run"
+    if stock.live_and_run:
+        return f"with patches off, {', '.join(stock.live_and_run)} was live"
+    if min(patched.most_decoded_together, stock.most_decoded_together) < 2:
+        return "no two requests were decoded together"
+    different = [
+        number
+        for number, replies in enumerate(zip(patched.replies, stock.replies, strict=True))
+        if replies[0] != replies[1]
+    ]
+    if different:
+        return (
+            f"the replies to {len(different)} of {len(stock.replies)} requests differ: {different}"
+        )
+    return None
+
+
+def _compare(options: argparse.Namespace) -> str | None:
+    if sys.platform != "linux" or sys.version_info < (3, 11):
+        raise Failure("this example is for Linux and Python 3.11 or newer")
+    environment = sglang_environment(options.sglang)
+    install_checkout(environment)
+    requests = workload(options.requests)
+    with ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        model = write_model(environment, folder)
+        launcher = (environment.script("sglang-perf-patches"), "run") if options.run else ()
+        without = () if options.radix_cache else ("--disable-radix-cache",)
+        outcomes = []
+        for name, selection in (("patched", options.patches), ("stock", "none")):
+            print(f"\nsglang {options.sglang} with SGLANG_PERF_PATCHES={selection}:", flush=True)
+            outcome = serve(
+                environment,
+                model,
+                requests,
+                selection=selection,
+                log=folder / f"{name}.log",
+                launcher=launcher,
+                arguments=(*arguments_of(options.sglang), *without),
+                show=True,
+            )
+            outcomes.append(outcome)
+    patched, stock = outcomes
+    wrong = what_is_wrong(patched, stock)
+    if not wrong:
+        print(
+            f"\nOK: {len(requests)} replies are equal, patched and stock, "
+            f"up to {patched.most_decoded_together} decoded together; "
+            f"live and run in the scheduler: {', '.join(patched.live_and_run)}"
+        )
+    return wrong
+
+
+def _print_replies(requests: Sequence[Completion], replies: Sequence[str]) -> None:
+    for number, (request, reply) in enumerate(zip(requests, replies, strict=True)):
+        shown = reply if len(reply) <= _SHOWN else f"{reply[:_SHOWN]}…"
+        lengths = f"{len(request.prompt.split()):3} + {request.max_tokens:3} words"
+        print(f"  {number:2}  {lengths}  {shown}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Compare stock sglang's MLX server on this CPU, patched and as it is."
+    )
+    parser.add_argument(
+        "--sglang",
+        metavar="VERSION",
+        choices=releases(),
+        default=releases()[0],
+        help=f"the release to serve with: {', '.join(releases())} (default: the newest)",
+    )
+    parser.add_argument(
+        "--patches",
+        metavar="SELECTION",
+        default="mlx",
+        help="SGLANG_PERF_PATCHES of the patched server (default: mlx)",
+    )
+    parser.add_argument(
+        "--requests", metavar="N", type=int, default=16, help="how many, all at once (default: 16)"
+    )
+    parser.add_argument(
+        "--radix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether the server shares common prefixes (default: it does)",
+    )
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="start the server under `sglang-perf-patches run`, as releases before 0.5.11 need",
+    )
+    parser.add_argument(
+        "--keep", metavar="FOLDER", type=Path, help="keep the model and the servers' logs here"
+    )
+    options = parser.parse_args(arguments)
+    if options.requests < 2:
+        parser.error("it takes two requests to be decoded together")
+    return options
+
+
+def _leave(signal_number: int, _frame: FrameType | None) -> None:
+    """End by an exception, so that what was started is shut down on the way."""
+    sys.exit(128 + signal_number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

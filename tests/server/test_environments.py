@@ -1,0 +1,58 @@
+"""Environments are made once, by one process, and a half-made one is made anew."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from linux_mlx.environments import environment
+from linux_mlx.processes import Failure, members, started
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+
+
+@pytest.fixture
+def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of requirements that includes another, and a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "small.txt").write_text("# one small package\nsix==1.16.0\n")
+    (tmp_path / "some.txt").write_text("-r small.txt\n")
+    return tmp_path / "some.txt"
+
+
+def test_a_finished_environment_is_reused_and_a_half_made_one_is_not(requirements: Path) -> None:
+    made = environment(requirements)
+    version = [str(made.python), "-c", "import six; print(six.__version__)"]
+    assert subprocess.check_output(version, text=True) == "1.16.0\n"
+
+    (made.folder / "finished").unlink()
+    (made.folder / "left behind").touch()
+    with ThreadPoolExecutor() as executor:
+        first, second = executor.map(environment, [requirements] * 2)
+    assert first == second == made
+    assert not (made.folder / "left behind").exists()
+
+    (made.folder / "kept").touch()
+    assert environment(requirements) == made
+    assert (made.folder / "kept").exists()
+
+
+def test_other_pins_are_another_environment(requirements: Path) -> None:
+    requirements.with_name("small.txt").write_text("no-such-package-of-ours==0\n")
+    with pytest.raises(Failure, match="no-such-package-of-ours"):
+        environment(requirements)
+    with pytest.raises(Failure):  # and what that left is not taken for an environment
+        environment(requirements)
+
+
+def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    stubborn = "trap '' TERM; sleep 600 & echo up; exec sleep 600"
+    with started(["sh", "-c", f"({stubborn}) & wait"], variables={}, log=tmp_path / "log") as shell:
+        while "up" not in (tmp_path / "log").read_text():
+            time.sleep(0.05)
+        assert len(members(shell.pid)) >= 3
+    assert members(shell.pid) == []

@@ -1,0 +1,82 @@
+"""A real stock server of the newest release: patched, it replies as it does without, and says so.
+
+Takes about a minute and a half on two cores, and as much again to make the environment once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from linux_mlx.completions import workload
+from linux_mlx.environments import install_checkout, sglang_environment
+from linux_mlx.processes import members
+from mlx_server_on_cpu import Outcome, serve, what_is_wrong, write_model
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+
+_REQUESTS = workload(16)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What came of the same requests, by the selection that the server ran with."""
+    environment = sglang_environment("0.5.23")
+    install_checkout(environment)
+    folder: Path = tmp_path_factory.mktemp("server")
+    model = write_model(environment, folder)
+    return {
+        selection: serve(
+            environment, model, _REQUESTS, selection=selection, log=folder / f"{selection}.log"
+        )
+        for selection in ("mlx", "none")
+    }
+
+
+def test_the_replies_are_those_of_the_stock_server(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["mlx"].replies == outcomes["none"].replies
+
+
+def test_every_reply_is_complete_and_its_own(outcomes: dict[str, Outcome]) -> None:
+    replies = outcomes["mlx"].replies
+    assert [len(reply.split()) for reply in replies] == [
+        request.max_tokens for request in _REQUESTS
+    ]
+    assert len(set(replies)) == len(_REQUESTS)
+
+
+def test_requests_were_decoded_together(outcomes: dict[str, Outcome]) -> None:
+    for outcome in outcomes.values():
+        assert outcome.most_decoded_together >= 2
+
+
+def test_the_scheduler_says_that_mlx_patches_are_live_and_have_run(
+    outcomes: dict[str, Outcome],
+) -> None:
+    assert outcomes["mlx"].live_and_run
+    assert all(patch.startswith("mlx.") for patch in outcomes["mlx"].live_and_run)
+
+
+def test_with_none_nothing_is_live(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["none"].live_and_run == []
+
+
+def test_no_process_is_left(outcomes: dict[str, Outcome]) -> None:
+    for outcome in outcomes.values():
+        assert members(outcome.group) == []
+
+
+def test_the_example_tells_what_is_wrong() -> None:
+    good = Outcome(["one", "two"], 2, ["mlx.some"], 0)
+    stock = replace(good, live_and_run=[])
+    assert what_is_wrong(good, stock) is None
+    assert what_is_wrong(replace(good, replies=["one", "2"]), stock) == (
+        "the replies to 1 of 2 requests differ: [1]"
+    )
+    assert what_is_wrong(stock, stock) == "no patch was live in the scheduler and had run"
+    assert what_is_wrong(good, good) == "with patches off, mlx.some was live"
+    assert what_is_wrong(replace(good, most_decoded_together=1), stock) == (
+        "no two requests were decoded together"
+    )

@@ -1,7 +1,8 @@
 """``python3 -m tests [PYTEST ARGUMENT ...]``: every check of the project, from a clean checkout.
 
 Makes an environment in ``.venv`` beside this folder with what the checks need, and runs ruff, the
-type checker and pytest in it. With arguments, only pytest runs, with those. What the tests need of
+type checker and pytest in it. Needs Linux and Python 3.11, as the released wheels and the CPU build
+of torch do. With arguments, only pytest runs, with those. What the tests need of
 released sglang is fetched into the user's cache folder at the first use.
 """
 
@@ -23,7 +24,9 @@ def main(arguments: list[str]) -> int:
     python = environment()
     checks = [["pytest", *arguments]]
     if not arguments:
-        checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["pytest"]]
+        # Two files at a time: what a file's tests share is made once.
+        tests = ["pytest", "-n", "2", "--dist", "loadfile"]
+        checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], tests]
     for words in checks:
         print(f"$ {' '.join(words)}", flush=True)
         code = subprocess.run([python, "-m", *words], cwd=ROOT).returncode

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import json
 import os
 import sys
@@ -24,6 +25,9 @@ from .verdict import Verdict
 
 ENTRY_POINT = "perf_patches"
 """The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
+
+BENCHES = ("swa",)
+"""The sets that ``bench`` has a comparison for."""
 
 _FAILED_STATES = {"refused", "conflict", "failed"}
 
@@ -73,6 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     for reader in (listing, explaining, status):
         reader.add_argument("--json", action="store_true", help="for machines")
 
+    benching = verbs.add_parser(
+        "bench", help="compare stock and patched on the installed sglang", add_help=False
+    )
+    benching.add_argument("set", choices=BENCHES, metavar="SET", help=", ".join(BENCHES))
+    benching.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+    benching.set_defaults(function=_bench)
+
     running = verbs.add_parser(
         "run",
         help="run a command with patches active in it and in every Python it starts",
@@ -85,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _with_verb(words: list[str]) -> list[str]:
     """Put in the default verb: ``--list`` is an alias, and options alone mean ``list``."""
-    if "--list" in words and not any(word in {"run", "explain", "status"} for word in words):
+    if "--list" in words and not any(
+        word in {"run", "explain", "status", "bench"} for word in words
+    ):
         words = [word for word in words if word not in {"--list", "list"}]
         return ["list", *words]
     asks_for_help = words[:1] in (["-h"], ["--help"], ["--version"])
@@ -377,6 +390,16 @@ def _python_path(present: str) -> str:
     ours = os.fspath(bootstrap.FOLDER)
     others = [place for place in present.split(os.pathsep) if place and place != ours]
     return os.pathsep.join([ours, *others])
+
+
+# -- bench -----------------------------------------------------------------------------------------
+
+
+def _bench(given: argparse.Namespace) -> int:
+    _tree(None)  # without sglang, the one sentence about that
+    module = importlib.import_module(f".bench.{given.set}", __package__)
+    code: int = module.main(given.options)
+    return code
 
 
 # -- shared ----------------------------------------------------------------------------------------

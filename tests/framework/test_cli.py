@@ -209,7 +209,15 @@ def test_a_damaged_tree_is_one_sentence(throwaway: Throwaway, tree: Path, damage
 
 
 @pytest.mark.parametrize(
-    "words", [("frobnicate",), ("list", "--frobnicate"), ("explain",), ("run",)]
+    "words",
+    [
+        ("frobnicate",),
+        ("list", "--frobnicate"),
+        ("explain",),
+        ("run",),
+        ("bench", "frob"),
+        ("bench",),
+    ],
 )
 def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> None:
     done = command(throwaway, *words)

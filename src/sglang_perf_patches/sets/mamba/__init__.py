@@ -1,6 +1,259 @@
-"""Tracking of mamba states."""
+"""Tracking of mamba states without asking the device what the host knows."""
 
-from ...patch import Patch
+from ...patch import Marker, Patch, Variant
+from ...releases import between
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
-PATCHES: tuple[Patch, ...] = ()
+
+_SETS = "sglang_perf_patches.sets.mamba"
+_ATTENTION = "sglang.srt.layers.attention"
+_HYBRID = f"{_ATTENTION}.hybrid_linear_attn_backend"
+_BASE = f"{_HYBRID}:MambaAttnBackendBase"
+_GDN = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
+_GDN_OF_059 = f"{_HYBRID}:GDNAttnBackend"
+_METADATA = f"{_ATTENTION}.mamba.mamba2_metadata"
+_FLASHINFER = f"{_ATTENTION}.linear.kernels.gdn_flashinfer"
+_BATCH = "sglang.srt.model_executor.forward_batch_info:ForwardBatch"
+_SCHEDULE = "sglang.srt.managers.schedule_batch"
+_OLD_FLA = f"{_ATTENTION}.fla"
+_FLA = "sglang.kernels.ops.attention.fla"
+
+_FORWARD_TARGETS = (f"{_BASE}._forward_metadata", f"{_BASE}._init_track_conv_indices")
+_SSM_TARGET = (f"{_BASE}._init_track_ssm_indices",)
+_SCHEDULER_TARGETS = (
+    f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend",
+    f"{_SCHEDULE}:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
+)
+_LISTS = (
+    f"{_BATCH}.init_new",
+    f"{_BATCH}.prepare_mlp_sync_batch",
+    f"{_BATCH}._pad_inputs_to_size",
+)
+"""What relates the lists of lengths to the device tensors."""
+_LAYERS = (f"{_BASE}._track_mamba_state_extend", f"{_METADATA}:ForwardMetadata")
+_ENTRY = (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry",)
+
+
+def _chunk_targets(fla: str) -> tuple[str, ...]:
+    return (f"{fla}.index:prepare_chunk_indices", f"{fla}.index:prepare_chunk_offsets")
+
+
+def _chunk_depends(fla: str) -> tuple[str, ...]:
+    return (f"{fla}.index:prepare_lens", f"{fla}.utils:tensor_cache")
+
+
+def _gdn_depends(gdn: str) -> tuple[str, ...]:
+    return (f"{gdn}.init_forward_metadata", f"{gdn}.forward_extend")
+
+
+def _zero_sync(
+    releases: tuple[str, ...],
+    install: str,
+    fla: str,
+    *,
+    scheduler: bool = True,
+    depends: tuple[str, ...],
+) -> Variant:
+    before = (*_SCHEDULER_TARGETS, *_SSM_TARGET) if scheduler else ()
+    after = () if scheduler else _SSM_TARGET
+    return Variant(
+        releases=releases,
+        install=f"{_SETS}.zero_sync:{install}",
+        targets=(*before, *_FORWARD_TARGETS, *_chunk_targets(fla)),
+        depends=(*after, *_LISTS, *_LAYERS, *_chunk_depends(fla), *depends),
+    )
+
+
+_TRACK_MASK = Patch(
+    id="mamba.track-mask",
+    summary="ask once a forward, not once a layer, which requests are tracked",
+    why=(
+        "With --mamba-scheduler-strategy extra_buffer, each linear-attention layer of a prefill "
+        "asks the device whether any request is tracked, and which: three waits a layer for a "
+        "value that is the same in every layer."
+    ),
+    how=(
+        "The metadata of a prefill takes the answer of the one query that it makes anyway, under "
+        "upstream's names (has_mamba_track_mask, mamba_track_mask_indices, "
+        "conv_states_mask_indices), and the layers are handed the mask with that answer on it. "
+        "Decoding, speculative phases and replayed prefill graphs are left to stock."
+    ),
+    gain=(
+        "Syncs of a tracked prefill with 36 such layers, on one H200: 120 to 13 on 0.5.10.post1, "
+        "122 to 15 on 0.5.9; stock 0.5.11 makes 14."
+    ),
+    condition=(
+        "Prefills with tracking on; most where the host is slower than the device, that is for "
+        "short prompts and small batches."
+    ),
+    upstream=("sgl-project/sglang#20522",),
+    built_in_since="0.5.11",
+    markers=(Marker(definition=f"{_METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
+    variants=tuple(
+        Variant(
+            releases=releases,
+            install=f"{_SETS}.track_mask:install",
+            targets=(f"{_BASE}._forward_metadata",),
+            adds=tuple(
+                f"{_METADATA}:ForwardMetadata.{name}"
+                for name in (
+                    "has_mamba_track_mask",
+                    "mamba_track_mask_indices",
+                    "conv_states_mask_indices",
+                )
+            ),
+            depends=(
+                *_LAYERS,
+                f"{_BASE}._init_track_conv_indices",
+                f"{gdn}.forward_extend",
+            ),
+        )
+        for releases, gdn in (
+            (("0.5.9",), _GDN_OF_059),
+            (between("0.5.10", "0.5.10.post1"), _GDN),
+        )
+    ),
+)
+
+_ZERO_SYNC = Patch(
+    id="mamba.zero-sync",
+    summary="build a prefill's mamba metadata from the host's lists, without a sync",
+    why=(
+        "A prefill of a model with gated-delta-net layers waits for the device to learn what the "
+        "scheduler decided on the host: which requests are tracked and up to which token, how "
+        "long each is, and from that the FLA chunk indices. 120 waits a forward with 36 layers in "
+        "0.5.10, 13 or 14 in 0.5.11 to 0.5.20, 4 from 0.5.21 on; 3 to 78 even where nothing is "
+        "tracked."
+    ),
+    how=(
+        "The scheduler's decision per request travels on the mask tensor that stock makes of it "
+        "(since 0.5.21 the batch has it). Stock's own arithmetic then runs on CPU tensors made of "
+        "those lists, and its results go to the device in pinned, non-blocking copies; slots "
+        "stay on the device. Layers that ask the mask are answered from the host. A batch whose "
+        "lists are missing or of another length (data-parallel padding, two-batch overlap, merged "
+        "batches, speculative phases, replayed graphs) is stock's. "
+        "SGLANG_PERF_PATCHES_DEBUG=1 compares the host's lists with the device on each forward "
+        "and raises with both where they differ. Not covered: the index plan of FlashInfer's "
+        "prefill, which is mamba.flashinfer-plan, and the one query of a decode without a CUDA "
+        "graph."
+    ),
+    gain=(
+        "No sync on 0.5.9, 0.5.10.post1, 0.5.11, 0.5.16, 0.5.20 and 0.5.23 (stock 122, 120, 14, "
+        "14, 13, 4), on one H200. Prefill forward of 36 layers, 4 requests of 1k tokens, patched "
+        "to stock: 0.69 on 0.5.10.post1, 0.85 on 0.5.9; no difference beyond the spread from "
+        "0.5.11 on. Time to the first token of a real server, 4 x 2048 tokens, 0.5.10.post1: 111 "
+        "and 116 ms to 95 and 95 ms."
+    ),
+    condition=(
+        "Prefills that the host's launches bound: short prompts and small batches, above all "
+        "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there, and nothing from 0.5.11 on."
+    ),
+    variants=(
+        _zero_sync(
+            ("0.5.9",),
+            "install_with_lists",
+            _OLD_FLA,
+            depends=(f"{_GDN_OF_059}.forward_extend",),
+        ),
+        _zero_sync(
+            between("0.5.10", "0.5.10.post1"),
+            "install_with_lists",
+            _OLD_FLA,
+            depends=(f"{_GDN}.forward_extend",),
+        ),
+        _zero_sync(
+            between("0.5.11", "0.5.12.post1"),
+            "install_with_lists",
+            _OLD_FLA,
+            depends=_gdn_depends(_GDN),
+        ),
+        _zero_sync(
+            between("0.5.13", "0.5.15.post1"),
+            "install_with_entries",
+            _OLD_FLA,
+            depends=(*_ENTRY, *_gdn_depends(_GDN)),
+        ),
+        _zero_sync(
+            between("0.5.16", "0.5.19"),
+            "install_with_moved_kernels",
+            _FLA,
+            depends=(*_ENTRY, *_gdn_depends(_GDN)),
+        ),
+        _zero_sync(
+            ("0.5.20",),
+            "install_with_nine",
+            _FLA,
+            depends=(*_ENTRY, *_gdn_depends(_GDN), f"{_BATCH}.mamba_track_aligned_lens"),
+        ),
+        _zero_sync(
+            between("0.5.21", "0.5.23"),
+            "install_on_own_lists",
+            _FLA,
+            scheduler=False,
+            depends=(
+                f"{_BASE}._has_cpu_prefill_track_metadata",
+                f"{_BASE}._init_track_ssm_indices_from_cpu",
+                f"{_BASE}._track_indices_to_device",
+                f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend",
+                f"{_SCHEDULE}:ScheduleBatch.mix_with_running",
+                f"{_BATCH}.mamba_track_aligned_lens",
+                *_gdn_depends(_GDN),
+            ),
+        ),
+    ),
+)
+
+_FLASHINFER_PLAN = Patch(
+    id="mamba.flashinfer-plan",
+    summary="plan FlashInfer's GDN checkpoints from the host's lists, without a sync",
+    why=(
+        "FlashInfer's gated-delta-net prefill, the default on Hopper GPUs in recent releases, "
+        "plans its state checkpoints by reading four tensors back from the device, each time a "
+        "tracked request ends off a chunk boundary."
+    ),
+    how=(
+        "Stock's own planning runs on CPU tensors made of the lists that mamba.zero-sync brings, "
+        "and its two results go to the device in one pinned, non-blocking copy."
+    ),
+    gain="Four waits less in such a forward; its time was not measured.",
+    condition="A tracked prefill with FlashInfer's GDN kernels.",
+    absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
+    requires=("mamba.zero-sync",),
+    variants=(
+        Variant(
+            releases=between("0.5.17", "0.5.23"),
+            install=f"{_SETS}.flashinfer_plan:install",
+            targets=(f"{_FLASHINFER}:maybe_build_flashinfer_checkpoint_plan",),
+            depends=(*_LISTS, f"{_GDN}.init_forward_metadata"),
+        ),
+    ),
+)
+
+_CHUNK_INDICES = Patch(
+    id="mamba.mamba2-chunk-indices",
+    summary="compute Mamba2's logical chunks on the host, without a sync",
+    why=(
+        "When any request of a Mamba2 prefill has a cached prefix, stock computes the logical "
+        "chunks by a loop over device scalars: 5(B - 1) + 2 waits for B requests."
+    ),
+    how=(
+        "The chunks follow from the lengths alone, which the host has; they go to the device in "
+        "one pinned, non-blocking copy. A batch whose list of lengths is missing or does not "
+        "add up to its tokens is stock's."
+    ),
+    gain="No wait in place of 7, 77 and 317 for 2, 16 and 64 requests.",
+    condition="Mamba2 models, and a prefix hit or a later chunk of a chunked prefill in the batch.",
+    variants=(
+        Variant(
+            releases=between("0.5.9", "0.5.23"),
+            install=f"{_SETS}.chunk_indices:install",
+            targets=(
+                f"{_METADATA}:Mamba2Metadata.prepare_mixed",
+                f"{_METADATA}:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
+            ),
+            depends=_LISTS,
+        ),
+    ),
+)
+
+PATCHES = (_TRACK_MASK, _ZERO_SYNC, _FLASHINFER_PLAN, _CHUNK_INDICES)

@@ -1,6 +1,365 @@
 """Sliding-window KV in disaggregated decode."""
 
-from ...patch import Patch
+from ... import releases
+from ...patch import Marker, Patch, Variant
 
 SUMMARY = "full-length reservation of sliding-window KV in disaggregated decode"
-PATCHES: tuple[Patch, ...] = ()
+
+_DECODE = "sglang.srt.disaggregation.decode"
+_QUEUE = f"{_DECODE}:DecodePreallocQueue"
+_OLD_POOL = "sglang.srt.mem_cache.swa_memory_pool"
+_OLD_ALLOCATOR = f"{_OLD_POOL}:SWATokenToKVPoolAllocator"
+_NEW_ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
+_OLD_PARTS = "sglang.srt.mem_cache.allocator"
+_BATCH = "sglang.srt.managers.schedule_batch"
+_TAIL = "sglang_perf_patches.sets.swa.tail_prealloc"
+
+
+def _of(owner: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{owner}.{name}" for name in names)
+
+
+_FEATURE_TARGETS = (
+    *_of(
+        _QUEUE,
+        "__init__",
+        "_check_if_req_exceed_kv_capacity",
+        "_allocatable_tokens",
+        "_pre_alloc",
+        "pop_preallocated",
+        "resume_retracted_reqs",
+    ),
+    f"{_OLD_ALLOCATOR}.free_swa",
+    *_of(f"{_OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
+)
+_FEATURE_ADDS = (
+    *_of(_QUEUE, "_uses_swa_tail_prealloc", "_swa_peak_tokens"),
+    f"{_OLD_ALLOCATOR}.alloc_extend_swa_tail",
+)
+_FEATURE_DEPENDS = (
+    f"{_DECODE}:CLIP_MAX_NEW_TOKEN",
+    f"{_DECODE}:DecodeRequest",
+    *_of(_QUEUE, "add", "_update_handshake_waiters"),
+    *_of(
+        _OLD_ALLOCATOR,
+        "__init__",
+        "alloc",
+        "alloc_extend",
+        "alloc_decode",
+        "available_size",
+        "full_available_size",
+        "swa_available_size",
+        "free",
+        "clear",
+        "get_cpu_copy",
+        "load_cpu_copy",
+    ),
+    *_of(f"{_OLD_PARTS}:PagedTokenToKVPoolAllocator", "alloc_extend", "free"),
+    *_of(f"{_OLD_PARTS}:TokenToKVPoolAllocator", "alloc", "free"),
+    *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa", "release_req"),
+    *_of(f"{_BATCH}:Req", "offload_kv_cache", "load_kv_cache", "reset_for_retract"),
+    "sglang.srt.mem_cache.chunk_cache:SWAChunkCache",
+    "sglang.srt.mem_cache.chunk_cache:ChunkCache",
+    "sglang.srt.mem_cache.common:release_kv_cache",
+    "sglang.srt.disaggregation.utils:prepare_abort",
+)
+_PRICE = f"{_QUEUE}._prealloc_required_tokens"
+_FIX_DEPENDS = _of(
+    _QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len", "_prealloc_kv_lens", "pop_preallocated"
+)
+
+TAIL_PREALLOC = Patch(
+    id="swa.tail-prealloc",
+    summary="a request in transfer holds sliding-window KV for its window, not for its prompt",
+    why=(
+        "A decode server allocates the KV of a request before the prefill server sends it. Stock "
+        "up to 0.5.11 allocates as much sliding-window KV as the prompt is long, although only "
+        "the window is sent and read: the smaller pool limits how many requests are in transfer, "
+        "and refuses prompts longer than itself. Stock 0.5.12 allocates the window alone, with "
+        "faults that later releases mend: on 0.5.12 two live requests can own one slot; up to "
+        "0.5.13.post1 slots behind a sequence's end stay mapped, what is not there is not "
+        "recorded as evicted, and 512 tokens more are reserved for each request; up to 0.5.17 "
+        "requests are priced in tokens and allocated in pages, so from 0.5.14 on, where that "
+        "reserve is gone, the scheduler can end with 'KV cache is full'."
+    ),
+    how=(
+        "Before 0.5.12: allocation gives sliding-window slots to the pages that hold the last "
+        "window of tokens; the two pools have budgets of their own; requests are admitted first "
+        "come, first served, as far as both last, by stock's own code; a retracted request's "
+        "copy in CPU memory holds what is mapped. A request that can't fit even in empty pools "
+        "is answered with a 400. From 0.5.12 to 0.5.17: the mends that the release lacks. Stock's "
+        "code runs for a model without a window, other allocators or pools, hisparse, the decode "
+        "radix cache, decode KV offload, pipeline parallelism, data parallelism with a draft "
+        "model, and at page size 1, for which there is swa.page-size-1."
+    ),
+    gain=(
+        "Window 4096, page 64, sliding-window pool 262144, full pool 4M, 64 requests queued, "
+        "0.5.9 to 0.5.11, real queue on a CPU: admitted 30 -> 63 at prompts of 8k, 7 -> 63 at "
+        "32k, 1 -> 31 at 128k, where the full pool is the limit. A real decode server on one H200, "
+        "0.5.11, window 127, page 64, pool 65536, a burst of 64 requests: median time to the first "
+        "token 3.42 -> 1.66 s at 8k and 1.19 -> 0.81 s at 32k, last one 4.14 -> 1.66 and 3.32 -> "
+        "0.81 s."
+    ),
+    condition=(
+        "Prompts longer than the window, and a sliding-window pool that is the scarcer: with r "
+        "its size over the full pool's, the gain in requests is at most min(1/r, prompt/window), "
+        "so at the default r = 0.8 at most 1.25. These are requests waiting for their transfer; "
+        "upstream measured 1 % of throughput and 4 % of time to first token."
+    ),
+    upstream=(
+        "sgl-project/sglang#24857",
+        "sgl-project/sglang#25805",
+        "sgl-project/sglang#27779",
+        "sgl-project/sglang#28085",
+        "sgl-project/sglang#33794",
+    ),
+    built_in_since="0.5.18",
+    markers=(Marker(definition=_PRICE, contains="ceil_align"),),
+    variants=(
+        Variant(
+            releases=("0.5.9",),
+            install=f"{_TAIL}:install",
+            targets=_FEATURE_TARGETS,
+            adds=_FEATURE_ADDS,
+            depends=_FEATURE_DEPENDS,
+        ),
+        Variant(
+            releases=releases.between("0.5.10", "0.5.11"),
+            install=f"{_TAIL}:install",
+            targets=_FEATURE_TARGETS,
+            adds=_FEATURE_ADDS,
+            depends=(*_FEATURE_DEPENDS, f"{_QUEUE}._resolve_pending_reqs"),
+        ),
+        Variant(
+            releases=("0.5.12",),
+            install=f"{_TAIL}:install_all_fixes",
+            targets=(
+                f"{_OLD_ALLOCATOR}.alloc_extend_swa_tail",
+                f"{_OLD_ALLOCATOR}.free_swa",
+                f"{_QUEUE}._pre_alloc",
+                _PRICE,
+            ),
+            depends=_FIX_DEPENDS,
+            note="The mends #25805, #27779, #28085 and #33794.",
+        ),
+        Variant(
+            releases=("0.5.12.post1",),
+            install=f"{_TAIL}:install_fixes",
+            targets=(f"{_OLD_ALLOCATOR}.free_swa", f"{_QUEUE}._pre_alloc", _PRICE),
+            depends=(*_FIX_DEPENDS, f"{_OLD_ALLOCATOR}.alloc_extend_swa_tail"),
+            note="The mends #27779, #28085 and #33794.",
+        ),
+        Variant(
+            releases=releases.between("0.5.13", "0.5.13.post1"),
+            install=f"{_TAIL}:install_fixes_moved",
+            targets=(f"{_NEW_ALLOCATOR}.free_swa", f"{_QUEUE}._pre_alloc", _PRICE),
+            depends=(*_FIX_DEPENDS, f"{_NEW_ALLOCATOR}.alloc_extend_swa_tail"),
+            note="The mends #27779, #28085 and #33794.",
+        ),
+        Variant(
+            releases=releases.between("0.5.14", "0.5.17"),
+            install=f"{_TAIL}:install_page_price",
+            targets=(_PRICE,),
+            depends=_FIX_DEPENDS,
+            note="The mend #33794.",
+        ),
+    ),
+)
+
+_SETS = "sglang_perf_patches.sets.swa"
+_ANCHORS = (f"{_QUEUE}._pre_alloc",)
+_FIRST_WITH_ALLOCATOR_MODULE = releases.between("0.5.13", "0.5.15.post1")
+_UNPAGED = f"{_SETS}.page_size_1"
+_GATE = f"{_QUEUE}._uses_swa_tail_prealloc"
+_STOCK_RULE = _of(
+    _QUEUE,
+    "__init__",
+    "_swa_tail_len",
+    "_swa_retractable_len",
+    "_prealloc_kv_lens",
+    "_prealloc_required_tokens",
+    "_swa_aware_allocatable_token_budgets",
+    "_swa_tail_allocatable_token_budget",
+    "_allocatable_token_budgets",
+    "pop_preallocated",
+    "resume_retracted_reqs",
+)
+_ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
+
+PAGE_SIZE_1 = Patch(
+    id="swa.page-size-1",
+    summary="swa.tail-prealloc at page size 1, where upstream leaves it off",
+    why=(
+        "Upstream's change asks for a page size above 1 and is silently off otherwise. 1 is "
+        "CUDA's default, unless an attention backend asks for another, and so it is in the "
+        "newest release: each request in transfer holds sliding-window KV for its whole prompt, "
+        "and a prompt longer than that pool is refused."
+    ),
+    how=(
+        "The condition holds at page size 1 too, and allocation there gives sliding-window slots "
+        "to the last window of tokens. Budgets, admission and eviction are stock's own, or those "
+        "of swa.tail-prealloc. At other page sizes, and in the situations that "
+        "swa.tail-prealloc leaves alone, stock's code runs."
+    ),
+    gain=(
+        "Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 requests queued, "
+        "0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 at 32k, and at "
+        "128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of 6000 decode "
+        "6.4 -> 25.8 tokens per step."
+    ),
+    condition=(
+        "Page size 1, prompts longer than the window, and a sliding-window pool that is the "
+        "scarcer: see swa.tail-prealloc."
+    ),
+    anchors=_ANCHORS,
+    requires=("swa.tail-prealloc",),
+    variants=(
+        Variant(
+            releases=releases.between("0.5.9", "0.5.11"),
+            install=f"{_UNPAGED}:install",
+            targets=(),
+            adds=(_GATE,),
+            depends=(*_ANCHORS, *_of(_OLD_ALLOCATOR, *_ALLOCATES)),
+        ),
+        Variant(
+            releases=releases.between("0.5.12", "0.5.12.post1"),
+            install=f"{_UNPAGED}:install_in_queue",
+            targets=(_GATE, f"{_QUEUE}._pre_alloc"),
+            depends=(*_STOCK_RULE, *_of(_OLD_ALLOCATOR, *_ALLOCATES)),
+        ),
+        Variant(
+            releases=_FIRST_WITH_ALLOCATOR_MODULE,
+            install=f"{_UNPAGED}:install_in_queue",
+            targets=(_GATE, f"{_QUEUE}._pre_alloc"),
+            depends=(*_STOCK_RULE, *_of(_NEW_ALLOCATOR, *_ALLOCATES)),
+        ),
+        Variant(
+            releases=releases.between("0.5.16", "0.5.23"),
+            install=f"{_UNPAGED}:install_in_function",
+            targets=(_GATE, f"{_DECODE}:alloc_for_decode_prealloc"),
+            depends=(
+                *_STOCK_RULE,
+                f"{_QUEUE}._pre_alloc",
+                *_of(_NEW_ALLOCATOR, *_ALLOCATES),
+                "sglang.srt.mem_cache.common:release_kv_cache",
+            ),
+        ),
+    ),
+)
+
+_BOUNDED = f"{_SETS}.window_bounded_admission"
+
+WINDOW_BOUNDED_ADMISSION = Patch(
+    id="swa.window-bounded-admission",
+    kind="policy",
+    summary="admission expects of a request what its window lets it grow to",
+    why=(
+        "Stock admits a request when the sliding-window pool has room for the tail of its prompt "
+        "and min(max_new_tokens, 4096) tokens more. KV behind the window is given back while a "
+        "request decodes, so none ever holds that much; but with a small pool a request with a "
+        "large max_new_tokens, and every request behind it, waits for ever, without an error."
+    ),
+    how=(
+        "What a request is expected to hold is bounded by its window, the tokens that it decodes "
+        "between two evictions, and a page, in whole pages; so is what is kept for the largest "
+        "running request. A request whose bound is beyond the whole pool is answered with a 400. "
+        "Requests are admitted in stock's order."
+    ),
+    gain=(
+        "Window 128, page 64, sliding-window pool 4096, prompts of 1000, 64 queued, 0.5.23, real "
+        "queue on a CPU: admitted with max_new_tokens 128, 3072 and 4096: 20, 5 and 0 -> 20, 20 "
+        "and 20."
+    ),
+    condition=(
+        "A sliding-window pool that is not much larger than max_new_tokens. It changes whom stock "
+        "admits, and with more requests running there may be more retractions; no request's "
+        "result changes."
+    ),
+    anchors=_ANCHORS,
+    requires=("swa.tail-prealloc",),
+    variants=(
+        Variant(
+            releases=releases.between("0.5.9", "0.5.11"),
+            install=f"{_BOUNDED}:install",
+            targets=(),
+            adds=(f"{_QUEUE}._swa_peak_tokens",),
+            depends=(*_ANCHORS, *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa")),
+            awaits=(_DECODE,),
+        ),
+        Variant(
+            releases=releases.between("0.5.12", "0.5.23"),
+            install=f"{_BOUNDED}:install_in_stock_rule",
+            targets=_of(
+                _QUEUE,
+                "_prealloc_kv_lens",
+                "_prealloc_required_tokens",
+                "_swa_tail_allocatable_token_budget",
+                "_check_if_req_exceed_kv_capacity",
+            ),
+            depends=(
+                *_of(_QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len", "_swa_retractable_len"),
+                *_of(_QUEUE, "_swa_aware_allocatable_token_budgets", "pop_preallocated"),
+                f"{_QUEUE}.resume_retracted_reqs",
+                *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa"),
+                f"{_DECODE}:CLIP_MAX_NEW_TOKEN",
+            ),
+        ),
+    ),
+)
+
+_EVICTS = (
+    *_of(f"{_BATCH}:ScheduleBatch", "_evict_swa", "maybe_evict_swa", "retract_decode"),
+    *_of(f"{_BATCH}:ScheduleBatch", "new_tokens_required_next_decode", "release_req"),
+    f"{_BATCH}:Req.reset_for_retract",
+    "sglang.srt.managers.scheduler:Scheduler.update_running_batch",
+)
+
+EVICT_BEFORE_RETRACT = Patch(
+    id="swa.evict-before-retract",
+    kind="policy",
+    summary="KV behind the window is given back before a running request is retracted",
+    why=(
+        "When the next decode step does not fit, stock retracts running requests: their KV goes "
+        "to CPU memory or is computed again. Yet it gives back sliding-window KV behind the "
+        "window only at intervals, so each running request may hold an interval and a page that "
+        "nothing will read."
+    ),
+    how=(
+        "Only where the step does not fit: evict each running request up to its window by stock's "
+        "own method, under stock's own guard (a decode step behind it), and ask again. Stock's "
+        "code alone runs with a prefix cache, without a window, and with other allocators."
+    ),
+    gain=(
+        "64 requests of 1000 + 400 tokens, window 128, 0.5.23, real queue and allocator on a CPU, "
+        "with swa.window-bounded-admission on too: retractions 76 -> 0 and tokens per step 30.5 "
+        "-> 31.8 at page 64 and a pool of 8192; 184 -> 0 and 25.8 -> 31.8 at page 1 and 6000, "
+        "with swa.page-size-1 before and after. Window 4096, page 64, pool 131072: no change."
+    ),
+    condition=(
+        "Small windows, and a sliding-window pool that runs out while requests decode. It changes "
+        "whom stock retracts, never a request's result."
+    ),
+    upstream=("sgl-project/sglang#28246",),
+    anchors=(f"{_BATCH}:ScheduleBatch._evict_swa",),
+    variants=(
+        Variant(
+            releases=releases.between("0.5.9", "0.5.13.post1"),
+            install=f"{_SETS}.evict_before_retract:install",
+            targets=(f"{_BATCH}:ScheduleBatch.check_decode_mem",),
+            depends=_EVICTS,
+        ),
+        Variant(
+            releases=releases.between("0.5.14", "0.5.23"),
+            install=f"{_SETS}.evict_before_retract:install",
+            targets=(f"{_BATCH}:ScheduleBatch.check_decode_mem",),
+            depends=(*_EVICTS, "sglang.srt.mem_cache.common:free_swa_out_of_window_slots"),
+        ),
+    ),
+)
+
+PATCHES: tuple[Patch, ...] = (
+    TAIL_PREALLOC,
+    PAGE_SIZE_1,
+    WINDOW_BOUNDED_ADMISSION,
+    EVICT_BEFORE_RETRACT,
+)

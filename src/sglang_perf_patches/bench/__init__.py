@@ -1,0 +1,1 @@
+"""What `sglang-perf-patches bench` runs: one module for each set."""

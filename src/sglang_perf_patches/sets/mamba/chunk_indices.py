@@ -1,0 +1,81 @@
+"""``mamba.mamba2-chunk-indices``: Mamba2's logical chunks, from the host's own lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+_METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata"
+
+_lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
+"""Of the batch that ``prepare_mixed`` is preparing: its chunk function is not given the batch."""
+
+
+def install(patching: Patching) -> None:
+    """Compute the chunks from the host's lengths, and send them to the device in one copy."""
+    import torch
+
+    from . import host
+
+    ran = patching.ran
+
+    def prepare(inner: Any) -> Any:
+        def prepare_mixed(
+            cls: Any, forward_metadata: Any, chunk_size: int, forward_batch: Any
+        ) -> Any:
+            known = host.prefill(forward_batch)
+            token = _lens.set(known.lens if known else None)
+            try:
+                return inner.__get__(None, cls)(forward_metadata, chunk_size, forward_batch)
+            finally:
+                _lens.reset(token)
+
+        return classmethod(prepare_mixed)
+
+    def chunks(inner: Any) -> Any:
+        def _query_start_loc_to_chunk_indices_offsets(
+            query_start_loc: Any, chunk_size: int, total_seqlens: int
+        ) -> Any:
+            lens = _lens.get()
+            if (
+                lens is None
+                or query_start_loc.shape != (len(lens) + 1,)
+                or sum(lens) != total_seqlens
+                or min(lens) < 1
+            ):
+                return inner.__func__(query_start_loc, chunk_size, total_seqlens)
+            ran.seen = True
+            if host.is_debugging():
+                host.check_lens(query_start_loc, lens)
+            found = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]
+            return tuple(host.to_device(found, query_start_loc.device))
+
+        return staticmethod(_query_start_loc_to_chunk_indices_offsets)
+
+    patching.override(f"{_METADATA}.prepare_mixed", prepare)
+    patching.override(f"{_METADATA}._query_start_loc_to_chunk_indices_offsets", chunks)
+
+
+def logical(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]:
+    """Where the logical chunks of a packed batch start.
+
+    A logical chunk starts at each physical chunk and at each sequence.
+
+    Args:
+        lens: tokens per sequence, each at least 1.
+        chunk_size: tokens per physical chunk.
+
+    Returns:
+        for each logical chunk its physical chunk, and the token in it at which it starts.
+
+    >>> logical([5, 5], 8)
+    ([0, 0, 1], [0, 5, 0])
+    """
+    ends = list(accumulate(lens))
+    starts = sorted({*range(0, ends[-1], chunk_size), *ends[:-1]})
+    return [start // chunk_size for start in starts], [start % chunk_size for start in starts]

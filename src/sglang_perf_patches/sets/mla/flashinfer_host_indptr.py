@@ -1,0 +1,156 @@
+"""mla.flashinfer-host-indptr: the FlashInfer draft plans from lengths that the host has.
+
+Before the steps of a draft are planned, stock copies ``kv_indptr`` from the device, which waits
+for everything queued on the stream. The device computed it from lengths that the host knows.
+Upstream has this from 0.5.23 on behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default,
+whose values differ from the device's in the padding rows of a replayed graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...activation import Patching
+from .situations import Served, refuse_platforms
+
+BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferMultiStepDraftBackend"
+
+
+def install_replay(patching: Patching) -> None:
+    """Up to 0.5.12.post1: eager batches and replayed graphs have entries of their own."""
+    around = _around(patching)
+    patching.override(f"{BACKEND}.init_forward_metadata", around)
+    patching.override(f"{BACKEND}.init_forward_metadata_replay_cuda_graph", around)
+
+
+def install_out_graph(patching: Patching) -> None:
+    """From 0.5.13 on: captured and replayed graphs have one entry."""
+    around = _around(patching)
+
+    def make(inner: Any) -> Any:
+        replay = around(inner)
+
+        def init_forward_metadata_out_graph(
+            self: Any, forward_batch: Any, in_capture: bool = False
+        ) -> None:
+            if in_capture:  # positions and lengths are placeholders that do not agree
+                inner(self, forward_batch, in_capture=True)
+            else:
+                replay(self, forward_batch)
+
+        return init_forward_metadata_out_graph
+
+    patching.override(f"{BACKEND}.init_forward_metadata", around)
+    patching.override(f"{BACKEND}.init_forward_metadata_out_graph", make)
+
+
+def host_indptr(lengths: Any, rows: int, topk: int, steps: int) -> Any:
+    """What the draft's index kernel writes into ``kv_indptr``, from lengths on the host.
+
+    Step i gives each of a request's `topk` branches its prefix and i + 1 drafted tokens. The
+    padding rows of a graph have no prefix, as their positions are zero.
+
+    Args:
+        lengths: prefix lengths, one per request and padding row, integers on the CPU.
+        rows: how many of them are requests.
+        topk: branches per request.
+        steps: steps of the draft.
+
+    Returns:
+        int32 on the CPU, (steps, len(lengths) * topk + 1).
+    """
+    import torch
+
+    prefix = lengths.long()
+    if rows < prefix.numel():
+        prefix = prefix.clone()
+        prefix[rows:] = 0
+    branches = prefix.repeat_interleave(topk) if topk > 1 else prefix
+    count = branches.numel()
+    indptr = torch.zeros((steps, count + 1), dtype=torch.int32)
+    drafted = torch.outer(torch.arange(1, steps + 1), torch.arange(1, count + 1))
+    indptr[:, 1:] = branches.cumsum(0) + drafted
+    return indptr
+
+
+def _around(patching: Patching) -> Any:
+    """Wrap an entry: while it runs, the backend's ``kv_indptr`` knows its copy on the host."""
+    refuse_platforms(patching)
+    ran = patching.ran
+    served = Served(patching)
+    known = _known_tensor()
+
+    def make(inner: Any) -> Any:
+        def init(self: Any, forward_batch: Any, *more: Any) -> None:
+            rows = _requests(self, forward_batch)
+            if rows is None or not served():
+                inner(self, forward_batch, *more)
+                return
+            ran.seen = True
+            indptr = self.kv_indptr
+            host = host_indptr(
+                forward_batch.seq_lens_cpu, rows, self.topk, self.speculative_num_steps
+            )
+            self.kv_indptr = known(indptr, host)
+            try:
+                inner(self, forward_batch, *more)
+            finally:
+                self.kv_indptr = indptr
+
+        return init
+
+    return make
+
+
+def _requests(backend: Any, forward_batch: Any) -> int | None:
+    """How many rows of a batch are requests; None where the host can't tell or is not exact."""
+    lengths = forward_batch.seq_lens_cpu
+    spec_info = forward_batch.spec_info
+    if lengths is None or type(spec_info).__name__ != "EagleDraftInput":
+        return None
+    if lengths.is_cuda or lengths.numel() != forward_batch.batch_size:
+        return None
+    if getattr(backend, "draft_window_size", 0):
+        return None  # the kernel clips the lengths
+    if getattr(forward_batch, "_original_batch_size", None) is not None:
+        return None  # padded for data parallelism, what the draft starts from too
+    # A replay pads the lengths and the positions, never what the draft starts from.
+    topk_p = spec_info.topk_p
+    if topk_p is None or topk_p.shape[0] > lengths.numel():
+        return None
+    return int(topk_p.shape[0])
+
+
+def _known_tensor() -> Any:
+    """Make the tensors whose copy to the host need not be fetched."""
+    import torch
+
+    class Host:
+        """The rows that the plans read, where they are already."""
+
+        def __init__(self, rows: Any) -> None:
+            self._rows = rows
+
+        def cpu(self) -> Any:
+            return self._rows
+
+    class Known(torch.Tensor):  # type: ignore[misc, unused-ignore]
+        """An indptr on the device: all its rows up to a column are known on the host.
+
+        Every other read of it gives an ordinary tensor.
+        """
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        host: Any
+
+        def __getitem__(self, key: Any) -> Any:
+            if key == (slice(None), slice(self.host.shape[1])):
+                return Host(self.host)
+            return super().__getitem__(key)
+
+    def known(indptr: Any, host: Any) -> Any:
+        made = indptr.as_subclass(Known)
+        made.host = host
+        return made
+
+    return known

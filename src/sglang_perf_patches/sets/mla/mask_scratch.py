@@ -1,0 +1,77 @@
+"""mla.mask-scratch: the verify mask that TRT-LLM MLA never reads takes kilobytes.
+
+Upstream: sgl-project/sglang#31527, #32886 and #32920.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ...activation import Patching
+from .situations import Served, refuse_platforms
+
+BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend"
+BUILD_TREE = "sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient"
+
+_MODE, _BUFFER = 9, 10  # places of tree_mask_mode and tree_mask_buf among the tree's arguments
+
+
+def install(patching: Patching) -> None:
+    """Allocate the mask for draft x draft cells per request, and build trees of that layout.
+
+    A batch larger than the captured ones gets a mask of its own: the buffer has no room for it.
+    """
+    import torch
+
+    refuse_platforms(patching)
+    ran = patching.ran
+    served = Served(patching)
+    qlen_only = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.QLEN_ONLY
+    small: list[weakref.ref[Any]] = []  # the mask that a TRT-LLM backend gave out last
+
+    def make_state(inner: Any) -> Any:
+        def init_cuda_graph_state(
+            self: Any, max_bs: int, max_num_tokens: int, kv_indices_buf: Any = None
+        ) -> None:
+            draft = self.num_draft_tokens
+            if not draft or not served():
+                inner(self, max_bs, max_num_tokens, kv_indices_buf)
+                return
+            ran.seen = True
+            # Stock allocates no mask where nothing is drafted.
+            self.num_draft_tokens = 0
+            try:
+                inner(self, max_bs, max_num_tokens, kv_indices_buf)
+            finally:
+                self.num_draft_tokens = draft
+            if not self.skip_prefill and not getattr(self, "is_draft_runner", False):
+                self.cuda_graph_custom_mask = torch.zeros(
+                    max_bs * draft * draft, dtype=torch.bool, device=self.device
+                )
+
+        return init_cuda_graph_state
+
+    def make_buffers(inner: Any) -> Any:
+        def get_verify_buffers_to_fill_after_draft(self: Any) -> list[Any]:
+            mask, positions = inner(self)
+            small[:] = [weakref.ref(mask)] if mask is not None and served() else []
+            return [mask, positions]
+
+        return get_verify_buffers_to_fill_after_draft
+
+    def make_build(inner: Any) -> Any:
+        def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
+            ours = small[0]() if small else None
+            if ours is None or len(given) <= _BUFFER or given[_BUFFER] is not ours:
+                return inner(*given, **named)
+            seq_lens, draft = given[4], given[8]
+            fits = seq_lens.numel() * draft * draft <= ours.numel()
+            mask = ours if fits else None
+            return inner(*given[:_MODE], qlen_only, mask, *given[_BUFFER + 1 :], **named)
+
+        return build_tree_kernel_efficient
+
+    patching.override(f"{BACKEND}.init_cuda_graph_state", make_state)
+    patching.override(f"{BACKEND}.get_verify_buffers_to_fill_after_draft", make_buffers)
+    patching.override(BUILD_TREE, make_build)

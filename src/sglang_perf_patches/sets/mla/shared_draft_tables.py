@@ -1,0 +1,224 @@
+"""mla.shared-draft-tables and mla.shared-block-tables: one page table for all steps of a draft.
+
+The steps of a draft with topk = 1 read the same requests, each one token further than the step
+before, so the table of the last step serves them all. Upstream marks it as a TODO.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...activation import Patching
+from ...objects import MISSING
+from .situations import Served, refuse_platforms
+
+FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
+TRTLLM_DRAFT = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
+
+FLASHINFER_MLA_DRAFT = (
+    "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
+)
+
+_TABLE = "page_table_draft_decode"
+_LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
+
+
+def install_flash_attention(patching: Patching) -> None:
+    """Replay: the last step's kernel builds the table, the other steps' lengths are derived."""
+    refuse_platforms(patching)
+    ran = patching.ran
+    served = Served(patching)
+
+    def make_state(inner: Any) -> Any:
+        def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
+            inner(self, max_bs, max_num_tokens)
+            self.sglang_perf_patches_draft = None
+            if self.topk <= 1 and len(self.attn_backends) > 1 and served():
+                self.sglang_perf_patches_draft = _share(self.attn_backends)
+
+        return init_cuda_graph_state
+
+    def make_init(inner: Any) -> Any:
+        def init_forward_metadata_out_graph(
+            self: Any, forward_batch: Any, in_capture: bool = False
+        ) -> None:
+            shared = getattr(self, "sglang_perf_patches_draft", None)
+            if in_capture or shared is None or forward_batch.encoder_lens is not None:
+                inner(self, forward_batch, in_capture=in_capture)
+                return
+            ran.seen = True
+            steps = self.attn_backends
+            self.attn_backends = _LastStep(steps)
+            try:
+                inner(self, forward_batch)
+            finally:
+                self.attn_backends = steps
+            shared.derive(forward_batch.batch_size)
+            for step in steps[:-1]:
+                step.forward_metadata = step.decode_cuda_graph_metadata[forward_batch.batch_size]
+                step.forward_metadata_spec_decode_expand = None
+
+        return init_forward_metadata_out_graph
+
+    patching.override(f"{FA_DRAFT}.init_cuda_graph_state", make_state)
+    patching.override(f"{FA_DRAFT}.init_forward_metadata_out_graph", make_init)
+
+
+class _Idle:
+    """In place of a step that another one prepares."""
+
+    def init_forward_metadata_out_graph(self, *_given: Any, **_named: Any) -> None:
+        pass
+
+
+class _LastStep:
+    """The steps of a draft as stock goes through them, of which the last one alone acts."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        self._steps = steps
+        self._idle = _Idle()
+
+    def __getitem__(self, step: int) -> Any:
+        return self._steps[step] if step == len(self._steps) - 1 else self._idle
+
+
+class _Lengths:
+    """The lengths of all steps in one tensor each, so that one kernel derives the earlier ones.
+
+    Attributes:
+        lengths: int32, (steps, max_bs): tokens that each request's step reads.
+        offsets: int32, (steps, max_bs + 1): their sums before each request.
+    """
+
+    def __init__(self, lengths: Any, offsets: Any) -> None:
+        import torch
+
+        self.lengths, self.offsets = lengths, offsets
+        steps, ends = offsets.shape
+        back = torch.arange(steps - 1, 0, -1, dtype=torch.int32, device=offsets.device)[:, None]
+        before = torch.arange(ends, dtype=torch.int32, device=offsets.device)
+        self._shorter = back
+        self._before = back * before
+
+    def derive(self, bs: int) -> None:
+        """Write the earlier steps' values of `bs` requests from those of the last step."""
+        import torch
+
+        torch.sub(self.lengths[-1:, :bs], self._shorter, out=self.lengths[:-1, :bs])
+        torch.sub(
+            self.offsets[-1:, : bs + 1],
+            self._before[:, : bs + 1],
+            out=self.offsets[:-1, : bs + 1],
+        )
+
+
+def _share(steps: list[Any]) -> _Lengths | None:
+    """Let the steps hold one page table; None where their metadata has parts unknown here."""
+    for step in steps:
+        if step.use_sliding_window_kv_pool or getattr(step, "_kv_shard_pool", None) is not None:
+            return None
+    states = [step.decode_cuda_graph_metadata for step in steps]
+    last = states[-1]
+    if _TABLE not in last:
+        return None
+
+    def rows(values: Any) -> Any:
+        # Whole quads, so that each step's row is aligned as its own tensor was.
+        count = values.numel()
+        return values.new_zeros((len(steps), -(-count // 4) * 4))[:, :count]
+
+    lengths, offsets = rows(last[_LENGTHS]), rows(last[_OFFSETS])
+    for state, of_step, before in zip(states, lengths, offsets, strict=True):
+        state[_LENGTHS], state[_OFFSETS], state[_TABLE] = of_step, before, last[_TABLE]
+    return _Lengths(lengths, offsets)
+
+
+def install_trtllm_replay(patching: Patching) -> None:
+    """TRT-LLM MLA up to 0.5.12.post1, over what mla.draft-metadata brings."""
+    _share_steps(
+        patching,
+        capture="init_forward_metadata_capture_cuda_graph",
+        replay="init_forward_metadata_replay_cuda_graph",
+    )
+
+
+def install_trtllm_out_graph(patching: Patching) -> None:
+    """TRT-LLM MLA from 0.5.13 on, where capture and replay have one entry."""
+    _share_steps(patching, capture=None, replay="init_forward_metadata_out_graph")
+
+
+def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> None:
+    """Have the first step prepared, and the others hold its metadata.
+
+    The steps' metadata are equal: all read the pages of the same requests, up to the same
+    length. A captured graph keeps the tensors that its steps held, so what was captured
+    together is replayed together.
+    """
+    refuse_platforms(patching)
+    ran = patching.ran
+    served = Served(patching)
+
+    def hold(steps: list[Any], bs: int) -> None:
+        first = steps[0]
+        for step in steps[1:]:
+            step.decode_cuda_graph_metadata[bs] = first.decode_cuda_graph_metadata[bs]
+            step.forward_decode_metadata = first.decode_cuda_graph_metadata[bs]
+
+    def is_shared(steps: list[Any], bs: int) -> bool:
+        held = steps[0].decode_cuda_graph_metadata.get(bs)
+        return all(step.decode_cuda_graph_metadata.get(bs) is held for step in steps[1:])
+
+    def make_capture(inner: Any) -> Any:
+        if inner is MISSING:  # inherited
+            inner = getattr(patching.get(FLASHINFER_MLA_DRAFT), str(capture))
+
+        def capturing(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
+            inner(self, forward_batch, *given, **named)
+            if served():
+                hold(self.attn_backends, forward_batch.batch_size)
+
+        return capturing
+
+    def make_replay(inner: Any) -> Any:
+        capturing = make_capture(inner)
+
+        def replaying(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
+            if capture is None and (named.get("in_capture") or (given and given[0])):
+                capturing(self, forward_batch, *given, **named)
+                return
+            steps = self.attn_backends
+            if not served() or not is_shared(steps, forward_batch.batch_size):
+                inner(self, forward_batch, *given, **named)
+                return
+            ran.seen = True
+            _first_alone(self, lambda: inner(self, forward_batch, *given, **named))
+
+        return replaying
+
+    def make_eager(inner: Any) -> Any:
+        def init_forward_metadata(self: Any, forward_batch: Any) -> None:
+            if not served():
+                inner(self, forward_batch)
+                return
+            ran.seen = True
+            _first_alone(self, lambda: inner(self, forward_batch))
+            first = self.attn_backends[0]
+            for step in self.attn_backends[1:]:
+                step.forward_decode_metadata = first.forward_decode_metadata
+
+        return init_forward_metadata
+
+    if capture is not None:
+        patching.override(f"{TRTLLM_DRAFT}.{capture}", make_capture)
+    patching.override(f"{TRTLLM_DRAFT}.{replay}", make_replay)
+    patching.override(f"{TRTLLM_DRAFT}.init_forward_metadata", make_eager)
+
+
+def _first_alone(draft: Any, act: Any) -> None:
+    """Act as if a draft had one step."""
+    steps, count = draft.attn_backends, draft.speculative_num_steps
+    draft.attn_backends, draft.speculative_num_steps = steps[:1], 2
+    try:
+        act()
+    finally:
+        draft.attn_backends, draft.speculative_num_steps = steps, count

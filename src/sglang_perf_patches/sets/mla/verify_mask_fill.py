@@ -1,0 +1,152 @@
+"""mla.verify-mask-fill: the prefix half of the Triton verify's tree mask is not filled.
+
+The buffer holds draft x (prefix + draft) cells per request. The tree kernel writes the draft x
+draft cells, and attention skips the prefix cells (``skip_prefix_custom_mask``), so filling the
+whole buffer every step is dead work. Upstream has no such change.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ...activation import Patching
+from .situations import Served, refuse_platforms
+
+BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
+BUFFERS = f"{BACKEND}.get_verify_buffers_to_fill_after_draft"
+MASK = f"{BACKEND}.verify_mask"
+BUILD_TREE = "sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient"
+TRIVIAL = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._build_trivial_verify_input"
+
+WORTH = 16 << 20
+"""Bytes of mask from which marking one cell per request is faster than filling the buffer."""
+
+_MODE, _BUFFER = 9, 10  # places of tree_mask_mode and tree_mask_buf among the tree's arguments
+
+
+def install_buffers(patching: Patching) -> None:
+    """Up to 0.5.13.post1, where the worker asks the backend for a bare buffer."""
+    refuse_platforms(patching)
+    _skip_fill(patching, _Trivial())
+
+
+def install_buffers_and_trivial(patching: Patching) -> None:
+    """0.5.14 to 0.5.16, which also verify trees of one node."""
+    refuse_platforms(patching)
+    trivial = _Trivial()
+    _skip_fill(patching, trivial)
+    _mark_single_cells(patching, trivial)
+
+
+def install_masks(patching: Patching) -> None:
+    """From 0.5.17 on, where the backend says of its mask whether anything reads it."""
+    refuse_platforms(patching)
+    ran = patching.ran
+    trivial = _Trivial()
+    served = Served(patching, _reads_prefix)
+    copied = patching.module("msgspec.structs").replace
+
+    def make(inner: property) -> property:
+        stock: Any = inner.fget
+
+        def verify_mask(self: Any) -> Any:
+            mask = stock(self)
+            if mask is None or not served():
+                return mask
+            ran.seen = True
+            if trivial.lends(mask.buffer):
+                return copied(mask, buffer=trivial.lend(mask.buffer))
+            return copied(mask, is_read=False)
+
+        return property(verify_mask)
+
+    patching.override(MASK, make)
+    _mark_single_cells(patching, trivial)
+
+
+class _Trivial:
+    """The building of a one-node tree, which fills the buffer that it is given.
+
+    While one is built it gets the first cell alone, as a tensor of its own.
+    """
+
+    def __init__(self) -> None:
+        self.building = False
+        self.buffer: Any = None
+
+    def lends(self, buffer: Any) -> bool:
+        return self.building and buffer.nbytes >= WORTH
+
+    def lend(self, buffer: Any) -> Any:
+        self.buffer = buffer
+        return buffer[:1]
+
+
+def _reads_prefix(arguments: Any) -> str | None:
+    if arguments.enable_deterministic_inference:
+        return "the deterministic attention kernel reads the prefix cells of the mask"
+    return None
+
+
+def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
+    """Show the tree builder a buffer of one cell, which it fills; its kernel writes by address."""
+    ran = patching.ran
+    served = Served(patching, _reads_prefix)
+    full_mask = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.FULL_MASK
+    handed: list[weakref.ref[Any]] = []  # the buffer that a Triton backend gave out last
+
+    def make_buffers(inner: Any) -> Any:
+        def get_verify_buffers_to_fill_after_draft(self: Any) -> list[Any]:
+            mask, positions = inner(self)
+            if mask is not None and served():
+                if trivial.lends(mask):
+                    return [trivial.lend(mask), positions]
+                handed[:] = [weakref.ref(mask)]
+            return [mask, positions]
+
+        return get_verify_buffers_to_fill_after_draft
+
+    def make_build(inner: Any) -> Any:
+        def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
+            if len(given) <= _BUFFER or given[_MODE] != full_mask:
+                return inner(*given, **named)
+            ours = handed[0]() if handed else None
+            if ours is None or given[_BUFFER] is not ours:
+                return inner(*given, **named)
+            ran.seen = True
+            made = inner(*given[:_BUFFER], ours[:1], *given[_BUFFER + 1 :], **named)
+            return (ours, *made[1:])
+
+        return build_tree_kernel_efficient
+
+    patching.override(BUFFERS, make_buffers)
+    patching.override(BUILD_TREE, make_build)
+
+
+def _mark_single_cells(patching: Patching, trivial: _Trivial) -> None:
+    """After a one-node tree was built on one cell, write the one cell of each request.
+
+    Request i has seq_lens[i] prefix cells and then the cell of its node, which must be true.
+    """
+    ran = patching.ran
+
+    def make(inner: Any) -> Any:
+        def _build_trivial_verify_input(self: Any, batch: Any) -> Any:
+            trivial.building = True
+            try:
+                verify_input = inner(self, batch)
+                buffer = trivial.buffer
+            finally:
+                trivial.building, trivial.buffer = False, None
+            if buffer is None or verify_input.custom_mask.data_ptr() != buffer.data_ptr():
+                return verify_input  # stock allocated a mask for a batch that does not fit
+            ran.seen = True
+            cells = (batch.seq_lens.long() + 1).cumsum(0) - 1
+            buffer.index_fill_(0, cells, 1)
+            verify_input.custom_mask = buffer
+            return verify_input
+
+        return _build_trivial_verify_input
+
+    patching.override(TRIVIAL, make)

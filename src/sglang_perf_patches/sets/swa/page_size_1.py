@@ -1,0 +1,89 @@
+"""swa.page-size-1: what swa.tail-prealloc does, at page size 1, where upstream leaves it off.
+
+Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants a page size above
+1, which is CUDA's default unless an attention backend asks for another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...objects import MISSING
+from .tail_allocation import record_evicted, tail_only
+from .tail_prealloc import DECODE, QUEUE
+from .window import fill_length, unserved
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+
+def install(patching: Patching) -> None:
+    """Before 0.5.12, where swa.tail-prealloc does all but ask for a page size above 1."""
+
+    def make(inner: Any) -> Any:
+        return _uses_swa_tail_prealloc(patching, inner)
+
+    patching.override(f"{QUEUE}._uses_swa_tail_prealloc", make)
+
+
+def install_in_queue(patching: Patching) -> None:
+    """0.5.12 to 0.5.15.post1: the queue's own method allocates."""
+    install(patching)
+    decode = patching.module(DECODE)
+
+    def make(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            allocator = self.token_to_kv_pool_allocator
+            if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
+                return inner(self, req, *args, **named)
+            length = fill_length(req)
+            tail = self._swa_tail_len(length)
+            with tail_only(allocator, tail):
+                slots = inner(self, req, *args, **named)
+            record_evicted(decode, req, length - tail)
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{QUEUE}._pre_alloc", make)
+
+
+def install_in_function(patching: Patching) -> None:
+    """From 0.5.16: a function of the module allocates."""
+    install(patching)
+    decode = patching.module(DECODE)
+
+    def make(inner: Any) -> Any:
+        def alloc_for_decode_prealloc(allocator: Any, **named: Any) -> Any:
+            if allocator.page_size > 1 or not named["uses_swa_tail"] or named["total_prefix_len"]:
+                return inner(allocator, **named)
+            length, tail = named["fill_len"], named["swa_tail_len"]
+            with tail_only(allocator, tail):
+                slots = inner(allocator, **named)
+            if slots is not None:
+                record_evicted(decode, named["req"], length - tail)
+            return slots
+
+        return alloc_for_decode_prealloc
+
+    patching.override(f"{DECODE}:alloc_for_decode_prealloc", make)
+
+
+def _uses_swa_tail_prealloc(patching: Patching, inner: Any) -> Any:
+    def uses_swa_tail_prealloc(self: Any) -> bool:
+        """Whether this queue sizes sliding-window KV by the window; settled once for page size 1.
+
+        Settled, because stock asks several times for each request of each step.
+        """
+        if self.token_to_kv_pool_allocator.page_size > 1:
+            return inner is not MISSING and bool(inner(self))
+        if "_swa_tail_served_unpaged" not in vars(self):
+            reason = unserved(self)
+            self._swa_tail_served_unpaged = reason is None
+            if reason is None:
+                patching.ran.seen = True
+            else:
+                patching.gate(reason)
+        return bool(self._swa_tail_served_unpaged)
+
+    return uses_swa_tail_prealloc

@@ -1,0 +1,151 @@
+"""Allocating full-attention KV for a whole sequence, and sliding-window KV for its tail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .window import ceil_align
+
+
+def alloc_extend_swa_tail(
+    self: Any,
+    prefix_lens: Any,
+    prefix_lens_cpu: Any,
+    seq_lens: Any,
+    seq_lens_cpu: Any,
+    last_loc: Any,
+    extend_num_tokens: int,
+    swa_tail_len: int,
+) -> Any:
+    """Extend one sequence in whole pages; a method of ``SWATokenToKVPoolAllocator``.
+
+    The name and the arguments are upstream's (sgl-project/sglang#24857); each tensor has one
+    element, int64.
+
+    Args:
+        self: the allocator.
+        prefix_lens: tokens that have KV already.
+        prefix_lens_cpu: the same, on the CPU.
+        seq_lens: tokens that shall have KV.
+        seq_lens_cpu: the same, on the CPU.
+        last_loc: slot of the last token of the prefix, -1 where there is none.
+        extend_num_tokens: the difference.
+        swa_tail_len: how many of the last tokens get sliding-window KV; the first of them is the
+            first of a page.
+
+    Returns:
+        the slots of the new tokens, int64 of shape ``(extend_num_tokens,)``; None, and nothing
+        taken, where either pool lacks pages.
+    """
+    import torch
+
+    page = self.page_size
+    before, after = int(prefix_lens_cpu[0]), int(seq_lens_cpu[0])
+    full_tokens = ceil_align(after, page) - ceil_align(before, page)
+    if full_tokens > self.full_attn_allocator.available_size():
+        return None
+    if ceil_align(swa_tail_len, page) > self.swa_attn_allocator.available_size():
+        return None
+    slots = self.full_attn_allocator.alloc_extend(
+        prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens
+    )
+    clear_before_tail(self, slots, swa_tail_len)
+    if swa_tail_len:
+        none_cpu, tail_cpu = torch.tensor([0]), torch.tensor([swa_tail_len])
+        none, tail = none_cpu.to(self.device), tail_cpu.to(self.device)
+        self.full_to_swa_index_mapping[slots[-swa_tail_len:]] = (
+            self.swa_attn_allocator.alloc_extend(
+                none, none_cpu, tail, tail_cpu, none - 1, swa_tail_len
+            )
+        )
+    return slots
+
+
+def alloc_swa_tail(allocator: Any, need_size: int, swa_tail_len: int) -> Any:
+    """As `alloc_extend_swa_tail`, at page size 1 and without a prefix.
+
+    Returns:
+        slots, int64 of shape ``(need_size,)``; None, and nothing taken, where either pool is full.
+    """
+    if need_size > allocator.full_attn_allocator.available_size():
+        return None
+    if swa_tail_len > allocator.swa_attn_allocator.available_size():
+        return None
+    slots = allocator.full_attn_allocator.alloc(need_size)
+    clear_before_tail(allocator, slots, swa_tail_len)
+    if swa_tail_len:
+        allocator.full_to_swa_index_mapping[slots[-swa_tail_len:]] = (
+            allocator.swa_attn_allocator.alloc(swa_tail_len)
+        )
+    return slots
+
+
+def clear_before_tail(allocator: Any, slots: Any, swa_tail_len: int) -> None:
+    """Unmap new slots before the tail: an earlier owner may have left them mapped.
+
+    Without this two live requests own one sliding-window slot (sgl-project/sglang#25805).
+
+    Args:
+        allocator: whose mapping.
+        slots: int64 of shape ``(n,)``.
+        swa_tail_len: how many of the last ones have, or will get, a mapping of their own.
+    """
+    unmap(allocator, slots[: len(slots) - swa_tail_len])
+
+
+def unmap_pages(allocator: Any, slots: Any) -> None:
+    """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
+
+    Slots behind the end of a sequence, in its last page, are given back with the page and never
+    named: they would stay mapped to a page that has another owner.
+    """
+    import torch
+
+    if allocator.page_size > 1 and slots.numel():
+        pages = torch.unique(slots.long() // allocator.page_size)
+        offsets = torch.arange(allocator.page_size, device=pages.device)
+        unmap(allocator, (pages[:, None] * allocator.page_size + offsets).flatten())
+
+
+def unmap(allocator: Any, slots: Any) -> None:
+    """Give slots no sliding-window KV; the fill's value travels without a stream sync."""
+    allocator.full_to_swa_index_mapping.index_fill_(0, slots.long(), 0)
+
+
+@contextmanager
+def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
+    """While this lasts, `allocator` gives sliding-window KV to the tail of what it allocates.
+
+    Stock's caller asks for the whole sequence; the attributes are the instance's own, so the
+    class, and with it every other allocator, keeps stock's methods.
+    """
+
+    def alloc(need_size: int) -> Any:
+        return alloc_swa_tail(allocator, need_size, swa_tail_len)
+
+    def alloc_extend(*args: Any, **named: Any) -> Any:
+        return allocator.alloc_extend_swa_tail(*args, **named, swa_tail_len=swa_tail_len)
+
+    allocator.alloc, allocator.alloc_extend = alloc, alloc_extend
+    try:
+        yield
+    finally:
+        del allocator.alloc, allocator.alloc_extend
+
+
+def record_evicted(decode: Any, req: Any, length: int) -> None:
+    """Say that a request has no sliding-window KV on its first `length` tokens.
+
+    Args:
+        decode: the module ``sglang.srt.disaggregation.decode``.
+        req: the request; where it keeps the figure changed over the releases.
+        length: in tokens, a multiple of the page size.
+    """
+    if hasattr(req, "swa_evicted_seqlen"):
+        req.swa_evicted_seqlen = length
+    elif hasattr(req.kv, "set_evicted_seqlen"):
+        req.kv.set_evicted_seqlen(decode.ComponentType.SWA, length)
+    else:
+        req.kv.swa_evicted_seqlen = length

@@ -1,0 +1,382 @@
+"""swa.tail-prealloc: sliding-window KV of a request in transfer is as long as its window.
+
+Upstream's change is sgl-project/sglang#24857 (first in 0.5.12), with the fixes #25805, #27779,
+#28085 and #33794. `install` brings it to releases before 0.5.12; the other functions bring the
+fixes to releases that have the change without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from . import cpu_copy, tail_allocation
+from .window import ceil_align, fill_length, tail_length, unserved
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+logger = logging.getLogger("sglang_perf_patches")
+
+DECODE = "sglang.srt.disaggregation.decode"
+QUEUE = f"{DECODE}:DecodePreallocQueue"
+OLD_POOL = "sglang.srt.mem_cache.swa_memory_pool"
+OLD_ALLOCATOR = f"{OLD_POOL}:SWATokenToKVPoolAllocator"
+ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
+
+
+def install(patching: Patching) -> None:
+    """The change itself, on releases before 0.5.12."""
+    decode = patching.module(DECODE)
+    patching.add(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", tail_allocation.alloc_extend_swa_tail)
+    patching.override(f"{OLD_ALLOCATOR}.free_swa", _free_swa)
+    patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
+    patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
+
+    def uses_swa_tail_prealloc(self: Any) -> bool:
+        """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
+        if "_swa_tail_served" not in vars(self):
+            paged = self.token_to_kv_pool_allocator.page_size > 1
+            self._swa_tail_served = paged and unserved(self) is None
+        return bool(self._swa_tail_served)
+
+    def peak(self: Any, req: Any, held: int) -> int:
+        """Sliding-window tokens that stock's rule wants for a request until it ends."""
+        new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
+        return held + new
+
+    patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
+    patching.add(f"{QUEUE}._swa_peak_tokens", peak)
+
+    def make_init(inner: Any) -> Any:
+        signature = inspect.signature(inner)
+
+        @functools.wraps(inner)
+        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+            inner(self, *args, **named)
+            if self._uses_swa_tail_prealloc():
+                given = signature.bind(self, *args, **named).arguments
+                self.max_total_num_tokens = given["max_total_num_tokens"]
+            else:
+                patching.gate(unserved(self) or "the page size is 1")
+
+        return __init__
+
+    def make_check(inner: Any) -> Any:
+        def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
+            if inner(self, req):
+                return True
+            message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
+            if message is None:
+                return False
+            logger.error(message)
+            decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
+            self.scheduler.stream_output([req], req.return_logprob)
+            return True
+
+        return _check_if_req_exceed_kv_capacity
+
+    def make_allocatable(inner: Any) -> Any:
+        def _allocatable_tokens(self: Any, *args: Any, **named: Any) -> int:
+            tokens: int = inner(self, *args, **named)
+            if self._uses_swa_tail_prealloc():
+                # Stock starts from the scarcer pool; what is scarce in the other is priced apart.
+                allocator = self.token_to_kv_pool_allocator
+                tokens += allocator.full_available_size() - allocator.available_size()
+            return tokens
+
+        return _allocatable_tokens
+
+    def make_pre_alloc(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            allocator = self.token_to_kv_pool_allocator
+            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
+            if prefix_length or not self._uses_swa_tail_prealloc():
+                return inner(self, req, *args, **named)
+            patching.ran.seen = True
+            length = fill_length(req)
+            tail = _tail(self, length)
+            with tail_allocation.tail_only(allocator, tail):
+                slots = inner(self, req, *args, **named)
+            req.swa_evicted_seqlen = length - tail
+            return slots
+
+        return _pre_alloc
+
+    def make_pop(inner: Any) -> Any:
+        def pop_preallocated(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
+            if not self._uses_swa_tail_prealloc():
+                return inner(self, rids_to_check)
+            # Stock would resolve them a second time, and each poll is an all-reduce.
+            steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+            for name in steps:
+                arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
+                getattr(self, name)(*arguments)
+            for name in steps:
+                setattr(self, name, _nothing)
+            try:
+                return inner(self, _admitted(self, decode, rids_to_check))
+            finally:
+                for name in steps:
+                    delattr(self, name)
+
+        return pop_preallocated
+
+    def make_resume(inner: Any) -> Any:
+        def resume_retracted_reqs(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
+            if not self._uses_swa_tail_prealloc():
+                return inner(self, rids_to_check)
+            return inner(self, _resumed(self, rids_to_check))
+
+        return resume_retracted_reqs
+
+    patching.override(f"{QUEUE}.__init__", make_init)
+    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+    patching.override(f"{QUEUE}._allocatable_tokens", make_allocatable)
+    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+    patching.override(f"{QUEUE}.pop_preallocated", make_pop)
+    patching.override(f"{QUEUE}.resume_retracted_reqs", make_resume)
+
+
+def install_all_fixes(patching: Patching) -> None:
+    """On 0.5.12: unmap before the tail, and what `install_fixes` brings."""
+
+    def make(inner: Any) -> Any:
+        def alloc_extend_swa_tail(self: Any, *args: Any, **named: Any) -> Any:
+            slots = inner(self, *args, **named)
+            if slots is not None:
+                tail = named["swa_tail_len"] if "swa_tail_len" in named else args[-1]
+                tail_allocation.clear_before_tail(self, slots, tail)
+            return slots
+
+        return alloc_extend_swa_tail
+
+    patching.override(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", make)
+    install_fixes(patching)
+
+
+def install_fixes(patching: Patching) -> None:
+    """On 0.5.12.post1: whole pages unmapped and priced, the evicted length kept, no reserve."""
+    _install_tracking(patching, OLD_ALLOCATOR)
+
+
+def install_fixes_moved(patching: Patching) -> None:
+    """On 0.5.13 and 0.5.13.post1: as `install_fixes`, the allocator being in another module."""
+    _install_tracking(patching, ALLOCATOR)
+
+
+def install_page_price(patching: Patching) -> None:
+    """On 0.5.14 to 0.5.17: a request is priced in whole pages, as it is allocated."""
+    _install_price(patching, reserve_swa=True)
+
+
+def _install_tracking(patching: Patching, allocator: str) -> None:
+    def make_pre_alloc(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            slots = inner(self, req, *args, **named)
+            length = fill_length(req)
+            tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
+            if tail_alone and self._uses_swa_tail_prealloc():
+                req.swa_evicted_seqlen = length - self._swa_tail_len(length)
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{allocator}.free_swa", _free_swa)
+    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+    _install_price(patching, reserve_swa=False)
+
+
+def _install_price(patching: Patching, *, reserve_swa: bool) -> None:
+    """Price whole pages (sgl-project/sglang#33794).
+
+    Args:
+        patching: as `install` gets it.
+        reserve_swa: whether stock's own figure says right what sliding-window KV to hold back for
+            the decode steps to come; else it is none, since without a prefix cache the window
+            bounds what a request grows to.
+    """
+
+    def make(inner: Any) -> Any:
+        def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
+            full, swa = inner(self, req)
+            if not self._uses_swa_tail_prealloc():
+                return full, swa
+            patching.ran.seen = True
+            page = self.token_to_kv_pool_allocator.page_size
+            full_held, swa_held = self._prealloc_kv_lens(req)
+            if not reserve_swa and self.tree_cache.is_chunk_cache():
+                swa = swa_held
+            return full + -full_held % page, swa + -swa_held % page
+
+        return _prealloc_required_tokens
+
+    patching.override(f"{QUEUE}._prealloc_required_tokens", make)
+
+
+def _free_swa(inner: Any) -> Any:
+    def free_swa(self: Any, free_index: Any) -> None:
+        inner(self, free_index)
+        tail_allocation.unmap_pages(self, free_index)
+
+    return free_swa
+
+
+_HANDSHAKE = ("_resolve_pending_reqs", "_update_handshake_waiters")
+
+
+def _nothing(*_: Any) -> None:
+    """In the place of a step that is done."""
+
+
+def _tail(queue: Any, length: int) -> int:
+    page = queue.token_to_kv_pool_allocator.page_size
+    return tail_length(length, queue.scheduler.sliding_window_size, page)
+
+
+def _pages(queue: Any, length: int) -> int:
+    return ceil_align(length, queue.token_to_kv_pool_allocator.page_size)
+
+
+def _swa_tokens(queue: Any, req: Any) -> int:
+    """What allocating a request takes from the sliding-window pool."""
+    return _pages(queue, _tail(queue, fill_length(req)))
+
+
+def _never_fits(queue: Any, req: Any) -> str | None:
+    """Why a request can't be allocated even in empty pools; None where it can."""
+    allocator = queue.token_to_kv_pool_allocator
+    swa, swa_size = _swa_tokens(queue, req), _whole(queue, allocator.size_swa)
+    if swa > swa_size:
+        return (
+            f"Request {req.rid} needs sliding-window KV for {swa} tokens, and that pool holds "
+            f"{swa_size}"
+        )
+    full = len(req.origin_input_ids) + len(req.output_ids) + queue.num_reserved_decode_tokens
+    if full > _whole(queue, allocator.size_full):
+        return (
+            f"Request {req.rid} needs KV for {full} tokens, of which "
+            f"{queue.num_reserved_decode_tokens} are the reserve for decoding, and the pool holds "
+            f"{_whole(queue, allocator.size_full)}"
+        )
+    return None
+
+
+def _whole(queue: Any, size: int) -> int:
+    """The tokens of a pool's whole pages."""
+    page: int = queue.token_to_kv_pool_allocator.page_size
+    return size // page * page
+
+
+def _is_aborted(decode: Any, entry: Any) -> bool:
+    return isinstance(entry.req.finished_reason, decode.FINISH_ABORT)
+
+
+def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
+    """The requests that stock may look at: aborted ones, and as many as both pools can serve.
+
+    First come, first served: the first that does not fit keeps all behind it out, as in stock. One
+    that does not fit while both pools are whole never will, nor will any behind it: it is aborted
+    with a 400 instead.
+    """
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    running = scheduler.running_batch.reqs
+    retractable = sum(
+        _tail(queue, len(req.origin_input_ids)) + len(req.output_ids) for req in running
+    )
+    swa_left = _swa_budget(queue, retractable=retractable, count_retracted=True)
+    full_left = allocator.full_available_size()
+    chosen = None if rids_to_check is None else set(rids_to_check)
+    entries = [entry for entry in queue.queue if chosen is None or entry.req.rid in chosen]
+    admitted = {entry.req.rid for entry in entries if _is_aborted(decode, entry)}
+    idle = _is_idle(queue)
+    for entry in entries:
+        if entry.req.rid in admitted or not entry.waiting_for_input:
+            continue
+        held = _swa_tokens(queue, entry.req)
+        tail = _tail(queue, fill_length(entry.req))
+        wanted = max(held, queue._swa_peak_tokens(entry.req, tail) - retractable)
+        full = _pages(queue, fill_length(entry.req))
+        if wanted > swa_left or full > full_left:
+            if not idle:
+                break
+            message = (
+                f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
+                f"want sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
+            )
+            logger.error(message)
+            decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
+            admitted.add(entry.req.rid)
+            continue
+        idle = False
+        admitted.add(entry.req.rid)
+        swa_left -= held
+        full_left -= full
+    return admitted
+
+
+def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
+    """The retracted requests whose sliding-window KV fits, first come, first served."""
+    left = _swa_budget(queue, retractable=None, count_retracted=False)
+    chosen = None if rids_to_check is None else set(rids_to_check)
+    resumed = set()
+    for req in queue.retracted_queue:
+        if chosen is not None and req.rid not in chosen:
+            continue
+        held = _swa_tokens(queue, req)
+        if held > left:
+            break
+        left -= held
+        resumed.add(req.rid)
+    return resumed
+
+
+def _is_idle(queue: Any) -> bool:
+    """Whether both pools are whole and no request is anywhere but in the queue itself."""
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    batch = scheduler.last_batch
+    busy = (
+        scheduler.running_batch.reqs
+        or queue.transfer_queue.queue
+        or scheduler.waiting_queue
+        or queue.retracted_queue
+        or (batch and batch.reqs)
+    )
+    whole = allocator.swa_available_size() == _whole(queue, allocator.size_swa)
+    return whole and not busy
+
+
+def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -> int:
+    """Sliding-window tokens that may be given away, by upstream's rule for them.
+
+    Args:
+        queue: the prealloc queue.
+        retractable: what retracting every running request would free, in tokens; None where no
+            running request is to be provided for.
+        count_retracted: whether to keep what retracted requests will need.
+    """
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    window, running = scheduler.sliding_window_size, scheduler.running_batch.reqs
+    free: int = allocator.swa_available_size()
+    used = allocator.size_swa - free
+
+    def reserve(requests: int) -> int:
+        # The window bounds what a request grows to, however long it decodes.
+        growth = max(0, requests * window - used)
+        kept: int = min(queue.num_reserved_decode_tokens * requests, growth)
+        return kept
+
+    kept = reserve(len(running) + len(queue.transfer_queue.queue) + len(scheduler.waiting_queue))
+    if retractable is not None and running:
+        peaks = (queue._swa_peak_tokens(r, _tail(queue, len(r.origin_input_ids))) for r in running)
+        kept = max(kept, max(peaks) - retractable)
+    batch = scheduler.last_batch
+    if batch and batch.forward_mode.is_prebuilt():
+        kept += reserve(len(batch.reqs))  # in no queue at this moment
+    if count_retracted:
+        kept += sum(_swa_tokens(queue, req) for req in queue.retracted_queue)
+    return free - kept

@@ -1,0 +1,73 @@
+"""What the swa patches share: which queues they serve, and the arithmetic of a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
+"""Allocators of one pool whose behaviour the patches know: slots of one token, or whole pages."""
+
+
+def unserved(queue: Any) -> str | None:
+    """Why a decode prealloc queue is left to stock's code; None where the patches serve it.
+
+    Args:
+        queue: a ``DecodePreallocQueue`` whose pools and scheduler are set.
+    """
+    allocator, scheduler = queue.token_to_kv_pool_allocator, queue.scheduler
+    arguments = scheduler.server_args
+    if type(allocator).__name__ != "SWATokenToKVPoolAllocator":
+        return f"the KV allocator is {type(allocator).__name__}"
+    if type(queue.token_to_kv_pool).__name__ != "SWAKVPool":
+        return f"the KV pool is {type(queue.token_to_kv_pool).__name__}"
+    for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        if type(part).__name__ not in ALLOCATORS:
+            return f"a KV allocator is {type(part).__name__}"
+    if getattr(allocator, "swa_req_ring", False):
+        return "sliding-window KV is a ring for each request"
+    if not scheduler.sliding_window_size or scheduler.sliding_window_size < 0:
+        return "the model has no sliding window"
+    if getattr(scheduler, "enable_hisparse", False):
+        return "hisparse is on"
+    if shares_prefixes(queue.tree_cache):
+        return "the decode radix cache is on"
+    if getattr(scheduler, "decode_offload_manager", None) is not None:
+        return "decode KV offload is on"
+    if getattr(arguments, "pp_size", 1) > 1:
+        return "pipeline parallelism is on"
+    if queue.draft_token_to_kv_pool is not None and getattr(arguments, "dp_size", 1) > 1:
+        return "data parallelism with a draft model is on"
+    return None
+
+
+def shares_prefixes(tree_cache: Any) -> bool:
+    """Whether a prefix cache keeps KV beyond the life of a request."""
+    if hasattr(tree_cache, "supports_prefix_sharing"):
+        return bool(tree_cache.supports_prefix_sharing())
+    return not tree_cache.is_chunk_cache()
+
+
+def ceil_align(length: int, page_size: int) -> int:
+    """`length` in tokens, rounded up to whole pages.
+
+    >>> ceil_align(65, 64), ceil_align(64, 64), ceil_align(0, 64)
+    (128, 64, 0)
+    """
+    return -(-length // page_size) * page_size
+
+
+def tail_length(length: int, window: int, page_size: int) -> int:
+    """How many of the last tokens of a sequence keep sliding-window KV, in tokens.
+
+    The tail begins on a page boundary, at most one page before the window does.
+
+    >>> tail_length(1000, 128, 64), tail_length(1000, 128, 1), tail_length(100, 128, 64)
+    (168, 128, 100)
+    """
+    start = max(0, length - window)
+    return length - start // page_size * page_size
+
+
+def fill_length(req: Any) -> int:
+    """How many tokens of a request get KV before its next decode step: all but the newest."""
+    return len(req.origin_input_ids) + max(len(req.output_ids) - 1, 0)

@@ -1,0 +1,222 @@
+"""A model runner and request pools, as much of them as the attention backends ask for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+CONTEXT = 128
+REQUESTS = 12
+
+
+class OnCpu(TorchFunctionMode):
+    """Sends what sglang allocates on device "cuda" by name to the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs = {**kwargs, "device": CPU}
+        return func(*args, **kwargs)
+
+
+class Room(SimpleNamespace):
+    """A namespace in which an option that nobody set is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def server_args(**given: Any) -> Room:
+    """Server arguments of a plain speculative server."""
+    defaults = {
+        "enable_two_batch_overlap": False,
+        "enable_deterministic_inference": False,
+        "pp_size": 1,
+        "dcp_size": 1,
+        "speculative_algorithm": "EAGLE",
+        "speculative_num_draft_tokens": 4,
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "page_size": 1,
+        "kv_cache_dtype": "auto",
+        "disaggregation_mode": "null",
+        "chunked_prefill_size": 8192,
+        "triton_attention_num_kv_splits": 8,
+        "disable_chunked_prefix_cache": False,
+        "flashinfer_mla_disable_ragged": False,
+        "disable_cuda_graph": False,
+        "disable_piecewise_cuda_graph": True,
+        "enable_mis": False,
+        "max_running_requests": REQUESTS,
+        "cuda_graph_max_bs": REQUESTS,
+        "get_attention_backends": lambda: ("triton", "triton"),
+    }
+    return Room(**{**defaults, **given})
+
+
+def model_runner(
+    arguments: Room,
+    *,
+    mla: bool = False,
+    seed: int = 0,
+    context: int = CONTEXT,
+    requests: int = REQUESTS,
+    device: str = "cpu",
+    **given: Any,
+) -> Room:
+    """A runner whose requests own scattered tokens of a KV pool, page by page."""
+    page = arguments.page_size
+    count = requests * (context // page)
+    pages = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed))[:count]
+    tokens = (pages[:, None] * page + torch.arange(page)).reshape(requests, context)
+    pool = Room(size=requests, req_to_token=tokens.to(device, torch.int32).contiguous())
+    head = 8
+    config = Room(
+        context_len=context,
+        num_attention_heads=4,
+        head_dim=head,
+        v_head_dim=head,
+        swa_v_head_dim=head,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        scaling=0.25,
+        is_encoder_decoder=False,
+        is_multimodal=False,
+        hf_config=Room(architectures=["LlamaForCausalLM"], get_text_config=Room),
+        hf_text_config=Room(num_attention_heads=4, num_key_value_heads=2, head_dim=head),
+        get_num_kv_heads=lambda *_: 1 if mla else 2,
+        get_max_num_attention_heads=lambda *_: 4,
+        attention_arch=_attention_arch("MLA" if mla else "MHA"),
+    )
+    defaults = {
+        "model_config": config,
+        "device": device,
+        "gpu_id": 0,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": torch.bfloat16,
+        "page_size": page,
+        "server_args": arguments,
+        "is_draft_worker": False,
+        "max_running_requests": requests,
+        "dcp_size": 1,
+        "dcp_rank": 0,
+        "ps": Room(attn_cp_size=1, attn_tp_size=1, tp_size=1, pp_size=1),
+        "req_to_token_pool": pool,
+        "token_to_kv_pool": Room(
+            start_layer=0,
+            get_value_buffer=lambda _: torch.empty(0, 1, head),
+            get_v_head_dim=lambda: head,
+            get_kv_cache_quant_method=lambda: Room(resolve_attention_access=lambda *_: None),
+        ),
+        "token_to_kv_pool_allocator": Room(
+            translate_loc_from_full_to_swa=lambda locs: locs, get_kvcache=Room
+        ),
+        "decode_num_tokens_per_req": lambda: arguments.speculative_num_draft_tokens,
+        "spec_algorithm": Room(is_dspark=lambda: False),
+        "kv_index_translator": _translator(pool, page, device),
+    }
+    return Room(**{**defaults, **given})
+
+
+_ASKED = (
+    "sglang.srt.server_args",
+    "sglang.srt.runtime_context",
+    "sglang.srt.speculative.spec_utils",
+    "sglang.srt.layers.dp_attention",
+    "sglang.srt.utils.common",
+)
+
+
+class Batch(SimpleNamespace):
+    """A forward batch, of the fields that metadata is built from; a weak reference may name it."""
+
+
+@contextmanager
+def furnished(arguments: Room, *modules: str) -> Iterator[None]:
+    """Publish the arguments to modules that ask sglang's process-wide context for them."""
+    lent = {
+        "get_global_server_args": lambda: arguments,
+        "get_server_args": lambda: arguments,
+        "get_attention_tp_size": lambda: 1,
+        "get_parallel": lambda: Room(
+            attn_dcp_size=1,
+            dcp_size=1,
+            dcp_rank=0,
+            attn_dcp_rank=0,
+            attn_tp_size=1,
+            attn_cp_size=1,
+            tp_size=1,
+            pp_size=1,
+            dcp_enabled=False,
+        ),
+        "get_spec": lambda: arguments,
+        "get_schedule": lambda: arguments,
+        "get_memory": lambda: arguments,
+        "get_model": lambda: arguments,
+        "get_disagg": lambda: arguments,
+        "get_exec": lambda: _Exec(arguments),
+        "get_device_core_count": lambda *_: 8,
+        "get_cuda_graph_max_batch_size": lambda *given: next(
+            size for size in given if isinstance(size, int)
+        ),
+        "cuda_graph_fully_disabled": lambda: False,
+        "check_cuda_graph_backend": lambda *_: False,
+        "mambaish_config": lambda _: None,
+        "resolve_draft_decode_window": lambda _: (0, 0),
+    }
+    kept: list[tuple[Any, str, Any]] = []
+    for name in (*modules, *_ASKED):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        for attribute, value in lent.items():
+            if hasattr(module, attribute):
+                kept.append((module, attribute, getattr(module, attribute)))
+                setattr(module, attribute, value)
+    try:
+        with nullcontext() if torch.cuda.is_available() else OnCpu():
+            yield
+    finally:
+        for module, attribute, value in reversed(kept):
+            setattr(module, attribute, value)
+
+
+class _Exec:
+    """The execution arguments, of which each bag answers for all."""
+
+    def __init__(self, arguments: Room) -> None:
+        self._arguments = arguments
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(self._arguments).get(name, self._arguments)
+
+
+def _attention_arch(name: str) -> Any:
+    return getattr(importlib.import_module("sglang.srt.configs.model_config").AttentionArch, name)
+
+
+def _translator(pool: Room, page: int, device: str) -> Any:
+    """What reads the request pool from 0.5.19 on: stock's own, without a unified pool."""
+    try:
+        module = importlib.import_module("sglang.srt.mem_cache.kv_index_translator")
+    except ModuleNotFoundError:
+        return None
+    with furnished(Room(), module.__name__):
+        return module.KVIndexTranslator(
+            req_to_token=pool.req_to_token,
+            token_to_kv_pool_allocator=Room(),
+            token_to_kv_pool=Room(),
+            page_size=page,
+            device=device,
+        )

@@ -1,0 +1,95 @@
+"""The mla patches on the released code: what the kernels read is the same to the bit.
+
+The checks themselves are in ``check_*.py`` and run in a process of each release, which stands for
+a group with identical code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches import activation, releases, sets, source, verdict
+from sglang_perf_patches.sets.mla import situations
+
+Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
+
+RELEASES = (
+    *("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1"),
+    *("0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
+PATCHES = tuple(patch.id for patch in sets.declared("mla").patches)
+
+
+def applying(release: str) -> tuple[str, ...]:
+    """The checks of the patches that apply to a release."""
+    tree = source.Tree(source.find(releases.tree(release)))
+    mla = [found for found in sets.load() if found.name == "mla"]
+    return tuple(
+        found.patch.id.removeprefix("mla.").replace("-", "_")
+        for found in verdict.judge_all(mla, tree)
+        if found.word == "applies"
+    )
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+@pytest.mark.parametrize("release", RELEASES)
+def test_kernels_read_the_same_to_the_bit(checked: Checked, release: str, patch: str) -> None:
+    name = patch.removeprefix("mla.").replace("-", "_")
+    checks = applying(release)
+    if name not in checks:
+        pytest.skip(f"{patch} does not apply to {release}")
+    error = checked(release, checks)[name]
+    assert error is None, error
+
+
+PLAIN = {
+    "enable_two_batch_overlap": False,
+    "speculative_algorithm": "EAGLE",
+    "pp_size": 1,
+    "enable_unified_memory": False,
+    "dcp_size": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("enable_two_batch_overlap", True, "two-batch overlap"),
+        ("speculative_algorithm", "NGRAM", "ngram"),
+        ("pp_size", 2, "pipeline parallelism"),
+        ("enable_unified_memory", True, "unified memory"),
+        ("dcp_size", 2, "context parallelism"),
+    ],
+)
+def test_situations_that_are_left_to_stock(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: object, said: str
+) -> None:
+    def served(arguments: SimpleNamespace) -> tuple[bool, list[str]]:
+        gates: list[str] = []
+        patching: Any = SimpleNamespace(gate=gates.append)
+        monkeypatch.setattr(situations, "server_arguments", lambda: arguments)
+        asked = situations.Served(patching)
+        assert asked() == asked()
+        return asked(), gates
+
+    assert served(SimpleNamespace(**PLAIN)) == (True, [])
+    answer, gates = served(SimpleNamespace(**{**PLAIN, option: value}))
+    assert not answer
+    assert len(gates) == 1
+    assert said in gates[0]
+
+
+@pytest.mark.parametrize("platform", ["is_hip", "is_npu", "is_xpu"])
+def test_accelerators_that_are_left_to_stock(platform: str) -> None:
+    def patching(yes: str) -> Any:
+        asks = {name: (lambda name=name: name == yes) for name in ("is_hip", "is_npu", "is_xpu")}
+        return SimpleNamespace(module=lambda _: SimpleNamespace(**asks))
+
+    situations.refuse_platforms(patching("none"))
+    with pytest.raises(activation.Gated):
+        situations.refuse_platforms(patching(platform))

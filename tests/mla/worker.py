@@ -1,0 +1,36 @@
+"""Run checks on one sglang release: ``python worker.py CHECK…``, the release on PYTHONPATH.
+
+Prints one JSON line per check: its name, and the traceback where it failed, else null.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import traceback
+
+import lent
+
+lent.lend()
+
+
+def main(names: list[str]) -> int:
+    """Run the checks; 1 where one failed."""
+    failed = 0
+    for name in names:
+        began = time.monotonic()
+        error = None
+        try:
+            importlib.import_module(f"check_{name}").run()
+        except Exception:
+            error = traceback.format_exc()
+            failed = 1
+        taken = round(time.monotonic() - began, 1)
+        print(json.dumps({"check": name, "error": error, "seconds": taken}), flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,304 @@
+"""Checks of the swa patches on one release, over sglang's own queue, pools and batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from invariants import Witness
+
+from sglang_perf_patches.bench.decode_worker import DecodeWorker, Shape
+from sglang_perf_patches.sets.swa import window as windows
+
+
+def admitted(
+    window: int,
+    page_size: int,
+    swa_tokens: int,
+    full_tokens: int,
+    prompt: int,
+    max_new_tokens: int = 128,
+) -> dict[str, Any]:
+    """How many of 64 equal requests an empty worker admits, what they hold, and who is refused."""
+    shape = Shape(
+        window=window,
+        page_size=page_size,
+        swa_tokens=swa_tokens,
+        full_tokens=full_tokens,
+        context=prompt + max_new_tokens + 512,
+    )
+    worker = DecodeWorker(shape)
+    for _ in range(64):
+        worker.submit(prompt, max_new_tokens)
+    reqs = worker.admit()
+    assert [req.rid for req in reqs] == [f"r{n}" for n in range(len(reqs))], "not in order"
+    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
+    return {
+        "admitted": len(reqs),
+        "held": sorted(set(held)),
+        "refused": len(worker.rejected),
+        "message": next(iter(worker.rejected.values()), ""),
+    }
+
+
+def history(window: int, page_size: int, plenty: bool) -> dict[str, Any]:
+    """Order of admission, and tokens of every step, of a mixed load."""
+    shape = Shape(
+        window=window,
+        page_size=page_size,
+        swa_tokens=65536 if plenty else 8 * (window + page_size) // page_size * page_size,
+        full_tokens=65536,
+        context=2048,
+        running=6,
+        in_transfer=3,
+        reserved=16,
+    )
+    worker = DecodeWorker(shape)
+    Witness(worker)
+    for length in (5, 300, 64, 65, 1000, 1, 129, 500, 17):
+        worker.submit(length, 12)
+    tokens = []
+    while not worker.idle and len(tokens) < 300:
+        worker.step()
+        tokens.append(worker.counts.tokens)
+    return {"order": worker.order, "tokens": tokens, "rejected": worker.rejected}
+
+
+def refuses_what_never_fits(page_size: int = 64) -> None:
+    """A tail, or a prompt and the reserve, beyond a whole pool: a 400, no crash and no silence."""
+    worker = DecodeWorker(
+        Shape(window=512, page_size=page_size, swa_tokens=256, full_tokens=2048, context=4096)
+    )
+    for prompt in (1000, 3000):
+        req = worker.submit(prompt, 4)
+        assert req.rid in worker.rejected
+        reason = req.finished_reason or req.to_finish
+        assert int(reason.status_code) == 400, reason
+        assert not worker.queue.queue
+    fits = worker.submit(100, 4)
+    worker.run(50)
+    assert worker.counts.finished == 1
+    assert fits.rid not in worker.rejected
+
+
+def refuses_what_would_block_for_ever() -> None:
+    """Before 0.5.12: the rule for admission keeps the first request out of empty pools."""
+    worker = DecodeWorker(
+        Shape(window=128, page_size=64, swa_tokens=1024, full_tokens=65536, context=8192)
+    )
+    first, second = worker.submit(100, 3000), worker.submit(100, 20)
+    worker.run(60)
+    assert int((first.finished_reason or first.to_finish).status_code) == 400
+    assert "3100" in worker.rejected[first.rid]
+    assert second.rid not in worker.rejected
+    assert worker.counts.finished == 1
+    # With others running it waits, as in stock.
+    worker.submit(100, 300)
+    worker.step()
+    third = worker.submit(100, 3000)
+    worker.step()
+    assert third.rid not in worker.rejected
+
+
+def gates(page_size: int) -> None:
+    """Situations that are stock's: each alone turns a served queue into an unserved one."""
+    shape = Shape(window=32, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
+    queue = DecodeWorker(shape).queue
+    assert windows.unserved(queue) is None
+    scheduler = vars(queue.scheduler)
+    arguments = SimpleNamespace(pp_size=2, dp_size=1)
+    data_parallel = SimpleNamespace(pp_size=1, dp_size=2)
+    for changed in (
+        {"sliding_window_size": None},
+        {"sliding_window_size": 0},
+        {"sliding_window_size": -1},
+        {"enable_hisparse": True},
+        {"decode_offload_manager": object()},
+        {"server_args": arguments},
+    ):
+        queue.scheduler = SimpleNamespace(**(scheduler | changed))
+        assert windows.unserved(queue), changed
+    queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": data_parallel}))
+    assert windows.unserved(queue) is None
+    queue.draft_token_to_kv_pool = object()
+    assert windows.unserved(queue)
+    queue.draft_token_to_kv_pool, queue.scheduler = None, SimpleNamespace(**scheduler)
+    for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
+        kept = getattr(queue, name)
+        other = type("Other", (type(kept),), {})
+        setattr(queue, name, object.__new__(other))
+        assert windows.unserved(queue), name
+        setattr(queue, name, kept)
+    part = queue.token_to_kv_pool_allocator.swa_attn_allocator
+    queue.token_to_kv_pool_allocator.swa_attn_allocator = object()
+    assert windows.unserved(queue)
+    queue.token_to_kv_pool_allocator.swa_attn_allocator = part
+    cache = queue.tree_cache
+    shares = SimpleNamespace(is_chunk_cache=lambda: False, supports_prefix_sharing=lambda: True)
+    queue.tree_cache = shares
+    assert windows.unserved(queue)
+    queue.tree_cache = cache
+    assert windows.unserved(queue) is None
+
+
+def without_a_window_is_stock(page_size: int) -> None:
+    """A queue whose model has no window allocates full length, as stock does."""
+    shape = Shape(window=None, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
+    worker = DecodeWorker(shape)
+    assert not worker.queue._uses_swa_tail_prealloc() or page_size > 1
+    req = worker.submit(300, 4)
+    worker.queue._pre_alloc(req)
+    assert worker.evicted(req) == 0
+    assert worker.allocator.swa_available_size() == 1024 - -(-300 // page_size) * page_size
+
+
+def a_prefix_falls_back(page_size: int = 16) -> None:
+    """Allocation behind a prefix is stock's: full length in both pools, nothing evicted."""
+    shape = Shape(window=8, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
+    worker = DecodeWorker(shape)
+    if "prefix_len" not in inspect.signature(stock_of(worker, "_pre_alloc")).parameters:
+        return
+    first = worker.submit(64, 4)
+    worker.admit()
+    req = worker.submit(200, 4)
+    before = worker.allocator.swa_available_size()
+    prefix = worker.slots(first, 0, 32).clone()
+    worker.queue._pre_alloc(req, prefix, 32)
+    assert worker.evicted(req) == 0
+    assert before - worker.allocator.swa_available_size() == 208 - 32
+
+
+def stock_of(worker: DecodeWorker, name: str) -> Any:
+    """The function of that name in the source of the queue's class, below every patch."""
+    function = vars(type(worker.queue))[name]
+    while function.__closure__ and "inner" in function.__code__.co_freevars:
+        function = function.__closure__[function.__code__.co_freevars.index("inner")].cell_contents
+    return function
+
+
+def stale_slots_are_unmapped(page_size: int = 16) -> None:
+    """New slots before the tail have no mapping, whatever an earlier owner left (#25805)."""
+    shape = Shape(window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024)
+    worker = DecodeWorker(shape)
+    mapping = worker.allocator.full_to_swa_index_mapping
+    mapping[:-1] = 7  # as if nothing had ever been unmapped
+    req = worker.submit(200, 4)
+    worker.queue._pre_alloc(req)
+    slots = worker.slots(req, 0, 200).long()
+    tail = windows.tail_length(200, 16, page_size)
+    assert not mapping[slots[: 200 - tail]].any()
+    assert len(torch.unique(mapping[slots[200 - tail :]])) == tail
+
+
+def freed_pages_are_unmapped(page_size: int = 16) -> None:
+    """Freeing part of a page's slots unmaps the whole page, and no other (#27779)."""
+    shape = Shape(
+        window=64,
+        page_size=page_size,
+        swa_tokens=512,
+        full_tokens=1024,
+        context=1024,
+        reserved=0,
+    )
+    worker = DecodeWorker(shape)
+    first, second = worker.submit(48, 4), worker.submit(48, 4)
+    worker.admit()
+    mapping, allocator = worker.allocator.full_to_swa_index_mapping, worker.allocator
+    kept = mapping[worker.slots(second, 0, 48).long()].clone()
+    slots = worker.slots(first, 0, 48).long()
+    allocator.free_swa(slots[:33])  # two pages, and one slot of a third
+    assert not mapping[slots].any()
+    assert mapping[worker.slots(second, 0, 48).long()].eq(kept).all()
+
+
+def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
+    """A CPU copy of a request with evicted tokens has rows for the others alone, and loads them."""
+    shape = Shape(window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024)
+    worker = DecodeWorker(shape)
+    witness = Witness(worker)
+    for part in (worker.pool.full_kv_pool, worker.pool.swa_kv_pool):
+        part.cpu_offloading_chunk_size = chunk
+    req = worker.submit(200, 40)
+    for _ in range(30):
+        worker.step()
+    length = worker.committed(req)
+    slots = worker.slots(req, 0, length).long()
+    copy = worker.allocator.get_cpu_copy(slots)
+    rows = sum(len(pieces[0]) for pieces in copy["swa"][0])
+    assert rows == length - worker.evicted(req) < length
+    assert sum(len(pieces[0]) for pieces in copy["full"][0]) == length
+    swa = worker.allocator.full_to_swa_index_mapping[slots]
+    tail = windows.tail_length(length, 16, page_size)
+    assert tail < rows, "the new tail is to be shorter than the copy"
+    worker.allocator.full_to_swa_index_mapping[slots[: length - tail]] = 0
+    buffers = [*worker.pool.swa_kv_pool.k_buffer, *worker.pool.swa_kv_pool.v_buffer]
+    for buffer in buffers:
+        buffer.zero_()
+    worker.allocator.load_cpu_copy(copy, slots)
+    assert not buffers[0][swa[: length - tail]].any(), "rows that are not mapped were written"
+    worker.allocator.full_to_swa_index_mapping[slots] = swa
+    req_evicted = length - tail
+    assert req_evicted > worker.evicted(req)
+    witness.check()
+
+
+def evicts_before_it_retracts(window: int, page_size: int, swa_tokens: int) -> dict[str, int]:
+    """Retractions, and tokens, of a load that the sliding-window pool is too small for."""
+    shape = Shape(
+        window=window,
+        page_size=page_size,
+        swa_tokens=swa_tokens,
+        full_tokens=65536,
+        context=2048,
+        running=8,
+        in_transfer=8,
+        reserved=0,
+    )
+    worker = DecodeWorker(shape)
+    witness = Witness(worker)
+    for number in range(12):
+        worker.submit(20 + 13 * number, 40 + 11 * (number % 5))
+    for step in range(700):
+        if worker.idle:
+            break
+        worker.step()
+        if step % 20 == 0:
+            witness.check()
+    assert worker.idle, "requests are left"
+    witness.check_drained()
+    return {"retractions": worker.counts.retractions, "tokens": worker.counts.tokens}
+
+
+def evicts_only_where_it_would_retract() -> None:
+    """Where the step fits, nothing is evicted by the check, and a fresh request is left alone."""
+    shape = Shape(
+        window=16, page_size=4, swa_tokens=512, full_tokens=4096, context=1024, reserved=0
+    )
+    worker = DecodeWorker(shape)
+    req = worker.submit(64, 100)
+    worker.run(3)
+    calls: list[str] = []
+    evict = worker.batch._evict_swa
+    worker.batch._evict_swa = lambda *args, **named: (calls.append("evict"), evict(*args, **named))
+    assert worker.batch.check_decode_mem()
+    assert not calls
+    taken = worker.allocator.swa_attn_allocator
+    rest, taken.free_pages = taken.free_pages, taken.free_pages[:0]
+    worker.batch.new_tokens_required_next_decode = lambda *_: 4
+    index, req.decode_batch_idx = req.decode_batch_idx, 0
+    assert not worker.batch.check_decode_mem()
+    assert not calls
+    req.decode_batch_idx = index
+    worker.batch.check_decode_mem()
+    assert calls
+    taken.free_pages = rest
+
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    name: function
+    for name, function in list(globals().items())
+    if inspect.isfunction(function) and function.__module__ == __name__
+}

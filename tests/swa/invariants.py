@@ -1,0 +1,132 @@
+"""What must hold of a decode worker's pools between any two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_perf_patches.bench.decode_worker import DecodeWorker
+
+
+class Witness:
+    """Writes recognisable KV for every token, and finds it again.
+
+    Attributes:
+        worker: what is watched.
+        written: request id → tokens whose KV has been written.
+    """
+
+    def __init__(self, worker: DecodeWorker) -> None:
+        """Take over the writing of KV."""
+        self.worker = worker
+        self.written: dict[str, int] = {}
+        worker.written = self.write
+
+    def write(self, req: Any, first: int, end: int) -> None:
+        """Write KV as a transfer or a decode step does: where a slot is mapped."""
+        slots = self.worker.slots(req, first, end).long()
+        values = _values(req, first, end)
+        pool = self.worker.pool
+        _fill(pool.full_kv_pool, slots, values)
+        swa = self.worker.allocator.full_to_swa_index_mapping[slots]
+        _fill(pool.swa_kv_pool, swa[swa > 0], values[swa > 0])
+        self.written[req.rid] = end
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        live = self.worker.live()
+        self._pages(live)
+        self._mapping(live)
+        self._contents(live)
+
+    def check_drained(self) -> None:
+        """Assert that nothing is left of the requests that were there."""
+        worker, allocator = self.worker, self.worker.allocator
+        assert worker.idle
+        page = worker.shape.page_size
+        assert allocator.full_available_size() == worker.shape.full_tokens // page * page
+        assert allocator.swa_available_size() == worker.shape.swa_tokens // page * page
+        mapping = allocator.full_to_swa_index_mapping
+        assert int(mapping[-1]) == -1
+        assert not mapping[:-1].any(), "slots are still mapped after a drain"
+
+    def _pages(self, live: list[Any]) -> None:
+        """Free and live pages are unique, disjoint, and all there are."""
+        worker, page = self.worker, self.worker.shape.page_size
+        mapping = worker.allocator.full_to_swa_index_mapping
+        full_live, swa_live = [], []
+        for req in live:
+            slots = worker.slots(req, 0, worker.allocated(req)).long()
+            full_live.append(slots[::page] // page)
+            swa_live.append(mapping[slots[worker.evicted(req) :: page]] // page)
+        for part, owned, size in (
+            (worker.allocator.full_attn_allocator, full_live, worker.shape.full_tokens),
+            (worker.allocator.swa_attn_allocator, swa_live, worker.shape.swa_tokens),
+        ):
+            pages = torch.cat([_free_pages(part), *owned])
+            assert len(torch.unique(pages)) == len(pages), "a page has two owners"
+            assert sorted(pages.tolist()) == list(range(1, size // page + 1)), "a page is lost"
+
+    def _mapping(self, live: list[Any]) -> None:
+        """A request is mapped from its evicted length on, to slots that nobody else has."""
+        worker, page = self.worker, self.worker.shape.page_size
+        mapping = worker.allocator.full_to_swa_index_mapping
+        owned, charged = [], 0
+        for req in live:
+            evicted, allocated = worker.evicted(req), worker.allocated(req)
+            assert evicted % page == 0
+            assert worker.committed(req) <= allocated
+            slots = mapping[worker.slots(req, 0, allocated).long()]
+            assert not slots[:evicted].any(), "an evicted token is mapped"
+            assert (slots[evicted:] > 0).all(), "a token that is not evicted is not mapped"
+            owned.append(slots[evicted:])
+            charged += -(-allocated // page) * page - evicted
+        slots = torch.cat(owned) if owned else torch.empty(0)
+        assert len(torch.unique(slots)) == len(slots), "two tokens own one sliding-window slot"
+        used = worker.shape.swa_tokens // page * page - worker.allocator.swa_available_size()
+        assert used == charged, f"{used} sliding-window tokens are used, {charged} are held"
+
+    def _contents(self, live: list[Any]) -> None:
+        """Full KV of every token, and sliding-window KV of the window, is what was written."""
+        worker = self.worker
+        for req in live:
+            if req.rid not in self.written:
+                continue  # in transfer
+            end = min(self.written[req.rid], worker.committed(req))
+            slots = worker.slots(req, 0, end).long()
+            values = _values(req, 0, end)
+            assert _read(worker.pool.full_kv_pool, slots).eq(values[:, None]).all()
+            start = max(0, end - (worker.shape.window or end))
+            assert worker.evicted(req) <= start, "a token in the window has been evicted"
+            swa = worker.allocator.full_to_swa_index_mapping[slots[start:]]
+            read = _read(worker.pool.swa_kv_pool, swa)
+            assert read.eq(values[start:, None]).all(), "sliding-window KV of a token is another"
+
+
+def _values(req: Any, first: int, end: int) -> Any:
+    number = int(req.rid.removeprefix("r")) + 1
+    return torch.arange(first, end, dtype=torch.float32) + number * 2048
+
+
+def _buffers(pool: Any) -> list[Any]:
+    return [*pool.k_buffer, *pool.v_buffer]
+
+
+def _fill(pool: Any, slots: Any, values: Any) -> None:
+    for buffer in _buffers(pool):
+        buffer[slots] = values[:, None, None].to(buffer.dtype)
+
+
+def _read(pool: Any, slots: Any) -> Any:
+    """All that the pool holds for some slots, shape ``(slots, values)``."""
+    return torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
+
+
+def _free_pages(allocator: Any) -> Any:
+    if hasattr(allocator, "get_all_free_pages"):
+        return allocator.get_all_free_pages()
+    parts = [allocator.free_pages]
+    if getattr(allocator, "release_pages", None) is not None:
+        parts.append(allocator.release_pages)
+    return torch.cat(parts)

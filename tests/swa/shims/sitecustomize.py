@@ -1,0 +1,5 @@
+"""Lends what sglang asks of a GPU machine to every Python process that finds this folder."""
+
+import lent
+
+lent.lend()

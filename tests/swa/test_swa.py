@@ -1,0 +1,226 @@
+"""The swa patches on every group of releases that share the code they touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches import releases
+
+GROUPS = (
+    "0.5.9",
+    "0.5.10.post1",
+    "0.5.11",
+    "0.5.12",
+    "0.5.12.post1",
+    "0.5.13.post1",
+    "0.5.14",
+    "0.5.15.post1",
+    "0.5.16",
+    "0.5.17",
+    "0.5.18",
+    "0.5.19",
+    "0.5.20",
+    "0.5.21",
+    "0.5.22",
+    "0.5.23",
+)
+"""The newest release of each group: 0.5.10, 0.5.13 and 0.5.15 differ in nothing here."""
+
+EXACT = "swa"
+ALL = "swa,swa.window-bounded-admission,swa.evict-before-retract"
+
+PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
+UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}
+SMALL = {"window": 128, "page_size": 64, "swa_tokens": 4096, "full_tokens": 1_048_576}
+PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
+
+PROMPTS = (8192, 32_768, 131_072)
+
+Jobs = Callable[..., list[dict[str, Any]]]
+
+
+def before(release: str, other: str) -> bool:
+    return releases.KNOWN.index(release) < releases.KNOWN.index(other)
+
+
+def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
+    """``(key, job, arguments)`` of everything that one process does for a release."""
+    jobs: list[tuple[str, str, dict[str, Any]]] = []
+
+    def add(key: str, job: str, **arguments: Any) -> None:
+        jobs.append((key, job, arguments))
+
+    old = before(release, "0.5.12")
+    for text, name in (("none", "stock"), (EXACT, "exact")):
+        add(f"{name}: select", "select", text=text)
+        for page in (1, 64):
+            add(f"{name}: plenty {page}", "history", window=100, page_size=page, plenty=True)
+        for prompt in PROMPTS:
+            if old:
+                add(f"{name}: paged {prompt}", "admitted", **PAGED, prompt=prompt)
+            if release in {"0.5.9", "0.5.12.post1", "0.5.17", "0.5.20", "0.5.23"}:
+                add(f"{name}: unpaged {prompt}", "admitted", **UNPAGED, prompt=prompt)
+        for page in (1, 64):
+            add(f"{name}: short {page}", "admitted", **{**SMALL, "page_size": page}, prompt=100)
+        add(f"{name}: greedy", "admitted", **SMALL, prompt=1000, max_new_tokens=4096)
+    for page in (1, 64):
+        add(f"never fits {page}", "refuses_what_never_fits", page_size=page)
+        add(f"gates {page}", "gates", page_size=page)
+        if before(release, "0.5.22"):  # whose cache refuses to be made without a window
+            add(f"no window {page}", "without_a_window_is_stock", page_size=page)
+    add("stale 1", "stale_slots_are_unmapped", page_size=1)
+    add("stale 16", "stale_slots_are_unmapped", page_size=16)
+    if before(release, "0.5.18"):
+        add("freed", "freed_pages_are_unmapped")
+    if before(release, "0.5.14"):
+        add("prefix", "a_prefix_falls_back")
+    if old:
+        add("copies", "copies_hold_what_is_mapped")
+        add("copies whole", "copies_hold_what_is_mapped", page_size=1, chunk=1000)
+        add("blocked", "refuses_what_would_block_for_ever")
+    add("exact: pressed", "evicts_before_it_retracts", **PRESSED)
+    add("play exact", "play", episodes=(episodes + 1) // 2)
+    add("states exact", "states")
+    add("all: select", "select", text=ALL)
+    for new in (128, 3072, 4096, 8000):
+        add(f"bounded {new}", "admitted", **SMALL, prompt=1000, max_new_tokens=new)
+    for page in (1, 64):
+        add(f"all: plenty {page}", "history", window=100, page_size=page, plenty=True)
+    add("all: pressed", "evicts_before_it_retracts", **PRESSED)
+    add("guard", "evicts_only_where_it_would_retract")
+    add("play all", "play", episodes=episodes // 2)
+    add("states all", "states")
+    return jobs
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
+    """Everything one release answers; a job that failed is its traceback, as text."""
+    jobs = plan(request.param, request.config.getoption("--swa-episodes"))
+    given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
+    found = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}
+    return {"release": request.param, **found}
+
+
+def value(answers: dict[str, Any], key: str) -> Any:
+    answer = answers[key]
+    assert "error" not in answer, f"{answers['release']}, {key}:\n{answer['error']}"
+    return answer["value"]
+
+
+def test_every_check_passes(answers: dict[str, Any]) -> None:
+    failed = [
+        f"{key}:\n{answer['error']}"
+        for key, answer in answers.items()
+        if isinstance(answer, dict) and "error" in answer and key != "stock: short 64"
+    ]
+    assert not failed, f"{answers['release']}\n" + "\n".join(failed)
+
+
+def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
+    states = value(answers, "states all")
+    for id in ("swa.page-size-1", "swa.window-bounded-admission", "swa.evict-before-retract"):
+        assert states[id][1], f"{id} did not run: {states[id]}"
+    tail = states["swa.tail-prealloc"]
+    if before(answers["release"], "0.5.18"):
+        assert tail[1], f"swa.tail-prealloc did not run: {tail}"
+    else:
+        assert tail[0] == "built-in"
+
+
+def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> None:
+    for page in (1, 64):
+        stock = value(answers, f"stock: plenty {page}")
+        assert len(stock["order"]) == 9
+        assert value(answers, f"exact: plenty {page}") == stock
+        assert value(answers, f"all: plenty {page}") == stock
+
+
+def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
+    answers: dict[str, Any],
+) -> None:
+    for page in (1, 64):
+        exact = value(answers, f"exact: short {page}")["admitted"]
+        if page == 64 and answers["release"] in {"0.5.14", "0.5.15.post1", "0.5.16", "0.5.17"}:
+            # Priced in tokens and allocated in pages, stock ends the scheduler here.
+            assert "KV cache is full" in answers["stock: short 64"]["error"]
+            assert exact == 31
+        else:
+            # What is reserved for decoding is no longer taken from both pools alike.
+            assert exact >= value(answers, f"stock: short {page}")["admitted"] > 0
+
+
+def test_admission_at_page_64(answers: dict[str, Any]) -> None:
+    if not before(answers["release"], "0.5.12"):
+        return
+    stock = [value(answers, f"stock: paged {prompt}") for prompt in PROMPTS]
+    exact = [value(answers, f"exact: paged {prompt}") for prompt in PROMPTS]
+    assert [answer["admitted"] for answer in stock] == [30, 7, 1]
+    assert [answer["admitted"] for answer in exact] == [63, 63, 31]
+    assert [answer["held"] for answer in stock] == [[prompt] for prompt in PROMPTS]
+    assert [answer["held"] for answer in exact] == [[4096]] * 3
+
+
+def test_admission_at_page_1(answers: dict[str, Any]) -> None:
+    if f"stock: unpaged {PROMPTS[0]}" not in answers:
+        return
+    stock = [value(answers, f"stock: unpaged {prompt}") for prompt in PROMPTS]
+    exact = [value(answers, f"exact: unpaged {prompt}") for prompt in PROMPTS]
+    assert [answer["admitted"] for answer in stock] == [7, 1, 0]
+    assert stock[2]["refused"] == 64
+    assert [answer["admitted"] for answer in exact] == [64, 31, 7]
+    assert [answer["refused"] for answer in exact] == [0, 0, 0]
+    assert [answer["held"] for answer in exact] == [[128]] * 3
+
+
+def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
+    greedy = value(answers, "stock: greedy")
+    assert greedy["admitted"] == 0
+    assert greedy["refused"] == 0, "stock waits for ever, without an error"
+    for new in (128, 3072, 4096, 8000):
+        bounded = value(answers, f"bounded {new}")
+        assert (bounded["admitted"], bounded["refused"]) == (20, 0), new
+    exact = value(answers, "exact: greedy")
+    assert exact["admitted"] == 0
+    # Before 0.5.12 the rule is ours to apply, and what it keeps out of empty pools is refused.
+    assert exact["refused"] == (64 if before(answers["release"], "0.5.12") else 0)
+
+
+def test_evicting_comes_before_retracting(answers: dict[str, Any]) -> None:
+    exact = value(answers, "exact: pressed")
+    evicting = value(answers, "all: pressed")
+    assert exact["retractions"] > 0, "the load is to be one that is retracted"
+    assert evicting["retractions"] < exact["retractions"]
+
+
+@pytest.mark.parametrize(
+    ("release", "broken", "job", "arguments"),
+    [
+        ("0.5.11", "clear_before_tail", "stale_slots_are_unmapped", {}),
+        ("0.5.11", "clear_before_tail", "stale_slots_are_unmapped", {"page_size": 1}),
+        ("0.5.12", "clear_before_tail", "stale_slots_are_unmapped", {}),
+        ("0.5.23", "clear_before_tail", "stale_slots_are_unmapped", {"page_size": 1}),
+        ("0.5.11", "unmap_pages", "freed_pages_are_unmapped", {}),
+        ("0.5.11", "clear_before_tail,unmap_pages", "play", {"episodes": 30, "shrink": False}),
+        ("0.5.12", "clear_before_tail,unmap_pages", "play", {"episodes": 30, "shrink": False}),
+        ("0.5.11", "unmap_pages", "play", {"episodes": 30, "shrink": False}),
+        ("0.5.23", "record_evicted", "play", {"episodes": 30, "shrink": False}),
+    ],
+)
+def test_a_broken_patch_is_noticed(
+    run_jobs: Jobs, release: str, broken: str, job: str, arguments: dict[str, Any]
+) -> None:
+    jobs = [("select", {"text": EXACT}), (job, arguments)]
+    chosen, answer = run_jobs(release, jobs, broken)
+    assert "error" not in chosen
+    assert "AssertionError" in answer.get("error", ""), answer
+
+
+def test_stock_0_5_12_lets_two_requests_own_a_slot(run_jobs: Jobs) -> None:
+    """What sgl-project/sglang#25805 mends, seen by the same state machine."""
+    jobs = [("select", {"text": "none"}), ("play", {"episodes": 30, "shrink": False})]
+    _, answer = run_jobs("0.5.12", jobs)
+    assert "AssertionError" in answer.get("error", ""), answer

@@ -53,7 +53,7 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
 
 def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
     """One row a patch, with the ranges of releases of each verdict."""
-    rows = [["patch", "what it removes", "applies", "built-in", "nothing to do", "upstream"]]
+    rows = [["patch", "what it does", "applies", "built-in", "nothing to do", "upstream"]]
     for patch_set in patch_sets:
         for patch in patch_set.patches:
             ranges = {
@@ -62,6 +62,9 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
                 )
                 for word in ("applies", "built-in", "absent")
             }
+            built = [name for variant in patch.variants for name in variant.releases]
+            if not set(built) <= set(releases.KNOWN):
+                ranges["applies"] = ", ".join(filter(None, ["source builds", ranges["applies"]]))
             links = [
                 f"[#{number}](https://github.com/{project}/pull/{number})"
                 for project, _, number in (name.partition("#") for name in patch.upstream)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches import fingerprints, releases, sets, source, tables
-from sglang_perf_patches.verdict import Verdict, judge_all
+from sglang_perf_patches.patch import PatchSet, module_of
+from sglang_perf_patches.verdict import Verdict, judge, judge_all
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "verdicts.md"
@@ -105,32 +106,32 @@ print(json.dumps(found))
         }
 
 
-def applying() -> Iterator[Verdict]:
+def applying() -> Iterator[tuple[PatchSet, Verdict]]:
     """One verdict for each variant, on its newest release."""
     for patch_set in sets.load():
         for patch in patch_set.patches:
             for variant in patch.variants:
                 known = [release for release in variant.releases if release in releases.KNOWN]
                 if known:
-                    verdicts = judge_all(sets.load(), tree(known[-1]))
-                    yield next(found for found in verdicts if found.patch is patch)
+                    yield patch_set, judge(patch, patch_set.known, tree(known[-1]))
 
 
 def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
     tmp_path: Path,
 ) -> None:
     checked = 0
-    for number, verdict in enumerate(applying()):
+    for number, (patch_set, verdict) in enumerate(applying()):
         assert verdict.definitions
         assert verdict.release
         original = source.find(releases.tree(verdict.release))
         copy = tmp_path / str(number) / "sglang"
         (copy / "srt").mkdir(parents=True)
+        whole = source.Tree(original)
+        whole = source.Tree(original)
         files = {
-            definition.path
-            for other in judge_all(sets.load(), source.Tree(original))
-            for definition in (other.definitions or {}).values()
-            if other.patch.id in {verdict.patch.id, *verdict.patch.requires}
+            path
+            for reference in (*verdict.definitions, *verdict.patch.all_anchors())
+            if (path := whole.path(module_of(reference)))
         }
         for path in [original / "__init__.py", original / "_version.py", *files]:
             there = copy / path.relative_to(original)
@@ -142,20 +143,15 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
             lines = text.split("\n")
 
             there.write_text("# a comment elsewhere\n" + text + "\n# and here\n", encoding="utf-8")
-            again = verdict_on(copy, verdict.patch.id)
+            again = judge(verdict.patch, patch_set.known, source.Tree(copy))
             assert again.word == "applies", (reference, again.reason)
 
             lines[definition.lines[-1][1] - 1] += "; pass"
             there.write_text("\n".join(lines), encoding="utf-8")
-            changed = verdict_on(copy, verdict.patch.id)
+            changed = judge(verdict.patch, patch_set.known, source.Tree(copy))
             assert changed.word in {"refused", "built-in"}, reference
             if changed.word == "refused":
                 assert reference in changed.unknown, (reference, changed.reason)
             there.write_text(text, encoding="utf-8")
             checked += 1
     assert checked
-
-
-def verdict_on(root: Path, id: str) -> Verdict:
-    found = judge_all(sets.load(), source.Tree(root))
-    return next(verdict for verdict in found if verdict.patch.id == id)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from throwaway import Throwaway
@@ -39,13 +40,15 @@ sys.exit(main(["status", *sys.argv[1:]]))
 """
 
 
-def start(throwaway: Throwaway, **variables: str | None) -> subprocess.Popen[str]:
+def start(
+    throwaway: Throwaway, stderr: IO[str] | int = subprocess.PIPE, **variables: str | None
+) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
         env=throwaway.environment(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
     assert process.stdout
@@ -200,12 +203,15 @@ def test_without_a_runtime_folder_the_temporary_one_serves(
         process.communicate()
 
 
-def test_one_line_of_information_and_one_warning(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    time.sleep(4)
-    process.kill()
-    _, said = process.communicate()
-    ours = [line for line in said.splitlines() if "sglang-perf-patches" in line]
-    assert len(ours) == 2, said
+def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = start(throwaway, stderr=file)
+        wait_for(lambda: "live on" in log.read_text())
+        time.sleep(3)  # for a line too many
+        process.kill()
+        process.communicate()
+    ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches" in line]
+    assert len(ours) == 2, ours
     assert "one.bad is failed" in ours[0]
     assert "live on sglang 1.0: one.step" in ours[1]

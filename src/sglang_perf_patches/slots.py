@@ -61,12 +61,6 @@ class Slot:
         """Remove a patch's layer; with the last one, stock's own object is back."""
         self._show([layer for layer in self.layers if layer[1] != patch])
 
-    def in_place(self) -> bool:
-        """Whether the owner still holds what we put there."""
-        if self.inside is not None:
-            return True
-        return raw(self.owner, self.name) is self.value
-
     def _show(self, layers: list[tuple[int, str, Make]]) -> None:
         value = self.original
         for _, _, make in layers:
@@ -74,7 +68,7 @@ class Slot:
         before = self.value
         if self.inside is not None:
             self._exchange(value if layers else None)
-        elif self.in_place():
+        elif raw(self.owner, self.name) is self.value:
             _assign(self.owner, self.name, value)
         elif before is not self.original:
             # Somebody has put something of theirs over ours, and may still call ours: leave the

@@ -1,33 +1,45 @@
 """The command ``sglang-perf-patches``.
 
-Exit codes: 0 fine; 1 something chosen by name is refused, in conflict or failed, or a patch named
-in full is absent; 2 bad usage, no sglang, not a sglang tree. ``run`` ends as its command does.
+Exit codes: 0 fine; 1 something chosen by name is refused, in conflict or failed, a patch named in
+full is absent or can't be verified, an upgrade would lose a chosen patch, or stock and patched
+differ; 2 bad usage, no sglang, not a sglang tree. ``run`` ends as its command does.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from . import __version__, bootstrap, record, releases, selection, sets, source, verdict
+from . import (
+    __version__,
+    bench,
+    bootstrap,
+    doctor,
+    record,
+    releases,
+    selection,
+    sets,
+    source,
+    verdict,
+)
+from .bench import report
 from .patch import Patch, by_id
+from .proof import verify
 from .selection import Selection, SelectionError
 from .verdict import Verdict
 
 ENTRY_POINT = "perf_patches"
 """The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
-
-BENCHES = ("swa",)
-"""The sets that ``bench`` has a comparison for."""
 
 _FAILED_STATES = {"refused", "conflict", "failed"}
 
@@ -36,11 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every bad input is one sentence on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        given = _parser().parse_args(_with_verb(words))
+        parser = _parser()
+        given, unknown = parser.parse_known_args(_with_verb(words))
+        if unknown and given.verb != "bench":
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        given.options = unknown
         code: int = given.function(given)
     except (
         SelectionError,
         source.TreeError,
+        releases.DownloadError,
         sets.FingerprintError,
         record.RecordError,
     ) as error:
@@ -77,12 +94,38 @@ def _parser() -> argparse.ArgumentParser:
     for reader in (listing, explaining, status):
         reader.add_argument("--json", action="store_true", help="for machines")
 
-    benching = verbs.add_parser(
-        "bench", help="compare stock and patched on the installed sglang", add_help=False
+    examining = verbs.add_parser(
+        "doctor", help="what an upgrade to another sglang would do to the patches"
     )
-    benching.add_argument("set", choices=BENCHES, metavar="SET", help=", ".join(BENCHES))
-    benching.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
-    benching.set_defaults(function=_bench)
+    other = examining.add_mutually_exclusive_group(required=True)
+    other.add_argument("--sglang-path", metavar="DIR", help="a tree, as for list")
+    other.add_argument(
+        "--sglang-version", metavar="V", help="a release: fetched from the index, not installed"
+    )
+    examining.add_argument("--json", action="store_true", help="for machines")
+    examining.set_defaults(function=_doctor)
+
+    verifying = verbs.add_parser(
+        "verify", help="compare each patch that applies with stock, on this machine, bit by bit"
+    )
+    verifying.add_argument("names", nargs="*", metavar="NAME", help="sets or patches; all of them")
+    verifying.add_argument(
+        "--timeout", type=float, default=900.0, metavar="S", help="seconds that a set may take"
+    )
+    verifying.set_defaults(function=_verify)
+    verifying.add_argument("--json", action="store_true", help="for machines")
+
+    benching = verbs.add_parser(
+        "bench",
+        help="time stock and patched in turns, after showing that they give the same",
+        epilog="One set may be given options of its own; bench SET --help names them.",
+        add_help=False,
+    )
+    benching.add_argument("-h", "--help", action="store_true", help="show this, or a set's options")
+    benching.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(bench.NAMES)}")
+    benching.add_argument("--json", action="store_true", help="for machines")
+    benching.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
+    benching.set_defaults(function=_bench, usage=benching)
 
     running = verbs.add_parser(
         "run",
@@ -97,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 def _with_verb(words: list[str]) -> list[str]:
     """Put in the default verb: ``--list`` is an alias, and options alone mean ``list``."""
     if "--list" in words and not any(
-        word in {"run", "explain", "status", "bench"} for word in words
+        word in {"run", "explain", "status", "doctor", "verify", "bench"} for word in words
     ):
         words = [word for word in words if word not in {"--list", "list"}]
         return ["list", *words]
@@ -331,8 +374,18 @@ def _status(given: argparse.Namespace) -> int:
     elif not processes:
         print("no running sglang process of this user has patches of ours")
     else:
-        print("\n\n".join(_status_text(data) for data in processes))
+        print("\n\n".join(_servers_text(processes)))
     return 1 if any(_has_failed(data) for data in processes) else 0
+
+
+def _servers_text(processes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The processes one by one, those of a server below a line for it."""
+    for server, members in groupby(processes, key=lambda data: data["server"]):
+        of_server = list(members)
+        count = f"{len(of_server)} process{'es' if len(of_server) > 1 else ''}"
+        ended = "" if server in {data["pid"] for data in of_server} else ", its launcher has ended"
+        yield f"server {server}: {count}{ended}"
+        yield from map(_status_text, of_server)
 
 
 def _status_text(data: dict[str, Any]) -> str:
@@ -392,14 +445,133 @@ def _python_path(present: str) -> str:
     return os.pathsep.join([ours, *others])
 
 
+# -- doctor ----------------------------------------------------------------------------------------
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    chosen = _selected()
+    here, there = _tree(None), doctor.other_tree(given.sglang_path, given.sglang_version)
+    prospects = doctor.compare(
+        verdict.judge_all(sets.load(), here), verdict.judge_all(sets.load(), there)
+    )
+    lost = doctor.lost(prospects, chosen.chosen)
+    if given.json:
+        data = {
+            "from": {"version": here.version, "path": str(here.root)},
+            "to": {"version": there.version, "path": str(there.root)},
+            "selection": chosen.text,
+            "patches": [
+                {
+                    "id": found.here.patch.id,
+                    "change": found.change,
+                    "from": found.here.word,
+                    "to": found.there.word,
+                    "reason": found.there.reason,
+                }
+                for found in prospects
+            ],
+            "lost": lost,
+        }
+        print(json.dumps(data, indent=2))
+    else:
+        rows = [["PATCH", here.version, there.version, "CHANGE", "WHY"]]
+        for found in prospects:
+            words = [found.here.word, found.there.word, found.change, found.there.reason]
+            rows.append([found.here.patch.id, *words])
+        print(f"from sglang {here.version} at {here.root}")
+        print(f"to   sglang {there.version} at {there.root}\n\n{_table(rows)}")
+        if lost:
+            print(f"\nlost, and chosen: {', '.join(lost)}")
+    return 1 if lost else 0
+
+
+# -- verify ----------------------------------------------------------------------------------------
+
+
+def _verify(given: argparse.Namespace) -> int:
+    named = _named(given.names)
+    tree = _tree(None)
+    judged = [
+        found for found in verdict.judge_all(sets.load(), tree) if found.patch.id in named.chosen
+    ]
+    if not given.json:
+        print(f"sglang {tree.version} at {tree.root}\n", flush=True)
+    width = max(len(found.patch.id) for found in judged)
+    outcomes = []
+    for outcome in verify.verify(judged, limit_s=given.timeout):
+        outcomes.append(outcome)
+        if not given.json:
+            print(f"{outcome.patch:<{width}}  {_outcome_text(outcome)}", flush=True)
+    if given.json:
+        data = {
+            "sglang": {"version": tree.version, "path": str(tree.root)},
+            "outcomes": [asdict(outcome) for outcome in outcomes],
+        }
+        print(json.dumps(data, indent=2))
+    return verify.exit_code(outcomes, named.in_full)
+
+
+def _named(names: Sequence[str]) -> Selection:
+    """The patches that were named: a set's name stands for its policy patches too."""
+    patches = by_id(sets.load())
+    members = [id for id, patch in patches.items() if not names or patch.set in names]
+    found = selection.parse(",".join([*names, *members]), patches)
+    return Selection(found.text, found.chosen, found.by_name, frozenset(names) & found.in_full)
+
+
+def _outcome_text(outcome: verify.Outcome) -> str:
+    if outcome.word == "equal" and outcome.device:
+        return (
+            f"equal      {outcome.compared} comparisons in {outcome.seconds:.0f} s on "
+            f"{verify.ON[outcome.device]}: {outcome.reason}"
+        )
+    return f"{outcome.word:<9}  {outcome.reason}"
+
+
 # -- bench -----------------------------------------------------------------------------------------
 
 
 def _bench(given: argparse.Namespace) -> int:
-    _tree(None)  # without sglang, the one sentence about that
-    module = importlib.import_module(f".bench.{given.set}", __package__)
-    code: int = module.main(given.options)
-    return code
+    if given.help and len(given.sets) != 1:
+        given.usage.print_help()
+        return 0
+    names = _bench_sets(given.sets, ["--help"] if given.help else given.options)
+    tree = _tree(None)
+    tables: list[report.Table] = []
+    ended: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for name in names:
+        print(f"bench {name} ...", file=sys.stderr, flush=True)
+        for found in bench.measure(name, given.options):
+            if isinstance(found, report.Table):
+                tables.append(found)
+                if not given.json:
+                    print(f"{report.to_text(found)}\n", flush=True)
+            else:
+                ended[name], reasons[name] = found
+        if not given.json and ended[name] != "equal":
+            print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
+    made = report.Report(
+        f"{tree.version} at {tree.root}", report.machine(), tuple(tables), ended, reasons
+    )
+    if given.json:
+        print(report.to_json(made))
+    if given.html:
+        given.html.write_text(report.to_html(made), encoding="utf-8")
+    return report.worst(list(ended.values()))
+
+
+def _bench_sets(named: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """The sets to bench; options of its own must be ones that the only set has."""
+    for name in named:
+        if name not in bench.NAMES:
+            raise SelectionError(f"unknown set {name!r}: the sets are {', '.join(bench.NAMES)}")
+    names = tuple(dict.fromkeys(named)) or bench.NAMES
+    if len(names) == 1:
+        bench.parser(names[0]).parse_args(list(options))  # says what is wrong, and ends
+    elif set(options) - {"--quick"}:
+        raise SelectionError(f"{options[0]}: such an option needs one set's name before it")
+    return names
 
 
 # -- shared ----------------------------------------------------------------------------------------

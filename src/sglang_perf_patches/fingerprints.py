@@ -4,6 +4,10 @@
 declarations; ``--check`` only says whether they are what the wheels give. Entries of source builds
 (``git-…``), of which there is no wheel, are carried over as they are; ``--origin NAME=DIR`` takes
 them from a checkout.
+
+``--adopt V`` is for a release that came out after the declarations were written: it records V
+beside every fingerprint that V's code still has, and prints what V changes for each patch. A patch
+whose code V leaves alone applies there by that; anything else needs a person.
 """
 
 from __future__ import annotations
@@ -11,10 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from . import releases, sets, source
+from . import releases, sets, source, verdict
 from .patch import PatchSet
 
 Known = dict[str, dict[str, tuple[str, ...]]]
@@ -46,10 +50,50 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         for release in sorted(wanted[reference], key=_age):
             digest = _digest(reference, release, patch_set.known, trees, origins or {})
             known.setdefault(reference, {}).setdefault(digest, []).append(release)
+    for reference, hashes in known.items():
+        for digest, where in hashes.items():
+            # Releases that were adopted are in no declaration.
+            before = patch_set.known.get(reference, {}).get(digest, ())
+            where += [name for name in before if _is_adopted(name)]
     return {
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
     }
+
+
+def adopt(patch_set: PatchSet, version: str, tree: source.Tree) -> Known:
+    """A set's fingerprints, with `version` beside each that the tree still has."""
+    known: Known = {}
+    for reference, hashes in patch_set.known.items():
+        definition = tree.definition(reference)
+        known[reference] = {
+            digest: (*(name for name in where if name != version), version)
+            if definition and definition.digest == digest
+            else where
+            for digest, where in hashes.items()
+        }
+    return known
+
+
+def adoption_report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:
+    """What a new release changes: a verdict a patch, and what a person must look at."""
+    lines = [f"sglang {tree.version}, judged by the code of the releases up to {_newest()}:"]
+    waiting = []
+    for judged in verdict.judge_all(patch_sets, tree):
+        lines.append(f"  {judged.patch.id:<30} {judged.word:<9} {judged.reason}")
+        if judged.word == "refused":
+            waiting += [f"  {judged.patch.id}: {reference}" for reference in judged.unknown]
+    if waiting:
+        lines += ["", "needs a person (`explain PATCH --sglang-path` shows each diff):", *waiting]
+    return "\n".join(lines)
+
+
+def _newest() -> str:
+    return releases.KNOWN[-1]
+
+
+def _is_adopted(name: str) -> bool:
+    return name not in releases.KNOWN and not name.startswith("git-")
 
 
 def _digest(
@@ -93,11 +137,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_perf_patches.fingerprints")
     parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if any is stale")
+    parser.add_argument("--adopt", metavar="V", help="record a release newer than all known")
     parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
     given = parser.parse_args(None if arguments is None else list(arguments))
     unknown = sorted(set(given.sets) - set(sets.NAMES))
     if unknown:
         parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
+    if given.adopt:
+        return _adopt(given.adopt, given.sets or sets.NAMES)
     origins = {}
     for text in given.origin:
         name, _, folder = text.partition("=")
@@ -116,6 +163,22 @@ def main(arguments: Iterable[str] | None = None) -> int:
             if not given.check:
                 write(name, known)
     return 1 if stale and given.check else 0
+
+
+def _adopt(version: str, names: Sequence[str]) -> int:
+    if version in releases.KNOWN:
+        print(f"{version} is known already: take its fingerprints without --adopt", file=sys.stderr)
+        return 2
+    try:
+        tree = source.Tree(source.find(releases.tree(version)))
+        chosen = [sets.declared(name) for name in names]
+        for patch_set in chosen:
+            write(patch_set.name, adopt(patch_set, version, tree))
+        print(adoption_report(chosen, tree))
+    except (releases.DownloadError, source.TreeError) as error:
+        print(f"fingerprints of {version}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

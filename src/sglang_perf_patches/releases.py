@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,8 +72,11 @@ def tree(version: str) -> Path:
     Only Python files are unpacked. Says on stderr when it downloads.
 
     Raises:
-        DownloadError: the package index has no such release, or did not answer.
+        DownloadError: this is no version, or the package index has no such release or did not
+            answer.
     """
+    if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", version):
+        raise DownloadError(f"{version!r} is no version of sglang: write it as in 0.5.23")
     folder = cache_folder() / "releases" / version
     if folder.is_dir():
         return folder

@@ -216,7 +216,10 @@ def test_a_damaged_tree_is_one_sentence(throwaway: Throwaway, tree: Path, damage
         ("explain",),
         ("run",),
         ("bench", "frob"),
-        ("bench",),
+        ("bench", "swa", "--frobnicate"),
+        ("bench", "--frobnicate"),
+        ("verify", "frob"),
+        ("doctor",),
     ],
 )
 def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> None:

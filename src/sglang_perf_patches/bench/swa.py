@@ -13,11 +13,14 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .decode_worker import DecodeWorker, Shape, prepare_process
+from ..proof import Different, Missing, lent
+from .decode_worker import DecodeWorker, Shape
+from .report import Cell, Table
+from .timing import progress
 
 EXACT = "swa"
 POLICIES = "swa,swa.window-bounded-admission,swa.evict-before-retract"
@@ -74,36 +77,46 @@ DECODING = (
 QUICK_DECODING = (Load(32, 1, 1024, 65_536, 200, 60),)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 1 where the patches change what they should not, or can't run."""
-    parser = argparse.ArgumentParser(prog="sglang-perf-patches bench swa", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="one small load for decoding")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--quick`` is all there is: it decodes one small load."""
     parser.add_argument("--measure", metavar="SELECTION", help=argparse.SUPPRESS)
-    given = parser.parse_args(None if arguments is None else list(arguments))
+
+
+def tables(given: argparse.Namespace) -> Iterator[Table]:
+    """Admission, then decoding to the end.
+
+    Raises:
+        Different: with room for everything, the patches change an order or a step's tokens.
+        Missing: sglang's decode queue can't be had here.
+    """
     decoding = QUICK_DECODING if given.quick else DECODING
-    if given.measure is not None:
-        print(json.dumps(measure(given.measure, decoding)))
-        return 0
-    try:
-        found = {name: _in_process(text, given.quick) for name, text in SELECTIONS.items()}
-    except subprocess.CalledProcessError as error:
-        lines = (error.stderr or "").strip().splitlines()
-        print(f"bench swa: {lines[-1] if lines else error}", file=sys.stderr)
-        return 1
-    same = len({json.dumps(result["unbound"]) for result in found.values()}) == 1
-    result = {
-        "sglang": found["patched"]["sglang"],
-        "unbound_equal": same,
-        "rows": _rows(found, decoding),
-    }
-    print(json.dumps(result, indent=1) if given.json else _table(result))
-    return 0 if same else 1
+    found = {}
+    for name, text in progress(SELECTIONS.items(), "bench swa"):
+        try:
+            found[name] = _in_process(text, given.quick)
+        except subprocess.CalledProcessError as error:
+            lines = (error.stderr or "").strip().splitlines()
+            raise Missing(lines[-1] if lines else str(error)) from error
+    for name, result in found.items():
+        if result["unbound"] != found["stock"]["unbound"]:
+            raise Different(f"{name}: where memory does not bind, order or tokens are not stock's")
+    yield _admission_table(found)
+    yield _decoding_table(found, decoding)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """In a process of its own: print what every load gives under one selection of patches."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    add_options(parser)
+    given = parser.parse_args(list(arguments))
+    print(json.dumps(measure(given.measure, QUICK_DECODING if given.quick else DECODING)))
+    return 0
 
 
 def measure(selection: str, decoding: Sequence[Load]) -> dict[str, Any]:
     """In a process of its own: what every load gives under a selection of patches."""
-    prepare_process()
+    lent.lend()
     from .. import activate
 
     report = activate(selection)
@@ -176,51 +189,53 @@ def _in_process(selection: str, quick: bool) -> dict[str, Any]:
     return found
 
 
-def _rows(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) -> list[dict[str, Any]]:
-    rows = []
-    for kind, loads in (("admission", ADMISSION), ("decoding", decoding)):
-        for index, load in enumerate(loads):
-            row: dict[str, Any] = {"kind": kind, **asdict(load), "ratio": load.ratio}
-            if kind == "admission":
-                row["bound"] = load.bound
-            row |= {name: result[kind][index] for name, result in found.items()}
-            rows.append(row)
-    return rows
+def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for index, load in enumerate(ADMISSION):
+        stock, patched = (found[name]["admission"][index] for name in ("stock", "patched"))
+        rows.append(
+            (
+                *(load.window, load.page_size, load.ratio, load.prompt),
+                *(stock["swa_tokens_each"], patched["swa_tokens_each"]),
+                *(stock["admitted"], patched["admitted"], load.bound),
+            )
+        )
+    return Table(
+        "swa",
+        f"requests that empty pools admit, of {REQUESTS} in the queue",
+        (
+            *("window", "page", "ratio of pools", "prompt"),
+            *("SWA tokens each, stock", "SWA tokens each, patched"),
+            *("admitted, stock", "admitted, patched", "bound"),
+        ),
+        tuple(rows),
+        (
+            "Lengths in tokens. The bound is min(F / prompt, rF / tail) for a full pool of F "
+            "tokens, a sliding-window pool of rF, and a tail of the window's pages.",
+            "With room for everything, order of admission and tokens of each step are the same.",
+        ),
+    )
 
 
-def _table(result: dict[str, Any]) -> str:
-    equal = "the same" if result["unbound_equal"] else "NOT the same"
-    lines = [
-        f"sglang {result['sglang']}; where memory does not bind, order and tokens are {equal}",
-        "",
-        f"{REQUESTS} requests queued: admitted by empty pools (sliding-window tokens each)",
-        f"{'window':>7} {'page':>5} {'ratio':>7} {'prompt':>7} "
-        f"{'stock':>14} {'patched':>14} {'bound':>6}",
-    ]
-    for row in result["rows"]:
-        if row["kind"] == "admission":
-            cells = [
-                f"{row[n]['admitted']} ({row[n]['swa_tokens_each']})" for n in ("stock", "patched")
-            ]
-            lines.append(
-                f"{row['window']:>7} {row['page_size']:>5} {row['ratio']:>7.4f} {row['prompt']:>7} "
-                f"{cells[0]:>14} {cells[1]:>14} {row['bound']:>6}"
-            )
-    lines += ["", "decoded to the end: retractions, tokens per step", ""]
-    for row in result["rows"]:
-        if row["kind"] == "decoding":
-            lines.append(
-                f"window {row['window']}, page {row['page_size']}, pool {row['swa_tokens']}, "
-                f"prompt {row['prompt']}, output {row['output']}"
-            )
-            for name in SELECTIONS:
-                told = row[name]
-                lines.append(
-                    f"  {name:<14} {told['retractions']:>6} {told['tokens_per_step']:>8.1f}"
-                    f"   finished {told['finished']}"
-                )
-    return "\n".join(lines)
+def _decoding_table(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for index, load in enumerate(decoding):
+        shape = (load.window, load.page_size, load.swa_tokens, load.prompt, load.output)
+        for name, result in found.items():
+            told = result["decoding"][index]
+            counts = (told["finished"], told["retractions"], told["tokens_per_step"])
+            rows.append((name, *shape, *counts))
+    return Table(
+        "swa",
+        f"{REQUESTS} requests decoded to the end",
+        (
+            *("patches", "window", "page", "SWA pool", "prompt", "output"),
+            *("finished", "retractions", "tokens per step"),
+        ),
+        tuple(rows),
+        (f"'with policies' is SGLANG_PERF_PATCHES={POLICIES}.",),
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

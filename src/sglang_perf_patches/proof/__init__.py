@@ -1,0 +1,77 @@
+"""Proof on this machine: each patch beside stock, on the installed sglang's own classes.
+
+Each set brings its cases: a `Case` names a function that plays the same inputs on stock and with
+the patch live, and raises `Different` where anything that a kernel, a request or the scheduler
+sees is not the same. A worker process of its own runs the cases of a set (see `worker`), so that
+what one set lends to this machine never reaches another. The tests run the same cases, over every
+release, with inputs from hypothesis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from random import Random
+from typing import Literal, Protocol, TypeVar
+
+from .. import sets
+
+T = TypeVar("T")
+
+Device = Literal["cpu", "cuda", "mlx"]
+"""``cpu``: tensors on the CPU and Triton's interpreter; ``cuda``: the machine's NVIDIA GPU with the
+release's own kernels; ``mlx``: whatever device mlx has here."""
+
+
+class Different(AssertionError):
+    """A patch gave another result than stock; the text says which, and where."""
+
+
+class Missing(Exception):
+    """This machine lacks what a case needs; the text is the reason, for the operator."""
+
+
+class Inputs(Protocol):
+    """Where a case's inputs come from: seeded draws, or, in the tests, hypothesis."""
+
+    def __call__(self, draw: Callable[[Random], T], count: int | None = None) -> list[T]:
+        """So many inputs made by `draw`; as many as the source of inputs likes for None."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is compared for one patch.
+
+    Attributes:
+        patch: its id.
+        compare: ``"module:function"`` of ours, which takes `Inputs`, returns how many comparisons
+            it made, and raises `Different` or `Missing`. Imported in the worker only.
+        what: the results that are compared, in a few words.
+        device: where it runs.
+        needs: modules without which it can't run here.
+    """
+
+    patch: str
+    compare: str
+    what: str
+    device: Device = "cpu"
+    needs: tuple[str, ...] = ("torch", "triton", "transformers")
+
+    def load(self) -> Callable[[Inputs], int]:
+        """Import and return the function that `compare` names."""
+        module, _, name = self.compare.partition(":")
+        function: Callable[[Inputs], int] = getattr(import_module(module), name)
+        return function
+
+
+def cases(set_name: str) -> tuple[Case, ...]:
+    """The cases of a set, as it declares them in ``proof.NAME.CASES``."""
+    found: tuple[Case, ...] = import_module(f"{__name__}.{set_name}").CASES
+    return found
+
+
+def all_cases() -> tuple[Case, ...]:
+    """The cases of all sets, in the order of ``list``."""
+    return tuple(case for name in sets.NAMES for case in cases(name))

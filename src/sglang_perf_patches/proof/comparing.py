@@ -1,0 +1,102 @@
+"""Running the same inputs on stock sglang and with a patch live, and comparing what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import sglang_perf_patches
+
+from . import Different
+
+T = TypeVar("T")
+
+
+@contextmanager
+def live(patch: str, *, ran: bool = True) -> Iterator[None]:
+    """Have one patch live in this process, and stock back afterwards.
+
+    Args:
+        patch: its id.
+        ran: whether its code must have run by then, or must not have.
+
+    Raises:
+        Different: it did not go live, or `ran` does not hold.
+    """
+    report = sglang_perf_patches.activate(patch)
+    try:
+        state = report.of(patch)
+        if state.state != "live":
+            raise Different(f"{patch} is {state.state}: {state.reason}")
+        yield
+        seen = sglang_perf_patches.activate(patch).of(patch)
+        if seen.ran != ran:
+            raise Different(f"{patch} {'never ran' if ran else 'ran'}")
+    finally:
+        sglang_perf_patches.deactivate()
+
+
+def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool = True) -> int:
+    """Run every input on stock and then with the patch; each pair of results must be equal.
+
+    Args:
+        patch: its id.
+        run: gives the result of one input: tensors, numbers, strings, and containers of these.
+        inputs: what to run; at least one.
+        ran: see `live`.
+
+    Returns:
+        how many were compared.
+
+    Raises:
+        Different: two results differ in a bit, in shape, dtype or type.
+    """
+    if not inputs:
+        raise Different(f"{patch}: no input was made")
+    stock = [run(value) for value in inputs]
+    with live(patch, ran=ran):
+        patched = [run(value) for value in inputs]
+    for value, expected, found in zip(inputs, stock, patched, strict=True):
+        difference = differs(expected, found)
+        if difference:
+            raise Different(f"{patch}, {value!r}: {difference}")
+    return len(inputs)
+
+
+def differs(expected: Any, found: Any, where: str = "result") -> str | None:
+    """Where two results differ, bit by bit; None where they don't."""
+    if type(expected) is not type(found):
+        return f"{where} is {type(found).__name__}, not {type(expected).__name__}"
+    if hasattr(expected, "data_ptr"):
+        return _tensors_differ(expected, found, where)
+    if isinstance(expected, dict):
+        if expected.keys() != found.keys():
+            return f"{where} has {sorted(found)}, not {sorted(expected)}"
+        pairs = [(f"{where}[{key!r}]", expected[key], found[key]) for key in expected]
+    elif isinstance(expected, list | tuple):
+        if len(expected) != len(found):
+            return f"{where} has {len(found)} items, not {len(expected)}"
+        pairs = [
+            (f"{where}[{i}]", one, other)
+            for i, (one, other) in enumerate(zip(expected, found, strict=True))
+        ]
+    else:
+        return None if expected == found else f"{where} is {found!r}, not {expected!r}"
+    for name, one, other in pairs:
+        difference = differs(one, other, name)
+        if difference:
+            return difference
+    return None
+
+
+def _tensors_differ(expected: Any, found: Any, where: str) -> str | None:
+    import torch
+
+    if expected.dtype != found.dtype or expected.shape != found.shape:
+        return (
+            f"{where} is {found.dtype} {tuple(found.shape)}, "
+            f"not {expected.dtype} {tuple(expected.shape)}"
+        )
+    bits = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, found))
+    return None if torch.equal(*bits) else f"{where} is {found}, not {expected}"

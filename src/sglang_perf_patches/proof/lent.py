@@ -1,0 +1,188 @@
+"""What stock sglang asks of a GPU machine while it is imported, lent to it on a CPU.
+
+Only what can't be here is stood in for: sgl_kernel and flashinfer, two torchvision operators that
+its CPU build lacks, the folders of C++ sources that are compiled at run time, and what Triton's
+interpreter has under another name. The classes under test, the pools that they read and the Triton
+kernels that they launch are sglang's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+KERNELS = ("sgl_kernel", "flashinfer")
+"""Wheels of CUDA kernels, which a CPU can't run even where they are installed."""
+
+OPTIONAL = (
+    "deep_gemm",
+    *("torchao", "xgrammar", "outlines", "llguidance", "grpc", "openai_harmony", "watchfiles"),
+    *("torch_memory_saver", "cuda", "py_spy", "mooncake", "modelscope"),
+    *("smg_grpc_servicer", "smg_grpc_proto"),
+)
+"""Packages that sglang imports and none of the cases use. None that transformers looks for: it
+would take a stand-in for the real thing."""
+
+
+def lend() -> None:
+    """Make this process fit for sglang on a CPU; before triton or sglang is imported.
+
+    Raises:
+        RuntimeError: one of them is imported already.
+    """
+    if any(isinstance(finder, StandIns) for finder in sys.meta_path):
+        return
+    if "triton" in sys.modules or "sglang" in sys.modules:
+        raise RuntimeError("triton or sglang is imported already")
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the interpreter and the stand-ins work on the CPU
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.meta_path.insert(0, StandIns(KERNELS))
+    lend_packages()
+    _lend_kernel_sources()
+    import torch
+
+    torch.set_num_threads(1)
+    for operator in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):  # the wheel for CUDA defines them
+            torch.library.define(
+                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor"
+            )
+    _lend_triton()
+
+
+def lend_packages(*also: str) -> None:
+    """Stand in for optional packages that are not installed, and for `also` even if they are."""
+    sys.meta_path.append(StandIns(OPTIONAL))
+    if also:
+        sys.meta_path.insert(0, StandIns(also))
+    _lend_configurations()
+
+
+def _lend_configurations() -> None:
+    """Releases of sglang register configurations that a newer transformers brings itself."""
+    mapping: Any = importlib.import_module(
+        "transformers.models.auto.configuration_auto"
+    ).CONFIG_MAPPING
+    register = mapping.register
+    mapping.register = lambda key, value, exist_ok=False: register(key, value, exist_ok=True)
+
+
+def _lend_kernel_sources() -> None:
+    """A module of sglang wants to see the folders of its C++ sources when it is imported."""
+    exists: Any = Path.exists
+
+    def seen(self: Path, **options: Any) -> bool:
+        if self.name in {"include", "csrc"} and "sglang" in self.parts:
+            return True
+        return bool(exists(self, **options))
+
+    Path.exists = seen  # type: ignore[method-assign]
+
+
+def _lend_triton() -> None:
+    """Triton's interpreter knows no device context, and tries every configuration it is given."""
+    torch: Any = importlib.import_module("torch")
+    triton: Any = importlib.import_module("triton")
+    from . import triton_names
+
+    torch.cpu.device = lambda *_: contextlib.nullcontext()
+    torch.cuda.synchronize = lambda *_: None
+    autotune = triton.autotune
+    triton.autotune = lambda configs, *given, **options: autotune(configs[:1], *given, **options)
+    triton_names.lend()
+
+
+class Wrapper:
+    """In place of flashinfer's attention wrappers: keeps what it was planned with."""
+
+    def __init__(self, *_arguments: Any, **options: Any) -> None:
+        """Take any options, as the wrappers of the different flashinfer releases have."""
+        self.options = options
+        self.is_cuda_graph_enabled = bool(options.get("use_cuda_graph"))
+        self.plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def begin_forward(self, *arguments: Any, **options: Any) -> None:
+        """Keep the arguments as they are at this moment."""
+        self.plans.append((_kept(arguments), {k: _kept(v) for k, v in options.items()}))
+
+    plan = begin_forward
+
+    def end_forward(self) -> None:
+        """Nothing to release."""
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_kept, value))
+    return value.clone() if hasattr(value, "clone") else value
+
+
+class _Names(type):
+    """A class that has whatever attribute is asked of it."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _made(name)
+
+
+def _made(name: str) -> Any:
+    """What stands for a name of a lent module.
+
+    A class without content, which also serves as a field of a pydantic model and as a base class;
+    called by a name in lower case it is a kernel, which raises.
+    """
+    if name.endswith("Wrapper"):
+        return Wrapper
+
+    def new(cls: type, *_arguments: Any, **_options: Any) -> Any:
+        if name[:1].islower():
+            raise NotImplementedError(f"{name} is a kernel of a wheel that is not here")
+        return object.__new__(cls)
+
+    def schema(cls: type, _source: Any, _handler: Any) -> Any:
+        return importlib.import_module("pydantic_core").core_schema.any_schema()
+
+    content = {"__new__": new, "__get_pydantic_core_schema__": classmethod(schema)}
+    return _Names(name, (), {**content, "__init__": lambda *_, **__: None})
+
+
+class _Lent(ModuleType):
+    __path__: list[str] = []  # noqa: RUF012
+    __version__ = "999.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, _made(name))
+        return vars(self)[name]
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules in which every name is a stand-in, and whatever is asked for below them."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
+        """The specification of a lent module."""
+        package, dot, _ = name.partition(".")
+        lent = isinstance(sys.modules.get(package), _Lent)
+        if name in self.names or (package in self.names and (lent or not dot)):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        """Make the module."""
+        return _Lent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to execute."""

@@ -1,0 +1,153 @@
+"""``doctor`` and ``fingerprints --adopt``: what another sglang means for the patches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches import fingerprints, source
+from sglang_perf_patches.patch import Patch, PatchSet, Variant
+
+SETS = """
+import throwaway_patches as t
+gone = t.declare("two.gone", install="step", targets=(f"{t.B}:Caller.call",))
+built = t.declare("two.built", install="step", targets=(f"{t.A}:helper",), built_in_since="2.0",
+    markers=(t.Marker(definition=f"{t.A}:helper", contains="upstream"),))
+t.use(t.STEP, t.POLICY, gone, built)
+"""
+
+
+@pytest.fixture
+def other(throwaway: Throwaway) -> Path:
+    """A tree to upgrade to, as yet the same as the installed one."""
+    throwaway.put("sitecustomize.py", SETS)
+    made = Throwaway.write(throwaway.site.parent / "other")
+    made.put("sglang/version.py", '__version__ = "2.0"\n')
+    return made.site / "sglang"
+
+
+def doctor(
+    throwaway: Throwaway, *words: str, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_perf_patches", "doctor", *words],
+        env=throwaway.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {found["id"]: found["change"] for found in json.loads(done.stdout)["patches"]}
+
+
+def change(tree: Path, file: str, before: str, after: str) -> None:
+    path = tree / "srt" / file
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+
+
+def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
+    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    assert done.returncode == 0, done.stderr
+    assert set(changes(done).values()) == {"stays"}
+    data = json.loads(done.stdout)
+    assert (data["from"]["version"], data["to"]["version"]) == ("1.0", "2.0")
+    assert data["lost"] == []
+
+
+def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, other: Path) -> None:
+    change(other, "a.py", "return x + 1", "return 1 + x")
+    change(other, "a.py", "return x * scale", "return x * scale  # upstream")
+    (other / "srt" / "b.py").unlink()
+    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    assert done.returncode == 1
+    assert changes(done) == {
+        "one.step": "lost",
+        "two.policy": "lost",
+        "two.gone": "nothing to do",
+        "two.built": "becomes built-in",
+    }
+    assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
+    text = doctor(throwaway, "--sglang-path", str(other))
+    assert "lost, and chosen: one.step" in text.stdout
+
+    without = doctor(throwaway, "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
+    assert without.returncode == 0
+
+
+def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
+    change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
+    throwaway.put(
+        "sitecustomize.py",
+        SETS.replace("t.use(", "from sglang_perf_patches import source\nt.use(").replace(
+            "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
+        ),
+    )
+    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    assert changes(done)["one.step"] == "gained"
+    assert done.returncode == 0
+
+
+def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other: Path) -> None:
+    cache = throwaway.site.parent / "cache"
+    folder = cache / "sglang-perf-patches" / "releases" / "2.0"
+    folder.mkdir(parents=True)
+    other.rename(folder / "sglang")
+    done = doctor(throwaway, "--sglang-version", "2.0", XDG_CACHE_HOME=str(cache))
+    assert done.returncode == 0, done.stderr
+    assert f"to   sglang 2.0 at {folder / 'sglang'}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--sglang-version", "../x"),
+        ("--sglang-version", "two"),
+        ("--sglang-path", "/nowhere"),
+        ("--sglang-path", "/nowhere", "--sglang-version", "2.0"),
+    ],
+)
+def test_bad_input_is_exit_2(throwaway: Throwaway, other: Path, words: tuple[str, ...]) -> None:
+    done = doctor(throwaway, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("sglang-perf-patches")
+
+
+def declared(tree: source.Tree) -> PatchSet:
+    """A set whose only patch is known as the tree has it."""
+    references = ("sglang.srt.a:Worker.step", "sglang.srt.a:helper")
+    texts = {name: name for name in ("summary", "why", "how", "gain", "condition")}
+    variant = Variant(releases=("1.0",), install="none:none", targets=references)
+    known = {
+        reference: {found.digest: ("1.0",)}
+        for reference in references
+        if (found := tree.definition(reference))
+    }
+    return PatchSet("one", "one", (Patch(id="one.step", variants=(variant,), **texts),), known)
+
+
+def test_adopting_records_what_is_unchanged_and_names_what_is_not(
+    throwaway: Throwaway, other: Path
+) -> None:
+    patch_set = declared(source.Tree(throwaway.site / "sglang"))
+    whole = fingerprints.adopt(patch_set, "2.0", source.Tree(other))
+    assert {where for hashes in whole.values() for where in hashes.values()} == {("1.0", "2.0")}
+    assert "applies" in fingerprints.adoption_report([patch_set], source.Tree(other))
+
+    change(other, "a.py", "return x * scale", "return scale * x")
+    known = fingerprints.adopt(patch_set, "2.0", source.Tree(other))
+    assert list(known["sglang.srt.a:Worker.step"].values()) == [("1.0", "2.0")]
+    assert list(known["sglang.srt.a:helper"].values()) == [("1.0",)]
+    report = fingerprints.adoption_report([patch_set], source.Tree(other))
+    assert report.splitlines()[-1] == "  one.step: sglang.srt.a:helper"
+    again = PatchSet("one", "one", patch_set.patches, known)
+    assert fingerprints.adopt(again, "2.0", source.Tree(other)) == known

@@ -1,0 +1,54 @@
+"""Run the project's own cases on one release: ``python prove.py PATCH …``, its tree on PYTHONPATH.
+
+As ``python -m sglang_perf_patches.proof.worker`` does for an operator, with inputs from hypothesis
+instead of a few seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from sglang_perf_patches import proof
+from sglang_perf_patches.proof import worker
+
+T = TypeVar("T")
+
+EXAMPLES = 10
+
+
+def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
+    """Inputs whose every random choice is hypothesis's."""
+    found: list[T] = []
+
+    @settings(
+        max_examples=EXAMPLES if count is None else count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.randoms(use_true_random=False))
+    def each(random: Random) -> None:
+        found.append(draw(random))
+
+    each()
+    return found
+
+
+def main(patches: list[str]) -> None:
+    """Print the line of each case that a CPU can run."""
+    chosen = [case for case in proof.all_cases() if case.patch in patches and case.device != "cuda"]
+    for line in worker.run(chosen, drawn):
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

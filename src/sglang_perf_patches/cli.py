@@ -25,6 +25,7 @@ from . import (
     bench,
     bootstrap,
     doctor,
+    pages,
     record,
     releases,
     selection,
@@ -33,7 +34,7 @@ from . import (
     verdict,
 )
 from .bench import report
-from .patch import Patch, by_id
+from .patch import by_id
 from .proof import verify
 from .selection import Selection, SelectionError
 from .verdict import Verdict
@@ -292,7 +293,7 @@ def _explain_text(tree: source.Tree, judged: Verdict) -> str:
         if text:
             parts.append(_paragraph(title, text))
     if patch.upstream:
-        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links(patch)))
+        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in pages.upstream_links(patch)))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
             parts.append(f"{title}: {', '.join(names)}")
@@ -305,14 +306,6 @@ def _explain_text(tree: source.Tree, judged: Verdict) -> str:
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
-
-
-def links(patch: Patch) -> list[str]:
-    """The addresses of a patch's upstream pull requests."""
-    return [
-        f"https://github.com/{project}/pull/{number}"
-        for project, _, number in (name.partition("#") for name in patch.upstream)
-    ]
 
 
 def _paragraph(title: str, text: str) -> str:

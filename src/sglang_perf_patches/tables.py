@@ -1,7 +1,8 @@
-"""The tables of the documents, made from the declarations and the released wheels.
+"""The documents that are made from the declarations and the released wheels.
 
-``python -m sglang_perf_patches.tables`` in a checkout rewrites the marked blocks of ``README.md``
-and all of ``tests/releases/verdicts.md``; ``--check`` only says whether they are current.
+``python -m sglang_perf_patches.tables`` in a checkout rewrites the marked blocks of ``README.md``,
+all of ``tests/releases/verdicts.md`` and the page of every patch (see `pages`); ``--check`` only
+says whether they are current.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from . import releases, sets, source
-from .patch import PatchSet
+from . import pages, releases, sets, source
+from .patch import PatchSet, by_id
 from .verdict import judge_all
 
 Words = dict[str, dict[str, str]]
@@ -66,13 +67,12 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
             if not set(built) <= set(releases.KNOWN):
                 ranges["applies"] = ", ".join(filter(None, ["source builds", ranges["applies"]]))
             links = [
-                f"[#{number}](https://github.com/{project}/pull/{number})"
-                for project, _, number in (name.partition("#") for name in patch.upstream)
+                f"[#{link.rpartition('/')[2]}]({link})" for link in pages.upstream_links(patch)
             ]
             opt_in = " (policy: opt-in)" if patch.kind == "policy" else ""
             rows.append(
                 [
-                    f"`{patch.id}`{opt_in}",
+                    f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}",
                     patch.summary,
                     *(ranges[word] or "-" for word in ("applies", "built-in", "absent")),
                     " ".join(links) or "beyond upstream",
@@ -96,6 +96,10 @@ def _markdown(rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(rows[0]))
     return "\n".join(lines) + "\n"
+
+
+def _always(text: str) -> Callable[[str], str]:
+    return lambda _: text
 
 
 def replace_block(text: str, name: str, content: str) -> str:
@@ -124,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "README.md": lambda text: replace_block(text, "releases", release_table(patch_sets, words)),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
     }
+    for patch in by_id(patch_sets).values():
+        made = pages.page(patch, words[patch.id], pages.sections(given.root, patch))
+        makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = _always(made)
     stale = False
     for name, make in makers.items():
         path = given.root / name

@@ -1,0 +1,9 @@
+#!/bin/sh
+# A server pinned to a release that loads no plugins (before 0.5.11): `run` puts the patches into
+# the command and into every Python that it starts.
+#
+#   examples/pinned_release.sh --model-path MODEL
+set -eu
+
+sglang-perf-patches list
+exec sglang-perf-patches run python -m sglang.launch_server "$@"

@@ -1,0 +1,137 @@
+"""A page for each patch, made from its declaration, its verdicts, its case and what was measured.
+
+Measurements are sections of ``tests/SET/**/*.md`` that begin with ``<!-- measured: NAME … -->``,
+where a name is a patch's or a set's; a section ends at the next such comment or heading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from . import proof, releases
+from .patch import Patch, Variant
+from .proof.verify import ON
+
+_SECTION = re.compile(r"<!-- measured: ([^>]*?) -->\n(.*?)(?=\n<!-- measured:|\n#|\Z)", re.DOTALL)
+
+
+def folder(patch: Patch) -> str:
+    """Where a patch's page is, below a checkout: beside the code of its set."""
+    return f"src/sglang_perf_patches/sets/{patch.set}"
+
+
+def name(patch: Patch) -> str:
+    """The file name of a patch's page."""
+    return patch.id.partition(".")[2] + ".md"
+
+
+def page(patch: Patch, words: Mapping[str, str], measured: Sequence[tuple[str, str]]) -> str:
+    """The page of a patch.
+
+    Args:
+        patch: its declaration.
+        words: release → verdict, oldest first.
+        measured: pairs of a file below a checkout and a section of it, as `sections` gives them.
+    """
+    parts = [
+        f"# {patch.id}\n",
+        f"{_sentence(patch.summary)} "
+        + ("On by default." if patch.kind == "exact" else "A policy: on only by its full name."),
+        f"## Why\n\n{patch.why}",
+        f"## How\n\n{patch.how}",
+        f"## On which releases\n\n{_releases(patch, words)}",
+        f"## Gain\n\n{patch.gain}\n\n{patch.condition}",
+    ]
+    for file, section in measured:
+        up = "../" * folder(patch).count("/") + "../"
+        parts.append(f"From [{file}]({up}{file}):\n\n{section.strip()}")
+    parts.append(f"## Verify it\n\n{_verification(patch)}")
+    parts.append(f"## In the code\n\n{_code(patch)}")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def sections(root: Path, patch: Patch) -> list[tuple[str, str]]:
+    """The measured sections of a checkout that name a patch, with the files that they are in."""
+    found = []
+    for path in sorted((root / "tests" / patch.set).rglob("*.md")):
+        for names, text in _SECTION.findall(path.read_text(encoding="utf-8")):
+            if {patch.id, patch.set} & set(names.split()):
+                found.append((path.relative_to(root).as_posix(), text))
+    return found
+
+
+def upstream_links(patch: Patch) -> list[str]:
+    """The addresses of a patch's upstream pull requests."""
+    return [
+        f"https://github.com/{project}/pull/{number}"
+        for project, _, number in (given.partition("#") for given in patch.upstream)
+    ]
+
+
+def _releases(patch: Patch, words: Mapping[str, str]) -> str:
+    rows = []
+    for release in releases.KNOWN:
+        word = words[release]
+        variant = next((one for one in patch.variants if release in one.releases), None)
+        note = {
+            "absent": _sentence(patch.absent_because),
+            "built-in": "Upstream has it.",
+        }.get(word, _sentence(variant.note) if variant and variant.note else "")
+        rows.append((word, note, release))
+    lines = ["| releases | verdict | |", "| --- | --- | --- |"]
+    for (word, note), together in groupby(rows, lambda row: row[:2]):
+        names = [release for _, _, release in together]
+        span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        lines.append(f"| {span} | {word} | {note} |")
+    text = "\n".join(lines)
+    links = upstream_links(patch)
+    where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
+    text += f"\n\nUpstream: {where}." if links else "\n\nUpstream has nothing of the kind."
+    for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
+        if ids:
+            text += f"\n\n{title} {', '.join(f'`{id}`' for id in ids)}."
+    return text
+
+
+def _verification(patch: Patch) -> str:
+    lines = [
+        f"    sglang-perf-patches explain {patch.id}",
+        f"    sglang-perf-patches verify {patch.id}",
+        "    sglang-perf-patches status",
+    ]
+    text = "\n".join(lines)
+    for case in proof.cases(patch.set):
+        if case.patch == patch.id:
+            text += f"\n\n`verify` compares {case.what}, on {ON[case.device]}."
+    return text
+
+
+def _code(patch: Patch) -> str:
+    installs = dict.fromkeys(variant.install for variant in patch.variants)
+    lines = []
+    for install in installs:
+        module, _, function = install.partition(":")
+        file = module.rpartition(".")[2] + ".py"
+        lines.append(f"- [`{file}`]({file}): `{function}`, which changes")
+        changed: dict[str, None] = {}
+        for variant in patch.variants:
+            if variant.install == install:
+                changed.update(dict.fromkeys(_changes(variant)))
+        lines += [f"  - {reference}" for reference in changed]
+    lines.append("- `__init__.py`: the declaration; `known.json`: the fingerprints")
+    return "\n".join(lines)
+
+
+def _changes(variant: Variant) -> list[str]:
+    return [f"`{reference}`" for reference in variant.targets] + [
+        f"`{reference}` (brought)" for reference in variant.adds
+    ]
+
+
+def _sentence(text: str) -> str:
+    """A declaration's phrase as a sentence."""
+    text = text.strip()
+    return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""

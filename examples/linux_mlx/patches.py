@@ -1,9 +1,9 @@
 """What `sglang-perf-patches` says about a running server."""
 
 import json
-import os
 import subprocess
 import time
+from typing import Any
 
 from linux_mlx.environments import variables
 from linux_mlx.processes import Failure
@@ -14,7 +14,7 @@ def report(server: Server, *arguments: str) -> str:
     """What the command prints, run beside the server with the same selection."""
     done = subprocess.run(
         [server.environment.script("sglang-perf-patches"), *arguments],
-        env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.scratch),
+        env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.runtime),
         text=True,
         stdout=subprocess.PIPE,
         check=False,
@@ -24,6 +24,12 @@ def report(server: Server, *arguments: str) -> str:
     return done.stdout
 
 
+def processes(server: Server) -> list[dict[str, Any]]:
+    """What `status` shows of the server's processes, and of no other server's."""
+    status = json.loads(report(server, "status", "--json"))
+    return [process for process in status["processes"] if process["server"] == server.group]
+
+
 def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
     """The patches that are live in the server's scheduler and have run there.
 
@@ -31,21 +37,13 @@ def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
     """
     deadline = time.monotonic() + patience_s
     while True:
-        status = json.loads(report(server, "status", "--json"))
         found = [
             str(patch["id"])
-            for process in status["processes"]
-            if "scheduler" in process["role"] and _group(process["pid"]) == server.group
+            for process in processes(server)
+            if "scheduler" in process["role"]
             for patch in process["patches"]
             if patch["state"] == "live" and patch["ran"]
         ]
         if found or time.monotonic() > deadline:
             return found
         time.sleep(0.5)
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None

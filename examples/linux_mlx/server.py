@@ -1,5 +1,6 @@
 """The stock server as a user starts it, with the shims for what this machine has not."""
 
+import os
 import random
 import re
 import socket
@@ -8,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +34,17 @@ def arguments_of(release: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: what it was started with, where it answers, and its process group."""
+    """A running server: what it was started with, where it answers, and its process group.
+
+    The group bears the PID of the launcher; `runtime` is where the records of patches lie.
+    """
 
     environment: Environment
     selection: str
     url: str
     group: int
     log: Path
-    scratch: Path
+    runtime: Path
 
     def most_decoded_together(self) -> int:
         """The largest decode batch that the server has logged."""
@@ -57,12 +61,16 @@ def running_server(
     log: Path,
     launcher: Sequence[str | Path] = (),
     arguments: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    python_path: Sequence[Path] = (),
+    runtime: Path | None = None,
 ) -> Iterator[Server]:
     """Start the server with `SGLANG_PERF_PATCHES=selection`; the block runs once it is ready.
 
     `launcher` stands before the command, as `sglang-perf-patches run` does, and `arguments` after
-    it. Nothing of the server is left when the block ends; its temporary folder, where it leaves
-    sockets and its patches their records, is its own.
+    it; `settings` are further environment variables, and `python_path` further folders with
+    packages. Nothing of the server is left when the block ends; its temporary folder, where it
+    leaves sockets, is its own, and so are its patches' records unless `runtime` is given.
     """
     port = _free_port()
     command = [
@@ -78,18 +86,19 @@ def running_server(
     ]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-server-")))
-        settings = variables(
-            PYTHONPATH=_SHIMS,
+        environment_of_server = variables(
+            PYTHONPATH=os.pathsep.join(map(str, (_SHIMS, *python_path))),
             SGLANG_USE_MLX="1",
             SGLANG_PERF_PATCHES=selection,
             HF_HUB_OFFLINE="1",
             NO_PROXY="127.0.0.1",
             TMPDIR=scratch,
-            XDG_RUNTIME_DIR=scratch,
+            XDG_RUNTIME_DIR=runtime or scratch,
+            **(settings or {}),
         )
-        process = stack.enter_context(started(command, variables=settings, log=log))
+        process = stack.enter_context(started(command, variables=environment_of_server, log=log))
         url = f"http://127.0.0.1:{port}"
-        server = Server(environment, selection, url, process.pid, log, scratch)
+        server = Server(environment, selection, url, process.pid, log, runtime or scratch)
         _wait_until_ready(server, process)
         try:
             yield server

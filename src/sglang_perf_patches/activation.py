@@ -214,14 +214,24 @@ class _Activation:
 
     def imported(self, module: ModuleType) -> None:
         """A module that we wait for has finished: never raise into the import, unless STRICT."""
-        with _lock:
-            if self.over:
-                return
+        with self.guarded():
             self.finished.add(module.__name__)
             self.advance()
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Hold the lock; a fault of ours takes everything off, and does not reach sglang."""
+        with _lock:
+            try:
+                yield
+            except Exception as error:
+                logger.debug("unexpected", exc_info=True)
+                self.abandon(f"{type(error).__name__}: {error}")
+
     def advance(self) -> None:
         """Put live what can be."""
+        if self.over:
+            return
         if self.unhook is None and self.is_ready(_HOOKS):
             self.unhook = _wrap_apply_hooks(self)
         before = None
@@ -412,10 +422,27 @@ class _Activation:
 
     # -- the way out -----------------------------------------------------------------------------
 
+    def abandon(self, reason: str) -> None:
+        """After an unexpected fault nobody knows what is done: leave stock, and say so."""
+        lost = [m for m in self.members.values() if m in self.working() or m.state == "superseded"]
+        self.stop()
+        for member in lost:
+            member.settle("failed", reason)
+        for member in lost:
+            if self.strict and member.patch.id in self.chosen.by_name:
+                self.complain(member)
+        logger.error("sglang-perf-patches: every patch is taken off: %s", reason)
+
     def stop(self) -> None:
+        """Give every name stock's own object back, whatever was being done."""
         self.over = True
-        for member in reversed(list(self.members.values())):
-            self.take_off(member)
+        for slot in reversed(list(self.slots.values())):
+            try:
+                slot.clear()
+            except Exception:
+                logger.exception("sglang-perf-patches: %s can't be given back", slot.name)
+        for member in self.members.values():
+            member.slots.clear()
         if self.unhook is not None:
             self.unhook()
 
@@ -454,7 +481,8 @@ def activate(text: str | None = None, *, strict: bool | None = None) -> Report:
                 _current.clear()
                 raise
         else:
-            _current[0].advance()
+            with _current[0].guarded():
+                _current[0].advance()
         return _current[0].report()
 
 
@@ -484,10 +512,10 @@ def _wrap_apply_hooks(activation: _Activation) -> Callable[[], None]:
     original = objects.raw(registry, "apply_hooks")
 
     def around(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-        with _guarded():
+        with activation.guarded():
             activation.before_hooks(registry)
         result = wrapped(*args, **kwargs)
-        with _guarded():
+        with activation.guarded():
             activation.after_hooks()
         return result
 
@@ -499,16 +527,6 @@ def _wrap_apply_hooks(activation: _Activation) -> Callable[[], None]:
             registry.apply_hooks = original
 
     return undo
-
-
-@contextmanager
-def _guarded() -> Iterator[None]:
-    """Hold the lock, and let nothing but a strict end out into sglang."""
-    with _lock:
-        try:
-            yield
-        except Exception:
-            logger.warning("sglang-perf-patches: judging around plugins failed", exc_info=True)
 
 
 def _replacements(registry: Any) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """One small record per process, from which ``status`` tells what is live where and has run.
 
-A record names its process by PID and start time, is readable by its user alone, and goes with the
-process; what a killed process left is removed by the next reader. A thread writes it: code on a
-hot path only sets a flag in memory.
+A record names its process by PID and start time, and likewise the server that it belongs to: the
+topmost of its ancestors that has a record, which is the launcher. It is readable by its user alone
+and goes with the process; what a killed process left is removed by the next reader. A thread
+writes it: code on a hot path only sets a flag in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_perf_patches")
 
 _TICK_S = 1.0
+_HAS_PROC = os.path.isdir("/proc/self")
+_OF_PROCESS: dict[str, Callable[[Any], Any]] = {
+    "pid": int,
+    "server": str,
+    "started": float,
+    "role": str,
+    "sglang": str,
+    "selection": str,
+}
+_OF_STATE: dict[str, Callable[[Any], Any]] = {"id": str, "state": str, "reason": str, "ran": bool}
 
 
 class RecordError(RuntimeError):
@@ -54,7 +65,7 @@ def drop() -> None:
 
 
 def read_all() -> list[dict[str, Any]]:
-    """The records of this user's running processes, by PID; stale ones are removed.
+    """The records of this user's running processes, by server and PID; stale ones are removed.
 
     Raises:
         RecordError: the runtime folder is there but not this user's alone.
@@ -64,26 +75,31 @@ def read_all() -> list[dict[str, Any]]:
         return []
     _require_private(folder)
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.iterdir()):
         pid, _, token = path.stem.partition("-")
-        if not pid.isdigit() or _start_token(int(pid)) != token:
-            path.unlink(missing_ok=True)
+        if path.suffix not in {".json", ".part"}:
             continue
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # being replaced, or not ours to understand
-        if isinstance(data, dict) and data.get("pid") == int(pid):
-            found.append({**data, "role": _title(int(pid)) or data.get("role", "")})
-    return sorted(found, key=lambda data: int(data["pid"]))
+        if not pid.isdigit() or _start_token(int(pid)) != token:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        elif path.suffix == ".json" and (data := _read(path, int(pid))):
+            found.append({**data, "role": _title(int(pid)) or data["role"]})
+    return sorted(found, key=lambda data: (data["server"], data["pid"]))
 
 
 def runtime_folder() -> Path:
-    """``$XDG_RUNTIME_DIR/sglang-perf-patches``, else this user's folder in the temporary folder."""
+    """``$XDG_RUNTIME_DIR/sglang-perf-patches``, else this user's folder in the temporary folder.
+
+    Raises:
+        RecordError: this machine has no temporary folder either.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isdir(base):
         return Path(base) / "sglang-perf-patches"
-    return Path(tempfile.gettempdir()) / f"sglang-perf-patches-{os.getuid()}"
+    try:
+        return Path(tempfile.gettempdir()) / f"sglang-perf-patches-{os.getuid()}"
+    except OSError as error:
+        raise RecordError(f"no folder for records: {error.strerror}") from error
 
 
 class _Keeper:
@@ -101,16 +117,15 @@ class _Keeper:
         self.pid = os.getpid()
         self.started = time.time()
         self.wake = threading.Event()
+        self.writing = threading.RLock()
         self.path: Path | None = None
         self.written = ""
         try:
             folder = runtime_folder()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _require_private(folder)
-            self.path = folder / f"{self.pid}-{_start_token(self.pid)}.json"
+            self.path = folder / f"{_name(self.pid)}.json"
+            self.server = _topmost(folder, self.pid)
             self.write()
         except (OSError, RecordError) as error:
-            self.path = None
             logger.debug("no record for `sglang-perf-patches status`: %s", error)
         name = "sglang-perf-patches-record"
         threading.Thread(target=self.run, name=name, daemon=True).start()
@@ -121,18 +136,25 @@ class _Keeper:
             self.wake.clear()
             if self.over:
                 return
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RecordError):
                 self.write()
             self.announce()
             time.sleep(_TICK_S / 4)  # changes come in bursts
 
     def write(self) -> None:
+        """Bring the record up to date, and back where a cleaner of temporary files took it.
+
+        Raises:
+            OSError: it can't be written. There is none then, rather than one that is out of date.
+            RecordError: the folder is not this user's alone.
+        """
         report = self.report()
         if self.path is None or report is None:
             return
         text = json.dumps(
             {
                 "pid": self.pid,
+                "server": self.server,
                 "started": round(self.started, 3),
                 "role": _role(),
                 "sglang": report.sglang,
@@ -140,12 +162,22 @@ class _Keeper:
                 "patches": [asdict(state) for state in report.patches],
             }
         )
-        if text != self.written:
+        with self.writing:
+            if self.over or (text == self.written and self.path.exists()):
+                return
             part = self.path.with_suffix(".part")
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            part.replace(self.path)
+            try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _require_private(self.path.parent)
+                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                part.replace(self.path)
+            except OSError:
+                for left in (part, self.path):
+                    with contextlib.suppress(OSError):
+                        left.unlink()
+                raise
             self.written = text
 
     def announce(self) -> None:
@@ -165,7 +197,7 @@ class _Keeper:
         self.over = True
         self.wake.set()
         if self.path is not None and self.pid == os.getpid():
-            with contextlib.suppress(OSError):
+            with self.writing, contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
 
@@ -191,16 +223,65 @@ def _require_private(folder: Path) -> None:
         raise RecordError(f"{folder} is not a folder of this user alone (mode 0700)")
 
 
+def _read(path: Path, pid: int) -> dict[str, Any] | None:
+    """The record of a process, written by this user; None for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="utf-8") as file:
+            if os.fstat(descriptor).st_uid != os.getuid():
+                return None
+            data = json.load(file)
+        record = {key: kind(data[key]) for key, kind in _OF_PROCESS.items()}
+        record["server"] = int(record["server"].partition("-")[0])
+        record["patches"] = [
+            {key: kind(state[key]) for key, kind in _OF_STATE.items()} for state in data["patches"]
+        ]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # being replaced, or not ours to understand
+    return record if record["pid"] == pid else None
+
+
+def _topmost(folder: Path, pid: int) -> str:
+    """The name of the topmost process that has a record, among this one and its ancestors."""
+    found = _name(pid)
+    parent = _parent(pid)
+    while parent > 0:
+        name = _name(parent)
+        if (folder / f"{name}.json").exists():
+            found = name
+        parent = _parent(parent)
+    return found
+
+
+def _name(pid: int) -> str:
+    """What the record of a process is called: its PID and what `_start_token` gives."""
+    return f"{pid}-{_start_token(pid)}"
+
+
 def _start_token(pid: int) -> str | None:
     """What tells a process from a later one with the same PID; None where there is none."""
+    if _HAS_PROC:
+        fields = _stat(pid)
+        return None if not fields or fields[0] == "Z" else fields[19]
+    return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
+
+
+def _parent(pid: int) -> int:
+    """The PID of a process's parent, 0 where it has none or there is no such process."""
+    if _HAS_PROC:
+        fields = _stat(pid)
+        return int(fields[1]) if fields else 0
+    return int(_ps(pid, "ppid") or 0)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on; none where there is no such process."""
     try:
         about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = about.rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
-    except (OSError, IndexError):
-        if os.path.isdir("/proc/self"):
-            return None
-    return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
+    except OSError:
+        return []
+    # The name may hold anything, parentheses too: the fields follow the last one.
+    return about.rpartition(")")[2].split()
 
 
 def _title(pid: int) -> str:
@@ -208,7 +289,7 @@ def _title(pid: int) -> str:
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except (OSError, UnicodeDecodeError):
-        title = "" if os.path.isdir("/proc/self") else _ps(pid, "command")
+        title = "" if _HAS_PROC else _ps(pid, "command")
     return title.removeprefix("sglang::").split(" ")[0] if title.startswith("sglang::") else ""
 
 

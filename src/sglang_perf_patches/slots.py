@@ -61,6 +61,10 @@ class Slot:
         """Remove a patch's layer; with the last one, stock's own object is back."""
         self._show([layer for layer in self.layers if layer[1] != patch])
 
+    def clear(self) -> None:
+        """Remove every layer without running any patch's code."""
+        self._show([])
+
     def _show(self, layers: list[tuple[int, str, Make]]) -> None:
         value = self.original
         for _, _, make in layers:

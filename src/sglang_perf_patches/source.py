@@ -64,9 +64,12 @@ def find(path: str | Path) -> Path:
         TreeError: there is none.
     """
     given = Path(path)
-    for candidate in (given / "python" / "sglang", given / "sglang", given):
-        if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
-            return candidate.resolve()
+    try:
+        for candidate in (given / "python" / "sglang", given / "sglang", given):
+            if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
+                return candidate.resolve()
+    except OSError as error:
+        raise TreeError(f"{given} can't be read: {error.strerror or error}") from error
     raise TreeError(f"{given} is not a sglang tree: no sglang package with a folder 'srt' is there")
 
 
@@ -110,11 +113,18 @@ class Tree:
         return "unknown"
 
     def path(self, module: str) -> Path | None:
-        """The file of a module such as ``sglang.srt.utils``, or None."""
+        """The file of a module such as ``sglang.srt.utils``, or None.
+
+        Raises:
+            TreeError: a folder on the way can't be read.
+        """
         below = self.root.joinpath(*module.split(".")[1:])
-        for candidate in (below.with_suffix(".py"), below / "__init__.py"):
-            if candidate.is_file():
-                return candidate
+        try:
+            for candidate in (below.with_suffix(".py"), below / "__init__.py"):
+                if candidate.is_file():
+                    return candidate
+        except OSError as error:
+            raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
         return None
 
     def definition(self, reference: str) -> Definition | None:
@@ -128,7 +138,10 @@ class Tree:
             path = self.path(name)
             self._modules[name] = _Module(path) if path else None
         module = self._modules[name]
-        return module.definition(reference) if module else None
+        try:
+            return module.definition(reference) if module else None
+        except RecursionError as error:
+            raise TreeError(f"{self.path(name)} is nested too deep") from error
 
 
 class _Module:
@@ -137,9 +150,11 @@ class _Module:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Universal newlines: a checkout with CRLF line ends has the same definitions.
-            self.lines = path.read_text(encoding="utf-8").splitlines()
-            self.syntax = ast.parse("\n".join(self.lines))
+            # Universal newlines: a checkout with CRLF line ends has the same definitions. Python
+            # ends a line nowhere else, where `splitlines` would.
+            text = path.read_text(encoding="utf-8")
+            self.lines = text.split("\n")
+            self.syntax = ast.parse(text)
         except OSError as error:
             raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
@@ -177,25 +192,30 @@ class _Module:
 
 
 def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
-    """Statements of a body that bind `name`, also those below ``if``, ``try`` and ``with``."""
+    """Statements of a body that bind `name`, or take it away, at any depth but in other scopes."""
     for node in body:
-        if isinstance(node, _Named):
-            if node.name == name:
-                yield node
-        elif isinstance(node, ast.Assign):
-            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
-                yield node
-        elif isinstance(node, ast.AnnAssign):
-            if isinstance(node.target, ast.Name) and node.target.id == name:
-                yield node
-        elif isinstance(node, ast.Import):
-            if any(alias.asname == name for alias in node.names):
-                yield node
-        elif isinstance(node, ast.If | ast.Try | ast.With):
+        if name in _bound_by(node):
+            yield node
+        elif not isinstance(node, _Named):
             for block in ("body", "orelse", "finalbody"):
                 yield from _bindings(getattr(node, block, ()), name)
-            for handler in getattr(node, "handlers", ()):
-                yield from _bindings(handler.body, name)
+            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                yield from _bindings(part.body, name)
+
+
+def _bound_by(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement binds by itself, not those that statements inside it bind."""
+    if isinstance(node, _Named):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    else:
+        inside = [ast.stmt, ast.ExceptHandler, ast.match_case]
+        parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, tuple(inside))]
+        for part in [found for child in parts for found in ast.walk(child)]:
+            if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
+                yield part.id
+        yield from (handler.name for handler in getattr(node, "handlers", ()) if handler.name)
 
 
 def _first_line(node: ast.stmt) -> int:

@@ -6,28 +6,9 @@ The loader and the registry are the released ones; both plugins are distribution
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
-from throwaway import REPOSITORY, Throwaway
-
-from sglang_perf_patches import releases
-
-ENVIRON = """
-import os
-
-class _Variable:
-    def __init__(self, name):
-        self.name = name
-
-    def get(self):
-        return os.environ.get(self.name)
-
-class envs:
-    SGLANG_PLUGINS = _Variable("SGLANG_PLUGINS")
-    SGLANG_PLATFORM = _Variable("SGLANG_PLATFORM")
-"""
+from throwaway import REPOSITORY, Throwaway, distribution
 
 LAUNCH = """
 import logging
@@ -100,19 +81,9 @@ def load():
 """
 
 
-def distribution(folder: Path, name: str, entry_point: str) -> Path:
-    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry_point}\n")
-    return folder
-
-
 @pytest.fixture(params=["0.5.11", "0.5.23"])
 def with_loader(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
-    plugins = releases.tree(request.param) / "sglang" / "srt" / "plugins"
-    shutil.copytree(plugins, throwaway.site / "sglang" / "srt" / "plugins")
-    throwaway.put("sglang/srt/environ.py", ENVIRON)
+    throwaway.lend_plugin_loader(request.param)
     return throwaway
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
     try:
         found = {process["pid"]: process for process in processes(throwaway)}
         assert set(found) == {one.pid, two.pid}
-        assert set(found[one.pid]) == {"pid", "started", "role", "sglang", "patches"}
+        assert set(found[one.pid]) == {"pid", "server", "started", "role", "sglang", "patches"}
         assert set(found[one.pid]["patches"][0]) == {"id", "state", "reason", "ran"}  # type: ignore[index]
         assert found[one.pid]["sglang"] == "1.0"
         assert one.stdin
@@ -111,6 +112,85 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         for process in (one, two):
             process.kill()
             process.communicate()
+
+
+TREE = """
+import multiprocessing, subprocess, sys, time
+from throwaway_patches import *
+import sglang_perf_patches as ours
+
+def serve(queue):
+    use(STEP)
+    ours.activate()
+    queue.put("up")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        use(STEP)
+        ours.activate()
+        # A process between, as a data-parallel controller is that loads no plugins.
+        between = subprocess.Popen([sys.executable, __file__, "between"], stdout=subprocess.PIPE)
+        print(between.stdout.readline().decode().strip(), flush=True)
+        time.sleep(600)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=serve, args=(queue,)) for _ in range(2)]
+    [process.start() for process in processes]
+    [queue.get() for _ in processes]
+    print(*(process.pid for process in processes), flush=True)
+    processes[0].join()
+"""
+
+
+def test_servers_are_told_apart(throwaway: Throwaway) -> None:
+    script = throwaway.put("tree.py", TREE)
+    servers = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=throwaway.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        expected: dict[int, set[object]] = {}
+        for server in servers:
+            assert server.stdout
+            expected[server.pid] = {server.pid, *map(int, server.stdout.readline().split())}
+
+        def by_server() -> dict[int, set[object]]:
+            found: dict[int, set[object]] = {}
+            for process in processes(throwaway):
+                found.setdefault(process["server"], set()).add(process["pid"])  # type: ignore[call-overload]
+            return found
+
+        assert by_server() == expected
+        assert all(len(members) == 3 for members in expected.values())
+        _, text, _ = status(throwaway)
+        lines = text.splitlines()
+        first, second = sorted(expected)
+        places = [lines.index(f"server {pid}: 3 processes") for pid in (first, second)]
+        shown = [int(line.split()[0]) for line in lines if line[:1].isdigit()]
+        assert places == sorted(places)
+        assert set(shown[:3]) == expected[first]
+        assert set(shown[3:]) == expected[second]
+
+        # The workers of a launcher that was killed still belong together.
+        servers[0].kill()
+        servers[0].wait()
+        expected[servers[0].pid] -= {servers[0].pid}
+        assert by_server() == expected
+        assert (
+            f"server {servers[0].pid}: 2 processes, its launcher has ended" in status(throwaway)[1]
+        )
+    finally:
+        for server in servers:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.communicate()
 
 
 def test_exit_code_tells_what_was_chosen_by_name_and_failed(throwaway: Throwaway) -> None:
@@ -157,12 +237,76 @@ def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
     folder.mkdir(mode=0o700)
     path = folder / f"{os.getpid()}-{record._start_token(os.getpid())}.json"
-    for text in ("{", "[]", '{"pid": "x"}', json.dumps({"pid": os.getpid() + 1})):
-        path.write_text(text)
+    whole = {"pid": os.getpid(), "server": f"{os.getpid()}-1", "started": 0.0, "role": "python"}
+    whole |= {"sglang": "1.0", "selection": "all", "patches": []}
+    damaged = [
+        {**whole, "pid": os.getpid() + 1},
+        {**whole, "server": "x"},
+        {**whole, "server": 1.5},
+    ]
+    damaged += [{**whole, "patches": [0]}, {**whole, "patches": [{"id": "one.step"}]}]
+    damaged += [{**whole, "started": "x"}, {k: v for k, v in whole.items() if k != "role"}]
+    for text in ("{", "[]", '{"pid": "x"}', "\udcff", *map(json.dumps, damaged)):
+        path.write_text(text, errors="surrogateescape")
         code, out, err = status(throwaway)
         assert (code, err) == (0, "")
         assert "no running sglang process" in out
     assert path.exists()
+    path.write_text(json.dumps(whole))
+    assert [each["pid"] for each in processes(throwaway)] == [os.getpid()]
+
+
+def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Path) -> None:
+    process = start(throwaway)
+    try:
+        path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+        assert len(processes(throwaway)) == 1
+        elsewhere = tmp_path / "elsewhere.json"
+        elsewhere.write_text(path.read_text())
+        process.send_signal(signal.SIGSTOP)
+        path.unlink()
+        path.symlink_to(elsewhere)
+        assert processes(throwaway) == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file to another user")
+def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway) -> None:
+    process = start(throwaway)
+    try:
+        process.send_signal(signal.SIGSTOP)
+        path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+        assert len(processes(throwaway)) == 1
+        os.chown(path, 12345, 12345)
+        assert processes(throwaway) == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_half_written_record_of_a_killed_process_is_cleaned_up(throwaway: Throwaway) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    (folder / f"{os.getpid()}-1.part").write_text("{")
+    (folder / "of somebody else").write_text("")
+    mine = folder / f"{os.getpid()}-{record._start_token(os.getpid())}.part"
+    mine.write_text("{")  # being written just now
+    assert processes(throwaway) == []
+    assert {path.name for path in folder.iterdir()} == {"of somebody else", mine.name}
+
+
+def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: Throwaway) -> None:
+    process = start(throwaway)
+    try:
+        folder = throwaway.runtime / "sglang-perf-patches"
+        shutil.rmtree(folder)
+        wait_for(lambda: [found["pid"] for found in processes(throwaway)] == [process.pid])
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_folder_that_others_can_write_is_neither_read_nor_used(throwaway: Throwaway) -> None:

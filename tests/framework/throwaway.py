@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+
+from sglang_perf_patches import releases
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -167,6 +170,22 @@ def gates(patching):
 '''
 
 
+ENVIRON = """
+import os
+
+class _Variable:
+    def __init__(self, name):
+        self.name = name
+
+    def get(self):
+        return os.environ.get(self.name)
+
+class envs:
+    SGLANG_PLUGINS = _Variable("SGLANG_PLUGINS")
+    SGLANG_PLATFORM = _Variable("SGLANG_PLATFORM")
+"""
+
+
 @dataclass
 class Throwaway:
     """A folder with the throwaway package, and the processes that use it."""
@@ -194,6 +213,12 @@ class Throwaway:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
+
+    def lend_plugin_loader(self, release: str) -> None:
+        """Give the package the plugin loader of a release, and the settings that it reads."""
+        plugins = releases.tree(release) / "sglang" / "srt" / "plugins"
+        shutil.copytree(plugins, self.site / "sglang" / "srt" / "plugins")
+        self.put("sglang/srt/environ.py", ENVIRON)
 
     def environment(self, **variables: str | None) -> dict[str, str]:
         """The environment of a process that has the throwaway package and this project."""
@@ -233,3 +258,12 @@ class Throwaway:
         """The records that lie in the runtime folder."""
         folder = self.runtime / "sglang-perf-patches"
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def distribution(folder: Path, name: str, entry_point: str) -> Path:
+    """Make `folder` one with a distribution that has an entry point, and return it."""
+    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry_point}\n")
+    return folder

@@ -51,10 +51,14 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
         text = (files(__name__) / name / "known.json").read_text(encoding="utf-8")
         data: dict[str, Any] = json.loads(text)
         return {
-            str(reference): {
-                str(digest): tuple(map(str, where)) for digest, where in hashes.items()
-            }
+            str(reference): {str(digest): _names(where) for digest, where in hashes.items()}
             for reference, hashes in data.items()
         }
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise FingerprintError(f"the fingerprints of {name} can't be read: {error}") from error
+
+
+def _names(where: Any) -> tuple[str, ...]:
+    if not isinstance(where, list):
+        raise TypeError(f"{where!r} is not a list of releases")
+    return tuple(map(str, where))

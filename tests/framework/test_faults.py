@@ -1,0 +1,562 @@
+"""Faults: whatever goes wrong, a process runs as stock or as patched, and says which."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from throwaway import REPOSITORY, Throwaway, distribution
+
+from sglang_perf_patches import releases, sets, source, verdict
+from sglang_perf_patches.patch import module_of
+
+_INJECT = Path(__file__).with_name("inject.py")
+_STATUS = (sys.executable, "-m", "sglang_perf_patches", "status")
+
+
+# -- a fault, or the end, at any call --------------------------------------------------------------
+
+
+def inject(throwaway: Throwaway, fault: str, modules: str, step: int) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(_INJECT), fault, modules, str(step)],
+        env=throwaway.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("modules", "step"), [("activation,slots,objects,record,patch", 7), ("source,verdict", 11)]
+)
+def test_a_fault_at_any_call_leaves_stock_or_patched(
+    throwaway: Throwaway, modules: str, step: int
+) -> None:
+    whole, *faulty = inject(throwaway, "raises", modules, step)
+    assert set(whole["states"].values()) == {"live"}
+    assert set(whole["effects"].values()) == {True}
+    assert len(faulty) > 50
+    for outcome in faulty:
+        assert "traceback" not in outcome, outcome["traceback"]
+        assert outcome["where"], outcome
+        live = {id: outcome["states"].get(id) == "live" for id in outcome["effects"]}
+        assert outcome["effects"] == live, outcome
+        assert all(live.values()) or outcome["said"], outcome
+
+
+def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwaway) -> None:
+    def tree() -> dict[str, bytes]:
+        files = (path for path in throwaway.site.rglob("*") if path.is_file())
+        return {str(path): path.read_bytes() for path in files}
+
+    before = tree()
+    outcomes = inject(throwaway, "kills", "activation,slots,objects,record", 30)
+    assert [set(outcome) for outcome in outcomes[1:]] == [{"at"}] * (len(outcomes) - 1)
+    assert len(outcomes) > 20
+    assert tree() == before
+    records = throwaway.runtime / "sglang-perf-patches"
+    assert len(list(records.iterdir())) > 5  # what the killed ones left
+    done = subprocess.run(_STATUS, env=throwaway.environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no running sglang process" in done.stdout
+    assert list(records.iterdir()) == []
+    (again,) = inject(throwaway, "raises", "activation", 10**6)
+    assert set(again["effects"].values()) == {True}
+
+
+UNKNOWN_HOOKS = """
+from throwaway_patches import *
+import sglang_perf_patches as ours
+use(STEP, HELPER)
+ours.activate()
+import sglang.srt.a as a, sglang.srt.b as b
+from sglang.srt.plugins.hook_registry import HookRegistry
+assert a.Worker().step(1) == 102
+HookRegistry._hooks = {"sglang.srt.a.Worker.step": [("unknown kind", print, None)]}
+HookRegistry.apply_hooks()
+report = ours.activate()
+assert {s.state for s in report.patches} == {"failed"}, report
+assert a.Worker().step(1) == 2 and b.use(3) == 6
+print("served")
+"""
+
+
+def test_hooks_of_a_registry_that_we_do_not_know(throwaway: Throwaway) -> None:
+    """A later sglang may keep them otherwise; its plugins work all the same."""
+    throwaway.lend_plugin_loader("0.5.23")
+    done = throwaway.run(UNKNOWN_HOOKS)
+    assert done.stderr.count("every patch is taken off: AttributeError") == 1
+
+
+def test_an_unexpected_fault_under_strict_ends_with_one_line(throwaway: Throwaway) -> None:
+    throwaway.lend_plugin_loader("0.5.23")
+    strict = {"SGLANG_PERF_PATCHES": "two", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = throwaway.process(UNKNOWN_HOOKS.replace("== 102", "== 2"), **strict)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "two.helper is failed: AttributeError" in done.stderr
+
+
+# -- the runtime folder ----------------------------------------------------------------------------
+
+SERVE = """
+import logging, resource, sys
+logging.basicConfig(level=logging.INFO)
+from throwaway_patches import *
+import sglang_perf_patches as ours
+use(STEP)
+
+def is_full(full):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0 if full else limit[1], limit[1]))
+
+is_full("full" in sys.argv)
+print(ours.activate().of("one.step").state, flush=True)
+for line in sys.stdin:
+    if line == "import\\n":
+        import sglang.srt.a as a
+        print(ours.activate().of("one.step").state, a.Worker().step(1), flush=True)
+    else:
+        is_full(line == "full\\n")
+        print("full" if line == "full\\n" else "not full", flush=True)
+"""
+
+
+@contextmanager
+def serving(environment: dict[str, str], log: Path, *words: str) -> Iterator[Callable[[str], str]]:
+    """A process that does as it is told; ``ask("")`` reads what it said without being asked."""
+    with log.open("a") as file:  # written by another, because a full disk takes no log either
+        logging = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, *words],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=logging.stdin,
+        text=True,
+        preexec_fn=_obey_permissions,
+    )
+
+    def ask(line: str) -> str:
+        assert process.stdin
+        assert process.stdout
+        if line:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    try:
+        yield ask
+    finally:
+        process.kill()
+        process.communicate()
+        logging.communicate()
+
+
+def shown(environment: dict[str, str]) -> list[str]:
+    """The states that `status` shows of the throwaway's one patch."""
+    done = subprocess.run(
+        [*_STATUS, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=_obey_permissions,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [patch["state"] for p in json.loads(done.stdout)["processes"] for patch in p["patches"]]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_full_runtime_folder(throwaway: Throwaway, tmp_path: Path) -> None:
+    environment, log = throwaway.environment(), tmp_path / "log"
+    with serving(environment, log, "full") as ask:
+        assert ask("") == "pending"
+        assert ask("import") == "live 102"
+        assert shown(environment) == []
+        assert list((throwaway.runtime / "sglang-perf-patches").iterdir()) == []
+        wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
+        assert ask("not full") == "not full"
+        wait_for(lambda: shown(environment) == ["live"])
+
+
+def test_no_record_rather_than_an_old_one(throwaway: Throwaway, tmp_path: Path) -> None:
+    environment = throwaway.environment()
+    with serving(environment, tmp_path / "log") as ask:
+        assert ask("") == "pending"
+        assert shown(environment) == ["pending"]
+        assert ask("full") == "full"
+        assert ask("import") == "live 102"
+        wait_for(lambda: shown(environment) == [])
+        assert ask("not full") == "not full"
+        wait_for(lambda: shown(environment) == ["live"])
+
+
+@pytest.mark.parametrize("which", ["the folder", "its parent"])
+def test_a_read_only_runtime_folder(throwaway: Throwaway, tmp_path: Path, which: str) -> None:
+    environment, log = throwaway.environment(), tmp_path / "log"
+    folder = throwaway.runtime / "sglang-perf-patches"
+    if which == "the folder":
+        folder.mkdir()
+        (folder / "1-1.json").write_text("{}")  # of a process that has ended: it can't be removed
+        folder.chmod(0o500)
+    else:
+        throwaway.runtime.chmod(0o500)
+    try:
+        with serving(environment, log) as ask:
+            assert ask("") == "pending"
+            assert ask("import") == "live 102"
+            assert shown(environment) == []
+            wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
+        assert "Traceback" not in log.read_text()
+    finally:
+        for path in (throwaway.runtime, folder):
+            if path.exists():
+                path.chmod(0o700)
+
+
+def test_no_home_and_no_folder_named(throwaway: Throwaway, tmp_path: Path) -> None:
+    kept = throwaway.environment()
+    environment = {"PYTHONPATH": kept["PYTHONPATH"], "PATH": kept.get("PATH", os.defpath)}
+    log = tmp_path / "log"
+    with serving(environment, log) as ask:
+        assert ask("") == "pending"
+        assert ask("import") == "live 102"
+        assert "live" in shown(environment)
+        wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
+    # And with no temporary folder that takes a file.
+    with serving(environment, log, "full") as ask:
+        assert ask("") == "pending"
+        assert ask("import") == "live 102"
+        wait_for(lambda: log.read_text().count("live on sglang 1.0: one.step") == 2)
+    assert "Traceback" not in log.read_text()
+
+
+def test_status_without_any_folder_for_records(throwaway: Throwaway) -> None:
+    done = throwaway.process(
+        """
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        from sglang_perf_patches.cli import main
+        sys.exit(main(["status"]))
+        """,
+        XDG_RUNTIME_DIR=None,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "no folder for records" in done.stderr
+
+
+def _obey_permissions() -> None:
+    """Let root have no more than the permissions of a file give it."""
+    if sys.platform == "linux" and os.getuid() == 0:
+        drop_from_bounding_set, override, read_search = 24, 1, 2
+        for capability in (override, read_search):
+            ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0)
+
+
+# -- damaged fingerprints --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(throwaway: Throwaway) -> Path:
+    """A copy of this project whose fingerprints of one set may be damaged."""
+    copy = throwaway.site / "sglang_perf_patches"
+    shutil.copytree(REPOSITORY / "src" / "sglang_perf_patches", copy)
+    return copy / "sets" / "mamba" / "known.json"
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: b"",
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "a list": lambda whole: b"[]",
+    "null": lambda whole: b"null",
+    "a number for the hashes": lambda whole: b'{"sglang.srt.a:b": 1}',
+    "a number for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": 1}}',
+    "a word for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": "0.5.9"}}',
+    "not text": lambda whole: b"\xff\xfe" + whole,
+    "nested": lambda whole: b"[" * 100_000,
+}
+
+
+def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaway) -> None:
+    whole = damaged.read_bytes()
+    script = (
+        "import sys\n"
+        "from sglang_perf_patches import plugin, activation, sets\n"
+        "from sglang_perf_patches.cli import main\n"
+        "code = main(['list'])\n"
+        "plugin.load()\n"
+        "import sglang.srt.a as a\n"
+        "assert a.Worker().step(1) == 2 and activation.report() is None\n"
+        "sys.exit(code)\n"
+    )
+    for name, damage in DAMAGES.items():
+        damaged.write_bytes(damage(whole))
+        done = throwaway.process(script)
+        assert (done.returncode, done.stdout) == (2, ""), (name, done.stderr)
+        listed, loaded = done.stderr.splitlines()
+        assert listed.startswith("sglang-perf-patches: the fingerprints of mamba"), name
+        assert loaded.startswith("sglang-perf-patches: nothing is applied: the fingerprints of")
+
+
+def test_fingerprints_that_are_missing_refuse(damaged: Path, throwaway: Throwaway) -> None:
+    tree = releases.tree("0.5.23")
+    script = (
+        "from sglang_perf_patches import sets, source, verdict\n"
+        f"tree = source.Tree(source.find({str(tree)!r}))\n"
+        "print({v.word for v in verdict.judge_each(sets.load(), tree) if v.patch.set == 'mamba'})\n"
+    )
+    assert "'applies'" in throwaway.run(script).stdout
+    damaged.write_text("{}")
+    assert "'applies'" not in throwaway.run(script).stdout
+
+
+# -- imports ---------------------------------------------------------------------------------------
+
+
+def test_an_import_that_fails_half_way_and_then_succeeds(throwaway: Throwaway) -> None:
+    for name in ("a", "b"):
+        path = throwaway.site / "sglang" / "srt" / f"{name}.py"
+        path.write_text(f"{path.read_text()}\nimport fails_at\nfails_at.check({name!r})\n")
+    throwaway.put(
+        "fails_at.py",
+        "left = ['a', 'b', 'b']\n"
+        "def check(name):\n"
+        "    if name in left:\n"
+        "        left.remove(name)\n"
+        "        raise ImportError(f'{name} fails')\n",
+    )
+    done = throwaway.run(
+        """
+        import sys
+        from throwaway_patches import *
+        import sglang_perf_patches as ours
+        use(STEP, BOTH, HELPER)
+        ours.activate()
+
+        def attempt(name):
+            try:
+                __import__(f"sglang.srt.{name}")
+            except ImportError as error:
+                assert str(error) == f"{name} fails", error
+            return [state.state for state in ours.activate().patches]
+
+        assert attempt("a") == ["pending"] * 3
+        assert "sglang.srt.a" not in sys.modules
+        assert attempt("b") == ["live", "pending", "live"]      # b imports a, and fails itself
+        import sglang.srt.a as a
+        assert a.Worker().step(1) == 102 and not hasattr(a.Worker, "extra")
+        assert attempt("b") == ["live", "pending", "live"]
+        assert attempt("b") == ["live"] * 3
+        import sglang.srt.b as b
+        assert a.Worker().step(1) == 202 and b.Caller().call(1) == 203 and a.Worker().extra()
+        """
+    )
+    assert done.stderr == ""
+
+
+# -- versions of wrapt and Python ------------------------------------------------------------------
+
+MAIN_PATH = """
+import sys
+from throwaway_patches import *
+use(STEP, HELPER, BOTH)
+from sglang.srt.plugins import load_plugins
+load_plugins()                                  # ours and another plugin that wraps a method
+import sglang.srt.a as a, sglang.srt.b as b
+import sglang_perf_patches as ours
+report = ours.activate()
+assert {s.state for s in report.patches} == {"live"}, report
+assert "their-plugin" in report.of("one.step").reason, report
+assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7 and b.use(3) == 1006
+ours.deactivate()
+assert a.Worker().step(1) == 2 + 7 and b.use(3) == 6
+
+from sglang_perf_patches import sets, source, verdict
+import importlib, json, wrapt
+importlib.reload(sets)
+words = {}
+for tree in sys.argv[1:]:
+    judged = verdict.judge_each(sets.load(), source.Tree(source.find(tree)))
+    words[tree] = {v.patch.id: [v.word, v.reason] for v in judged}
+print(json.dumps({"wrapt": wrapt.__version__, "words": words}))
+"""
+
+THEIR_PLUGIN = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def load():
+    HookRegistry.register(
+        "sglang.srt.a.Worker.step", lambda original, self, x: original(self, x) + 7, HookType.AROUND
+    )
+"""
+
+
+def main_path(
+    throwaway: Throwaway, python: str, wrapt: Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    """The framework's way through a process that loads plugins, in a Python of its own."""
+    throwaway.lend_plugin_loader("0.5.23")
+    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
+    ours = distribution(throwaway.site.parent / "ours", "sglang-perf-patches", entry_point)
+    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
+    (theirs / "their.py").write_text(THEIR_PLUGIN)
+    places = [wrapt, ours, theirs, throwaway.site, REPOSITORY / "src"]
+    script = throwaway.put("main_path.py", MAIN_PATH)
+    return subprocess.run(
+        [python, str(script), *words],
+        env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
+    quietly = ("--quiet", "--disable-pip-version-check", "--no-warn-script-location")
+    command = [python, "-m", "pip", "install", *quietly, "--target", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("bound", ["oldest", "newest"])
+def test_the_oldest_and_the_newest_wrapt(throwaway: Throwaway, tmp_path: Path, bound: str) -> None:
+    (text,) = [
+        line
+        for line in (REPOSITORY / "pyproject.toml").read_text().splitlines()
+        if "wrapt>=" in line
+    ]
+    allowed = text.partition('"')[2].partition('"')[0]
+    oldest = allowed.partition(">=")[2].partition(",")[0]
+    requirement = f"wrapt=={oldest}.*" if bound == "oldest" else allowed
+    done = main_path(
+        throwaway, sys.executable, install_wrapt(sys.executable, requirement, tmp_path / "wrapt")
+    )
+    assert done.returncode == 0, done.stderr
+    version = json.loads(done.stdout)["wrapt"]
+    assert version.startswith(f"{oldest}.") == (bound == "oldest")
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version, from the search path or from pyenv."""
+    kept = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    for candidate in (shutil.which(f"python{version}"), *map(str, kept)):
+        if candidate:
+            asked = [candidate, "-c", "import sys, pip; print('%d.%d' % sys.version_info[:2])"]
+            done = subprocess.run(asked, capture_output=True, text=True)
+            if done.returncode == 0 and done.stdout.strip() == version:
+                return candidate
+    return None
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} with pip on this machine")
+    trees = [str(releases.tree(name)) for name in ("0.5.9", "0.5.23")]
+    wrapt = install_wrapt(python, "wrapt>=1.16,<3", tmp_path / "wrapt")
+    done = main_path(throwaway, python, wrapt, *trees)
+    assert done.returncode == 0, done.stderr
+    for tree, words in json.loads(done.stdout)["words"].items():
+        judged = verdict.judge_each(sets.load(), source.Tree(source.find(tree)))
+        assert words == {found.patch.id: [found.word, found.reason] for found in judged}
+
+
+# -- a tree with a file missing --------------------------------------------------------------------
+
+
+def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwaway) -> None:
+    whole = source.Tree(source.find(releases.tree("0.5.9")))
+    before = {v.patch.id: v for v in verdict.judge_each(sets.load(), whole)}
+    read = {
+        module_of(reference): path
+        for judged in before.values()
+        for reference in judged.patch.references()
+        if (path := whole.path(module_of(reference)))
+    }
+    for path in read.values():
+        copy = tmp_path / "tree" / path.relative_to(whole.root.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    root = tmp_path / "tree" / "sglang"
+    (root / "__init__.py").touch()
+    again = source.Tree(root)
+    assert {v.patch.id: v.word for v in verdict.judge_each(sets.load(), again)} == {
+        id: judged.word for id, judged in before.items()
+    }
+    applied = [judged for judged in before.values() if judged.word == "applies"]
+    assert applied
+
+    def needs(judged: verdict.Verdict) -> tuple[str, ...]:
+        assert judged.variant
+        required = (needs(before[id]) for id in judged.patch.requires if before[id].variant)
+        return sum(required, judged.variant.targets + judged.variant.depends)
+
+    lost = 0
+    for module, path in read.items():
+        missing = root / path.relative_to(whole.root)
+        missing.rename(tmp_path / "missing")
+        tree = source.Tree(root)  # the other files are parsed already
+        tree._modules = {name: parsed for name, parsed in again._modules.items() if name != module}
+        after = {v.patch.id: v for v in verdict.judge_each(sets.load(), tree)}
+        for judged in applied:
+            needed = {module_of(name) for name in needs(judged)}
+            word = after[judged.patch.id].word
+            assert word == ("applies" if module not in needed else word)
+            assert module not in needed or word in {"refused", "absent"}
+            lost += module in needed
+        (tmp_path / "missing").rename(missing)
+    assert lost >= len(applied)
+
+
+def test_a_process_on_a_tree_of_0_5_9_with_one_file_missing(
+    tmp_path: Path, throwaway: Throwaway
+) -> None:
+    """What can be is pending, the rest refused, and each refusal is said once."""
+    package = source.find(releases.tree("0.5.9"))
+    copy = tmp_path / "tree" / "sglang"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
+    judged = verdict.judge_each(sets.load(), source.Tree(copy))
+    one = next(v for v in judged if v.word == "applies" and v.variant and v.variant.targets)
+    assert one.variant
+    module = module_of(one.variant.targets[0])
+    path = source.Tree(copy).path(module)
+    assert path
+    path.unlink()
+    expected = {v.patch.id: v.word for v in verdict.judge_each(sets.load(), source.Tree(copy))}
+    assert expected[one.patch.id] in {"refused", "absent"}
+    done = throwaway.run(
+        """
+        import json, sglang_perf_patches as ours
+        print(json.dumps({s.id: s.state for s in ours.activate("all").patches}))
+        """,
+        PYTHONPATH=os.pathsep.join([str(copy.parent), str(REPOSITORY / "src")]),
+    )
+    states = json.loads(done.stdout)
+    words = {"pending": "applies", "superseded": "applies"}
+    kinds = {v.patch.id: v.patch.kind for v in judged}
+    chosen = {id: word for id, word in expected.items() if kinds[id] == "exact"}
+    assert {id: words.get(states[id], states[id]) for id in chosen} == chosen
+    refused = [id for id, word in chosen.items() if word == "refused"]
+    assert sorted(
+        line.split(": ")[1].split(" is ")[0] for line in done.stderr.splitlines()
+    ) == sorted(refused)

@@ -1,0 +1,471 @@
+"""Any selection and any mangled tree: an answer in one sentence, and never one that is wrong."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sglang_perf_patches import releases, sets, source, verdict
+from sglang_perf_patches.cli import main
+from sglang_perf_patches.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
+from sglang_perf_patches.selection import Selection, SelectionError, is_off, parse
+
+PATCHES = by_id(sets.load())
+WORDS = ["all", "none", "", " ", *PATCHES, *sets.NAMES, "mlx.", "swa.tail", "ALL", "mla.nonsense"]
+
+PATIENT = settings(
+    deadline=None,  # on a busy machine too
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+items = st.builds(
+    lambda minus, space, word: f"{space}{minus}{space}{word}{space}",
+    st.sampled_from(["", "", "-", "--"]),
+    st.sampled_from(["", "", " ", "\t", "\n"]),
+    st.sampled_from(WORDS) | st.text(max_size=8),
+)
+selections = st.text() | st.lists(items, max_size=6).map(",".join)
+
+
+# -- selections ------------------------------------------------------------------------------------
+
+
+def chosen(text: str) -> Selection | None:
+    """What a text chooses, None where it is refused, which is one sentence then."""
+    try:
+        return parse(text, PATCHES)
+    except SelectionError as error:
+        said = str(error)
+    assert len(said.splitlines()) == 1
+    return None
+
+
+@PATIENT
+@given(selections)
+def test_a_selection_is_understood_or_refused(text: str) -> None:
+    found = chosen(text)
+    if found is None:
+        return
+    assert list(found.chosen) == [id for id in PATCHES if id in found.chosen]
+    assert found.in_full <= found.by_name <= set(found.chosen)
+    for id in found.chosen:
+        assert set(PATCHES[id].requires) <= set(found.chosen)
+        if PATCHES[id].kind == "policy":
+            assert id in found.by_name
+    assert not (is_off(text) and found.chosen)
+    if found.chosen:
+        named = chosen(",".join(found.chosen))
+        assert named
+        assert (named.chosen, named.in_full) == (found.chosen, set(found.chosen))
+
+
+@PATIENT
+@given(selections, st.sampled_from([*PATCHES, *sets.NAMES]))
+def test_what_is_taken_out_is_out_and_nothing_comes_in(text: str, name: str) -> None:
+    before, after = chosen(text), chosen(f"{text},-{name}")
+    if before is None or is_off(text):
+        assert after is None
+    elif after is None:  # something named in full needs it
+        assert any(name in {id, PATCHES[id].set} for id in before.by_name - before.in_full)
+    else:
+        assert set(after.chosen) <= set(before.chosen)
+        assert name not in {word for id in after.chosen for word in (id, PATCHES[id].set)}
+        assert chosen(f"{text},-{name},-{name}") == Selection(
+            f"{text},-{name},-{name}", after.chosen, after.by_name, after.in_full
+        )
+
+
+@PATIENT
+@given(st.lists(items, min_size=1, max_size=6), st.randoms())
+def test_order_spaces_and_repetition_do_not_matter(words: list[str], random: object) -> None:
+    once = chosen(",".join(words))
+    mixed = [f" {word.strip()} " for word in [*words, *words]]
+    random.shuffle(mixed)  # type: ignore[attr-defined]
+    again = chosen(",".join(mixed))
+    if is_off(",".join(words)):
+        return  # alone it means none, and twice it is an error
+    assert (once is None) == (again is None)
+    assert once is None or again is None or once.chosen == again.chosen
+
+
+def printable(text: str) -> bool:
+    """Whether an environment variable can hold it."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+@settings(PATIENT, max_examples=50)
+@given(selections.filter(printable))
+def test_the_command_takes_any_selection(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "srt").mkdir()
+        (Path(folder) / "__init__.py").touch()
+        code, said = listed(Path(folder), SGLANG_PERF_PATCHES=text)
+    found = chosen(text)
+    # In an empty tree everything is absent, which fails what was named in full.
+    assert code == (2 if found is None else 1 if found.in_full else 0)
+    assert bool(said) == (code == 2)
+
+
+# -- mangled trees ---------------------------------------------------------------------------------
+
+MODULE = '''
+"""A module."""
+import functools
+from os import path as where
+
+limit = 3
+
+
+@functools.lru_cache
+def cached(x):
+    return x
+
+
+def plain(x, *, scale=1):
+    """One line, and
+
+    another.
+    """
+    return x * scale  # a comment
+
+
+if where:
+    def either(x):
+        return x
+else:
+    def either(x):
+        return -x
+
+
+class Holder:
+    size = 1
+
+    def method(self):
+        return self.size
+
+    @property
+    def both(self):
+        return self.size
+
+    @both.setter
+    def both(self, value):
+        self.size = value
+'''
+
+NAMES = ("limit", "cached", "plain", "either", "Holder.method", "Holder.both", "Holder.size")
+STATEMENTS = (
+    "{0} = None",
+    "{0}: int = 3",
+    "{0} += 1",
+    "{0}, other = 1, 2",
+    "other = [{0}, *rest] = 1, 2",
+    "del {0}",
+    "import os as {0}",
+    "import {0}.x",
+    "from os import path as {0}",
+    "from os import {0}",
+    "def {0}(): pass",
+    "async def {0}(): pass",
+    "class {0}: pass",
+    "for {0} in (): pass",
+    "for other in ():\n    {0} = 1",
+    "while other:\n    {0} = 1",
+    "with other as {0}: pass",
+    "with other:\n    {0} = 1",
+    "try: other\nexcept E as {0}: pass",
+    "try: other\nfinally:\n    {0} = 1",
+    "if other: pass\nelif more:\n    {0} = 1",
+    "if ({0} := 1): pass",
+    "match other:\n    case 1:\n        {0} = 1",
+)
+
+
+def declared(module: str, names: tuple[str, ...]) -> tuple[Patch, ...]:
+    """One patch for each name, which is all that it changes."""
+    texts = dict.fromkeys(("summary", "why", "how", "gain", "condition"), "")
+    return tuple(
+        Patch(
+            id=f"one.{name}",
+            variants=(Variant(releases=("1.0",), install="x:y", targets=(f"{module}:{name}",)),),
+            **texts,
+        )
+        for name in names
+    )
+
+
+def write(folder: Path, text: str | bytes) -> source.Tree:
+    (folder / "srt").mkdir(parents=True, exist_ok=True)
+    (folder / "__init__.py").touch()
+    path = folder / "srt" / "m.py"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return source.Tree(folder)
+
+
+@functools.cache
+def throwaway_set() -> PatchSet:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = write(Path(folder), MODULE)
+        patches = declared("sglang.srt.m", NAMES)
+        known = {}
+        for name in NAMES:
+            definition = tree.definition(f"sglang.srt.m:{name}")
+            assert definition
+            known[definition.reference] = {definition.digest: ("1.0",)}
+    return PatchSet("one", "", patches, known)
+
+
+def applying(text: str | bytes) -> set[str]:
+    """The names whose patches apply to a module of this text."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = verdict.judge_each([throwaway_set()], write(Path(folder), text))
+    assert all(judged.reason for judged in found)
+    return {judged.patch.id.partition(".")[2] for judged in found if judged.word == "applies"}
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+@pytest.mark.parametrize("at", ["end", "inside"])
+def test_whatever_binds_a_name_again_is_seen(statement: str, at: str) -> None:
+    assert applying(MODULE) == set(NAMES)
+    for name in NAMES:
+        *classes, last = name.split(".")
+        lines = statement.format(last).splitlines()
+        if at == "inside":
+            lines = ["if where:", *(f"    {line}" for line in lines)]
+        text = "\n".join("    " + line if classes else line for line in lines)
+        mangled = f"{MODULE}\n{text}\n"
+        compile(mangled, "m.py", "exec")
+        assert name not in applying(mangled)
+        assert applying(mangled) >= set(NAMES) - {name}
+
+
+@st.composite
+def mangled_bytes(draw: st.DrawFn, text: bytes) -> bytes:
+    """Some edits of a file: of bytes, of lines, or of the whole."""
+    for _ in range(draw(st.integers(1, 4))):
+        lines = text.splitlines(keepends=True)
+        first = draw(st.integers(0, len(lines)))
+        last = draw(st.integers(first, min(len(lines), first + 40)))
+        at = draw(st.integers(0, len(text)))
+        some = draw(
+            st.binary(max_size=4)
+            | st.sampled_from(["\f", "\x0b", "\x1c", "\u2028", "\r", "\\\n", '"""', "#"]).map(
+                str.encode
+            )
+        )
+        text = draw(
+            st.sampled_from(
+                [
+                    text[:at] + some + text[at:],
+                    text[:at] + some + text[at + len(some) :],
+                    text[:at] + text[at + draw(st.integers(1, 30)) :],
+                    text[:at],
+                    b"".join(lines[:first] + lines[last:]),
+                    b"".join(lines[:first] + lines[first:last] * 2 + lines[last:]),
+                    b"".join(lines[:first] + lines[first:last][::-1] + lines[last:]),
+                    b"".join(
+                        lines[:first] + [b"    " + x for x in lines[first:last]] + lines[last:]
+                    ),
+                    b"".join(lines[last:] + lines[:first]),
+                    b"\xef\xbb\xbf" + text,
+                    text.replace(b"\n", b"\r\n"),
+                    b"",
+                ]
+            )
+        )
+    return text
+
+
+def meaning(text: str | bytes, qualname: str) -> list[str] | None:
+    """The syntax of every definition of a name, as Python reads the text; None where it can't."""
+    try:
+        nodes: list[ast.AST] = [ast.parse(text)]
+    except (SyntaxError, ValueError):
+        return None
+    for name in qualname.split("."):
+        nodes = [found for node in nodes for found in _named(node, name)]
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                # Of lines that are blank, the fingerprint takes no more than that they are.
+                part.value = re.sub(r"(?m)^[ \t]+$", "", part.value)
+    return [ast.dump(node) for node in nodes]
+
+
+def _named(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name == name:
+                yield node
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in node.targets
+        ):
+            yield node
+        else:
+            yield from _named(node, name)
+
+
+@settings(PATIENT, max_examples=400)
+@given(mangled_bytes(MODULE.encode()))
+def test_a_mangled_module_applies_only_where_its_definition_is_whole(text: bytes) -> None:
+    for name in applying(text):
+        assert meaning(text, name) == meaning(MODULE, name)
+
+
+def test_a_line_ends_only_where_python_ends_it() -> None:
+    """Else code that has become part of a comment would look as it was."""
+    assert "plain" not in applying(MODULE.replace("another.\n", "another.\f"))
+    comment = "    # a comment\n    return x\n"
+    mangled = MODULE.replace("    return x\n", comment, 1)
+    for end in ("\f", "\x0b", "\x1c", "\x85", "\u2028"):
+        text = mangled.replace("# a comment\n", f"# a comment{end}", 1)
+        before, after = meaning(mangled, "cached"), meaning(text, "cached")
+        assert before != after or before is None
+        with tempfile.TemporaryDirectory() as folder:
+            one, two = write(Path(folder) / "1", mangled), write(Path(folder) / "2", text)
+            digests = []
+            for tree in (one, two):
+                try:
+                    found = tree.definition("sglang.srt.m:cached")
+                except source.TreeError:
+                    found = None
+                digests.append(found.digest if found else None)
+        assert digests[0] != digests[1]
+
+
+def test_what_is_nested_too_deep_is_one_sentence() -> None:
+    for depth in (1500, 3000):
+        chain = "if a: pass\n" + "elif a: pass\n" * depth
+        assert applying(f"{MODULE}\n{chain}") in (set(), set(NAMES))
+    assert applying(MODULE + "\nx = " + "(" * 5000) == set()
+
+
+@pytest.mark.parametrize("what", ["a folder", "a link to itself", "nothing", "unreadable", "NUL"])
+def test_a_file_that_is_none(tmp_path: Path, what: str) -> None:
+    tree = write(tmp_path, MODULE)
+    path = tmp_path / "srt" / "m.py"
+    if what == "NUL":
+        path.write_bytes(MODULE.encode() + b"\0")
+    else:
+        path.unlink()
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a link to itself":
+        path.symlink_to(path)
+    elif what == "unreadable":
+        with mock.patch.object(Path, "is_file", side_effect=PermissionError(13, "denied")):
+            found = verdict.judge_each([throwaway_set()], tree)
+        assert {judged.word for judged in found} == {"refused"}
+        return
+    found = verdict.judge_each([throwaway_set()], tree)
+    assert {judged.word for judged in found} <= {"refused", "absent"}
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "\0", "", ".", "/dev/null", "~"])
+def test_a_path_that_is_no_tree(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = listed(path)
+    assert code == 2
+    assert said
+
+
+# -- mangled releases ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What verdicts read of one release, to be mangled and put right again."""
+    whole = source.Tree(source.find(releases.tree("0.5.17")))
+    verdict.judge_each(sets.load(), whole)
+    root = tmp_path_factory.mktemp("release") / "sglang"
+    for module in (*whole._modules, "sglang", "sglang.version", "sglang._version"):
+        path = whole.path(module)
+        if path:
+            target = root / path.relative_to(whole.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    return root
+
+
+@pytest.fixture(scope="module")
+def parsed(copy: Path) -> source.Tree:
+    tree = source.Tree(copy)
+    verdict.judge_each(sets.load(), tree)
+    return tree
+
+
+@settings(PATIENT, max_examples=40)
+@given(data=st.data())
+def test_a_mangled_release(copy: Path, parsed: source.Tree, data: st.DataObject) -> None:
+    before = {judged.patch.id: judged for judged in verdict.judge_each(sets.load(), parsed)}
+    # The smaller files are the quicker ones, and there are enough of them.
+    modules = sorted(name for name, module in parsed._modules.items() if module)
+    module = data.draw(st.sampled_from(modules))
+    path = parsed.path(module)
+    assert path
+    whole = path.read_bytes()
+    text = data.draw(mangled_bytes(whole))
+    path.write_bytes(text)
+    try:
+        tree = source.Tree(copy)
+        tree._modules = {name: found for name, found in parsed._modules.items() if name != module}
+        after = verdict.judge_each(sets.load(), tree)
+    finally:
+        path.write_bytes(whole)
+    for judged in after:
+        assert len(judged.reason.splitlines()) == 1
+        if judged.word == "applies":
+            assert judged.variant
+            for reference in judged.variant.targets + judged.variant.depends:
+                if module_of(reference) == module:
+                    name = qualname_of(reference)
+                    assert meaning(text, name) == meaning(whole, name), reference
+        if before[judged.patch.id].word == "refused":
+            assert judged.word != "applies"
+
+
+@settings(PATIENT, max_examples=8)
+@given(data=st.data())
+def test_the_command_lists_a_mangled_release(copy: Path, data: st.DataObject) -> None:
+    modules = sorted(path for path in copy.rglob("*.py") if path.stat().st_size)
+    path = data.draw(st.sampled_from(modules))
+    whole = path.read_bytes()
+    path.write_bytes(data.draw(mangled_bytes(whole)))
+    try:
+        code, said = listed(copy)
+    finally:
+        path.write_bytes(whole)
+    assert code in {0, 1, 2}
+    assert bool(said) == (code == 2)
+
+
+def listed(tree: Path | str, **variables: str) -> tuple[int, str]:
+    """The exit code of `list`, and what it says on stderr: nothing, or one sentence."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG")}
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, kept | variables, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main(["list", "--sglang-path", str(tree)])
+    said = err.getvalue()
+    assert "Traceback" not in out.getvalue() + said
+    assert not said or (said.startswith("sglang-perf-patches: ") and said.endswith("\n"))
+    assert len(said.splitlines()) <= 1, said
+    return code, said

@@ -1,0 +1,92 @@
+"""What a benchmark prints: ratios, and tables as text, JSON and one page."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sglang_perf_patches.bench import report, timing
+from sglang_perf_patches.bench.report import Report, Table
+from sglang_perf_patches.bench.timing import Ratio
+
+HALF = Ratio(2e-3, 1e-3, 0.5, 0.4, 0.6)
+TABLE = Table(
+    "mla",
+    "a <step>",
+    ("case", "requests", "stock ms", "patched : stock"),
+    (("one", 1, 2.0, HALF), ("many & more", 64, None, Ratio(1.0, 2.0, 2.0, 1.5, 2.5))),
+    ("Measured on a busy machine.",),
+)
+REPORT = Report("0.5.23 at /x", {"system": "Linux"}, (TABLE,), {"mla": "equal"}, {"mla": ""})
+
+
+def test_a_ratio_is_the_median_of_the_pairs_not_the_ratio_of_medians() -> None:
+    found = timing.ratio([1.0, 2.0, 4.0], [0.5, 2.0, 1.0])
+    assert (found.stock, found.patched) == (2.0, 1.0)
+    assert (found.low, found.ratio, found.high) == (0.375, 0.5, 0.75)
+    assert str(HALF) == "0.50 (0.40-0.60)"
+
+
+def test_turns_are_taken_and_only_patched_ones_are_patched() -> None:
+    live: list[bool] = [False]
+    seen: list[bool] = []
+
+    def work() -> None:
+        seen.append(live[0])
+        time.sleep(0.004 if live[0] else 0.001)
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        live[0] = True
+        yield
+        live[0] = False
+
+    found = timing.interleaved(work, patched, rounds=4, repeat=2)
+    assert seen.count(True) == seen.count(False) == 5 * 3
+    assert seen[:6] == [True] * 3 + [False] * 3
+    assert seen[6:12] == [False] * 3 + [True] * 3
+    assert found.patched > found.stock > 0
+    assert found.ratio > 1
+
+
+def test_the_text_has_every_cell() -> None:
+    text = report.to_text(TABLE)
+    assert text.splitlines()[0] == "mla: a <step>"
+    assert "one" in text
+    assert "0.50 (0.40-0.60)" in text
+    assert text.splitlines()[4].split()[-3:] == ["-", "2.00", "(1.50-2.50)"]
+    assert text.endswith("Measured on a busy machine.")
+
+
+def test_tables_survive_the_way_between_processes() -> None:
+    assert report.table_from_json(report.table_to_json(TABLE)) == TABLE
+
+
+def test_json_has_all_of_the_report() -> None:
+    data = json.loads(report.to_json(REPORT))
+    assert data["tables"][0]["rows"][0][3]["ratio"] == 0.5
+    assert data["ended"] == {"mla": "equal"}
+
+
+def test_the_page_stands_alone_and_escapes() -> None:
+    page = report.to_html(REPORT)
+    assert "a &lt;step&gt;" in page
+    assert "many &amp; more" in page
+    assert page.count("<svg") == 2
+    assert not re.search(r"https?:|src=|href=|@import|url\(", page)
+
+
+def test_the_machine_is_named() -> None:
+    found = report.machine()
+    assert found["system"]
+    assert found["processor"]
+    assert found["python"].startswith("3.")
+
+
+def test_what_differs_is_exit_1() -> None:
+    assert report.worst(["equal", "skipped"]) == 0
+    assert report.worst(["equal", "different"]) == 1
+    assert report.worst(["failed"]) == 1

@@ -1,0 +1,168 @@
+"""``verify``: what each way for a case to end becomes, and the exit code of all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from throwaway import Throwaway
+
+SETS = """
+import sys, types
+import throwaway_patches as t
+from sglang_perf_patches import proof, sets
+
+sets.NAMES = ("one", "two")
+gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
+t.use(t.STEP, t.TEN, t.HELPER, t.POLICY, gone)
+
+def cases(name, *found):
+    module = types.ModuleType(f"{proof.__name__}.{name}")
+    module.CASES = found
+    module.prepare = lambda: None
+    sys.modules[module.__name__] = module
+
+def case(patch, function, **more):
+    more = {"needs": ("sglang",), "what": f"results of {function}", **more}
+    return proof.Case(patch=patch, compare=f"throwaway_cases:{function}", **more)
+
+cases("one", case("one.step", "step"), case("one.ten", FUNCTION, **MORE))
+cases("two", case("two.helper", "helper"), case("two.policy", "helper", needs=("not_there",)))
+"""
+
+CASES = """
+import os, sys, time
+from sglang_perf_patches.proof import Different, Missing, comparing
+
+def numbers(inputs):
+    return inputs(lambda random: random.randint(0, 9))
+
+def step(inputs):
+    from sglang.srt.a import Worker
+    found = []
+    stock = [Worker().step(x) for x in numbers(inputs)]
+    with comparing.live("one.step"):
+        patched = [Worker().step(x) for x in numbers(inputs)]
+    if patched != [x + 100 for x in stock]:   # the throwaway patch adds 100 on purpose
+        raise Different("no hundred")
+    return len(stock)
+
+def helper(inputs):
+    from sglang.srt import a
+    return comparing.same("one.step", a.helper, numbers(inputs), ran=False)
+
+def really_differs(inputs):
+    from sglang.srt.a import Worker
+    return comparing.same("one.step", lambda x: Worker().step(x), numbers(inputs))
+
+def never_runs(inputs):
+    return comparing.same("one.ten", lambda x: x, numbers(inputs))
+
+def raises(inputs):
+    raise ZeroDivisionError("by a case")
+
+def lacks(inputs):
+    raise Missing("it needs a device that is not here")
+
+def dies(inputs):
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+def hangs(inputs):
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def prepared(throwaway: Throwaway) -> Throwaway:
+    throwaway.put("throwaway_cases.py", CASES)
+    return throwaway
+
+
+def verify(
+    throwaway: Throwaway, function: str, *words: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it, with `function` as the comparison of one.ten."""
+    sets = SETS.replace("FUNCTION", repr(function)).replace("MORE", repr(more))
+    throwaway.put("sitecustomize.py", sets)
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_perf_patches", "verify", *words],
+        env=throwaway.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    return {found["patch"]: found for found in json.loads(done.stdout)["outcomes"]}
+
+
+def test_every_way_that_needs_no_failure(prepared: Throwaway) -> None:
+    done = verify(prepared, "lacks", "--json")
+    assert done.returncode == 0, done.stderr
+    found = outcomes(done)
+    assert {id: one["word"] for id, one in found.items()} == {
+        "two.gone": "skipped",
+        "two.policy": "skipped",
+        "one.step": "equal",
+        "one.ten": "skipped",
+        "two.helper": "equal",
+    }
+    assert found["two.gone"]["reason"].startswith("absent: ")
+    assert found["two.policy"]["reason"] == "it needs not_there: not installed here"
+    assert found["one.ten"]["reason"] == "it needs a device that is not here"
+    assert (found["one.step"]["compared"], found["one.step"]["device"]) == (8, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("function", "word", "said"),
+    [
+        ("really_differs", "different", "result is 1"),
+        ("never_runs", "different", "one.ten never ran"),
+        ("raises", "failed", "ZeroDivisionError: by a case"),
+        ("dies", "failed", "its process ended: last words"),
+    ],
+)
+def test_every_way_that_is_a_failure(
+    prepared: Throwaway, function: str, word: str, said: str
+) -> None:
+    done = verify(prepared, function, "one", "--json")
+    assert done.returncode == 1
+    found = outcomes(done)
+    assert found["one.ten"]["word"] == word
+    assert said in found["one.ten"]["reason"]
+    assert found["one.step"]["word"] == "equal"
+    text = verify(prepared, function, "one")
+    assert text.returncode == 1
+    assert any(line.split()[:2] == ["one.ten", word] for line in text.stdout.splitlines())
+
+
+def test_a_case_that_hangs_is_ended(prepared: Throwaway) -> None:
+    done = verify(prepared, "hangs", "one.ten", "--json", "--timeout", "3")
+    assert done.returncode == 1
+    assert outcomes(done)["one.ten"]["reason"] == "no end after 3 s"
+
+
+def test_a_patch_named_in_full_must_be_compared(prepared: Throwaway) -> None:
+    assert verify(prepared, "lacks", "one.ten").returncode == 1
+    assert verify(prepared, "lacks", "two.gone").returncode == 1
+    assert verify(prepared, "lacks", "one").returncode == 0
+
+
+def test_a_case_on_another_device_has_its_own_process(prepared: Throwaway) -> None:
+    done = verify(prepared, "dies", "one", "--json", device="cuda")
+    assert {id: one["word"] for id, one in outcomes(done).items()} == {
+        "one.step": "equal",
+        "one.ten": "failed",
+    }
+
+
+def test_every_patch_has_a_case() -> None:
+    from sglang_perf_patches import proof, sets
+
+    patches = {patch.id for patch_set in sets.load() for patch in patch_set.patches}
+    assert {case.patch for case in proof.all_cases()} == patches

@@ -198,7 +198,7 @@ def _list_rows(chosen: Selection, verdicts: Iterable[Verdict]) -> list[list[str]
     for judged in verdicts:
         patch = judged.patch
         on = "on" if patch.id in chosen.chosen else "off"
-        if patch.kind == "policy" and on == "off":
+        if not patch.is_default and on == "off":
             on = "off (opt-in)"
         upstream = " ".join("#" + name.rpartition("#")[2] for name in patch.upstream) or "-"
         why = patch.summary if judged.word == "applies" else judged.reason
@@ -288,6 +288,7 @@ def _explain_text(tree: source.Tree, judged: Verdict) -> str:
         ("How", patch.how),
         ("Gain", patch.gain),
         ("Condition", patch.condition),
+        ("Opt-in", patch.opt_in),
         ("Here", judged.variant.note if judged.variant else ""),
     ):
         if text:

@@ -38,8 +38,7 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[tuple[str, s
     """
     parts = [
         f"# {patch.id}\n",
-        f"{_sentence(patch.summary)} "
-        + ("On by default." if patch.kind == "exact" else "A policy: on only by its full name."),
+        f"{_sentence(patch.summary)} " + _switch(patch),
         f"## Why\n\n{patch.why}",
         f"## How\n\n{patch.how}",
         f"## On which releases\n\n{_releases(patch, words)}",
@@ -69,6 +68,14 @@ def upstream_links(patch: Patch) -> list[str]:
         f"https://github.com/{project}/pull/{number}"
         for project, _, number in (given.partition("#") for given in patch.upstream)
     ]
+
+
+def _switch(patch: Patch) -> str:
+    if patch.is_default:
+        return "On by default."
+    if patch.kind == "policy":
+        return "A policy: on only by its full name."
+    return f"On only by its full name: {patch.opt_in}"
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

@@ -553,8 +553,8 @@ def test_a_process_on_a_tree_of_0_5_9_with_one_file_missing(
     )
     states = json.loads(done.stdout)
     words = {"pending": "applies", "superseded": "applies"}
-    kinds = {v.patch.id: v.patch.kind for v in judged}
-    chosen = {id: word for id, word in expected.items() if kinds[id] == "exact"}
+    default = {v.patch.id: v.patch.is_default for v in judged}
+    chosen = {id: word for id, word in expected.items() if default[id]}
     assert {id: words.get(states[id], states[id]) for id in chosen} == chosen
     refused = [id for id, word in chosen.items() if word == "refused"]
     assert sorted(

@@ -63,7 +63,7 @@ def test_a_selection_is_understood_or_refused(text: str) -> None:
     assert found.in_full <= found.by_name <= set(found.chosen)
     for id in found.chosen:
         assert set(PATCHES[id].requires) <= set(found.chosen)
-        if PATCHES[id].kind == "policy":
+        if not PATCHES[id].is_default:
             assert id in found.by_name
     assert not (is_off(text) and found.chosen)
     if found.chosen:

@@ -98,5 +98,20 @@ def _tensors_differ(expected: Any, found: Any, where: str) -> str | None:
             f"{where} is {found.dtype} {tuple(found.shape)}, "
             f"not {expected.dtype} {tuple(expected.shape)}"
         )
-    bits = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, found))
-    return None if torch.equal(*bits) else f"{where} is {found}, not {expected}"
+    one, other = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, found))
+    if torch.equal(one, other):
+        return None
+    if expected.numel() <= _SHOWN:
+        return f"{where} is {found.tolist()}, not {expected.tolist()}"
+    width = expected.element_size()
+    wrong = (one != other).view(-1, width).any(1).nonzero().view(-1)
+    at = int(wrong[0])
+    values = [tensor.contiguous().view(-1)[at].item() for tensor in (found, expected)]
+    return (
+        f"{where}, of shape {tuple(expected.shape)}, differs in {wrong.numel()} values: "
+        f"the first, at {at} counted flat, is {values[0]}, not {values[1]}"
+    )
+
+
+_SHOWN = 16
+"""Values up to which a tensor that differs is shown whole."""

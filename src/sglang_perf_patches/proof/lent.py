@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -50,11 +51,7 @@ def lend() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for operator in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # the wheel for CUDA defines them
-            torch.library.define(
-                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor"
-            )
+    _lend_torchvision(torch)
     _lend_triton()
 
 
@@ -64,6 +61,39 @@ def lend_packages(*also: str) -> None:
     if also:
         sys.meta_path.insert(0, StandIns(also))
     _lend_configurations()
+
+
+def lend_beside_wheels() -> None:
+    """As `lend_packages`, on a machine with CUDA wheels that a release was not made with.
+
+    A wheel that is newer than the release lacks names that the release imports; one that can't be
+    loaded, or is missing, is stood in for.
+    """
+    lend_packages()
+    _lend_kernel_sources()
+    for name in KERNELS:
+        try:
+            wheel: Any = importlib.import_module(name)
+        except Exception:
+            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[module]
+            sys.meta_path.insert(0, StandIns((name,)))
+        else:
+            wheel.__getattr__ = _Lent(name).__getattr__
+
+
+def _lend_torchvision(torch: Any) -> None:
+    """Define two operators where torchvision's library, which defines them, can't be loaded."""
+    found = importlib.util.find_spec("torchvision")
+    for folder in found.submodule_search_locations or () if found else ():
+        for library in Path(folder).glob("_C*.so"):
+            with contextlib.suppress(OSError):
+                torch.ops.load_library(library)
+    for operator in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):  # it is defined
+            torch.library.define(
+                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor"
+            )
 
 
 def _lend_configurations() -> None:

@@ -47,21 +47,20 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    import playing
-    import tiny_models
+    from sglang_perf_patches.proof.mlx import models, playing
 
-    tiny_models._COMMON.update(
-        num_hidden_layers=given.layers,
-        hidden_size=256,
-        intermediate_size=512,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-    )
-    with playing.model("qwen3", "float32") as folder:
+    sizes = {
+        "num_hidden_layers": given.layers,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    }
+    with models.model("qwen3", "float32", **sizes) as made:
         for batch in (4, 16):
             for lengths in ("equal", "skewed"):
-                player = playing.Player(folder)
+                player = playing.Player(made)
                 names = [f"r{number}" for number in range(batch)]
                 for number, name in enumerate(names):
                     spread = (_LONGEST - _SHORTEST) * number // (batch - 1)

@@ -28,7 +28,7 @@ def test_patched_it_gives_the_logits_of_a_release_that_grows(found: Found) -> No
             digests.append(definition.digest)
     assert digests[:2] == digests[2:]
 
-    patched = found("0.5.11", "crossing_4096")["patched"]
+    patched = found("0.5.11", "crossing_4096")["mlx.cache-growth"]
     assert patched["state"]["ran"]
     (played,) = patched["played"]
     assert max(len(tokens) for tokens in played["tokens"].values()) > 4096 + 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
-from pathlib import Path
+from random import Random
 from typing import Any
 
 # What a request is called when a graph is counted → its prompt's length.
@@ -26,40 +26,39 @@ SEEDS = range(6)
 
 def equivalence() -> dict[str, Any]:
     """Each model: stock, patched, broken, and stock again, in one process."""
-    import playing
-
     import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
 
     found: dict[str, Any] = {}
-    for name, dtype in models(metadata.version("sglang")):
-        with playing.model(name, dtype) as folder:
-            of_model: dict[str, Any] = {"stock": outcome(folder)}
+    for name, dtype in kinds(metadata.version("sglang")):
+        with models.model(name, dtype) as made:
+            of_model: dict[str, Any] = {"stock": outcome(made)}
             sglang_perf_patches.activate("mlx.step-mask", strict=True)
-            of_model["patched"] = outcome(folder)
+            of_model["patched"] = outcome(made)
             of_model["state"] = asdict(state("mlx.step-mask"))
             with never_shared(StepArrays):
-                of_model["never shared"] = outcome(folder)
+                of_model["never shared"] = outcome(made)
             with kept_too_long(StepArrays, by_shape=False):
-                of_model["kept too long"] = outcome(folder)
+                of_model["kept too long"] = outcome(made)
             with kept_too_long(StepArrays, by_shape=True):
-                of_model["kept too long by shape"] = outcome(folder)
+                of_model["kept too long by shape"] = outcome(made)
             sglang_perf_patches.deactivate()
-            of_model["again"] = outcome(folder)
+            of_model["again"] = outcome(made)
             found[f"{name} {dtype}"] = of_model
     return found
 
 
 def crossing_4096() -> dict[str, Any]:
     """A batched decode that crosses the end of stock's buffer, and patched where stock fails."""
-    import playing
+    from sglang_perf_patches.proof.mlx import models
 
     schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
-    with playing.model("qwen3", "float32") as folder:
-        found = {"stock": outcome_of_growth(folder, "none", None, [schedule])}
+    with models.model("qwen3", "float32") as made:
+        found = {"stock": outcome_of_growth(made, "none", None, [schedule])}
         if "raised" in found["stock"]:
-            selection = "mlx.cache-growth"
-            found["patched"] = outcome_of_growth(folder, selection, None, [schedule])
+            for selection in ("mlx.cache-growth", "mlx.kv-arena"):
+                found[selection] = outcome_of_growth(made, selection, None, [schedule])
     return found
 
 
@@ -68,32 +67,31 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    import playing
+    from sglang_perf_patches.proof.mlx import models, playing
 
-    many = [playing.SCRIPTED, *(playing.random_schedule(seed) for seed in SEEDS)]
+    many = [playing.SCRIPTED, *(playing.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     found: dict[str, Any] = {}
-    with playing.model("qwen3", "float32") as folder:
+    with models.model("qwen3", "float32") as made:
         for name, schedules in (("many", many), ("equal lengths", equal)):
             found[name] = {
-                "stock": outcome_of_growth(folder, "none", 8, schedules),
-                "patched": outcome_of_growth(folder, "mlx.cache-growth", 8, schedules),
-                "all patched": outcome_of_growth(folder, "mlx", 8, schedules),
-                "wide": outcome_of_growth(folder, "none", 1024, schedules),
+                "stock": outcome_of_growth(made, "none", 8, schedules),
+                "patched": outcome_of_growth(made, "mlx.cache-growth", 8, schedules),
+                "all patched": outcome_of_growth(made, "mlx", 8, schedules),
+                "wide": outcome_of_growth(made, "none", 1024, schedules),
             }
     return found
 
 
 def outcome_of_growth(
-    model: Path, selection: str, tokens: int | None, schedules: Sequence[Sequence[Any]]
+    made: Any, selection: str, tokens: int | None, schedules: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
     """What schedules give with buffers of so many tokens, or of stock's size."""
-    import playing
-
     import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import playing
 
     sglang_perf_patches.activate(selection, strict=True)
-    player = playing.Player(model)
+    player = playing.Player(made)
     if tokens is not None:
         player.runner._max_seq_len = tokens
     found: dict[str, Any] = {"buffer": player.runner._max_seq_len}
@@ -111,17 +109,17 @@ def before_23470() -> dict[str, Any]:
 
     A tree from before #23470, given by PYTHONPATH, has nothing to undo and is judged as it is.
     """
-    import playing
     from before_23470 import undo
 
     import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
 
     found: dict[str, Any] = {}
-    with playing.model("qwen3", "float32") as folder, counted_calls() as calls:
+    with models.model("qwen3", "float32") as made, counted_calls() as calls:
 
         def outcome_of(what: str) -> None:
-            found[what] = outcome(folder)
-            found[what]["calls"] = calls_of_a_step(folder, calls)
+            found[what] = outcome(made)
+            found[what]["calls"] = calls_of_a_step(made, calls)
 
         outcome_of("released")
         wrapper = import_module(wrapper_name())
@@ -167,7 +165,233 @@ def off() -> dict[str, Any]:
     return found
 
 
-def models(release: str) -> list[tuple[str, str]]:
+def broken_arena() -> dict[str, Any]:
+    """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place each time."""
+    from sglang_perf_patches.proof.mlx import comparisons
+    from sglang_perf_patches.sets.mlx import arena, kv_arena
+
+    write, take_back, part = kv_arena._Step.write, arena.Rows.take_back, arena.Rows.part
+    layer_if_row = arena.Rows._layer_if_row
+
+    def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+        return write(self, layer, keys, keys)
+
+    def shorter(self: Any, row: Any) -> None:
+        row.offset -= 1
+        take_back(self, row)
+        row.offset += 1
+
+    def any_order(self: Any, caches: Any, lengths: Any) -> Any:
+        found = layer_if_row(self, caches[0][0])
+        if found is None or len(found.caches) != len(lengths):
+            return None
+        return found.arena if found.arena.intact else None
+
+    def late(self: Any, row: Any, start: int, end: int) -> Any:
+        return part(self, row, start - 1, end - 1)
+
+    broken = {
+        "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
+        "V is K": (kv_arena._Step, "write", wrong_token),
+        "a row comes back without its last token": (arena.Rows, "take_back", shorter),
+        "a batch in another order is taken for the same": (arena.Rows, "arena_of", any_order),
+        "the pool is given the tokens before": (arena.Rows, "part", late),
+        "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
+        "a failed step counts": (kv_arena._Step, "has_served", _counts_each_layer),
+    }
+    return {what: verdict_of(comparisons.kv_arena, change) for what, change in broken.items()}
+
+
+def _counts_each_layer(self: Any) -> None:
+    """Advance each layer at once: a step that fails leaves some of them longer."""
+    layers = [layer for layer in self._arena.layers if layer is not None]
+    for cache in layers[len(layers) - self._left].caches:
+        cache.offset += 1
+    self._left -= 1
+    if not self._left:
+        self._arena.lengths = [length + 1 for length in self._lengths]
+
+
+def broken_merged_cache() -> dict[str, Any]:
+    """The same of ``mlx.merged-cache``."""
+    from sglang_perf_patches.proof.mlx import comparisons
+    from sglang_perf_patches.sets.mlx import merged_cache
+
+    batch_of = merged_cache._batch_of
+
+    def any_order(caches_list: Any) -> Any:
+        return batch_of(sorted(caches_list, key=lambda rows: getattr(rows, "number", 0)))
+
+    broken = {
+        "whole": (merged_cache, "COUNTS", merged_cache.COUNTS),
+        "every step merges": (merged_cache, "_batch_of", lambda _: None),
+        "a batch in another order is taken for the same": (merged_cache, "_batch_of", any_order),
+        "a failed step counts": (merged_cache._Batch, "_settle", lambda self: None),
+    }
+    return {what: verdict_of(comparisons.merged_cache, change) for what, change in broken.items()}
+
+
+def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
+    """What a case says with one attribute changed: equal, different, or what it raised."""
+    from sglang_perf_patches.proof import Different
+
+    def few(draw: Any, count: int | None = None) -> Any:
+        return [draw(Random(0))]
+
+    with replaced(*change):
+        try:
+            return "equal" if compare(few) else "nothing was compared"
+        except Different:
+            return "different"
+        except (RuntimeError, ValueError, AttributeError) as error:
+            return f"raised {type(error).__name__}"
+
+
+def arena_memory() -> dict[str, Any]:
+    """What buffers there are over the life of a batch, in bytes, stock and patched."""
+    import gc
+
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import arena, kv_arena
+
+    found: dict[str, Any] = {}
+    names = list("abcdef")
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            gc.collect()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            player = playing.Player(made)
+            for number, name in enumerate(names):
+                player.join(name, 100 + 20 * number)
+                player.pending.clear()
+            for _ in range(180):
+                player.decode(names)
+                player.pending.clear()
+            prefilled_and_grown = mx.get_peak_memory() - before
+            mx.reset_peak_memory()
+            steady = mx.get_active_memory() - before
+            for _ in range(20):
+                player.decode(names)
+                player.pending.clear()
+            in_steps = mx.get_peak_memory() - before - steady
+            counts = dict(kv_arena.COUNTS)
+            for name in names[:3]:
+                player.leave(name)
+            player.decode(names[3:])
+            player.pending.clear()
+            fewer = mx.get_active_memory() - before
+            for name in names[3:]:
+                player.leave(name)
+            found[selection] = {
+                "peak": max(prefilled_and_grown, mx.get_peak_memory() - before),
+                "steady": steady,
+                "in steps": in_steps,
+                "fewer": fewer,
+                "gone": mx.get_active_memory() - before,
+                "counts": counts,
+            }
+            del player
+            sglang_perf_patches.deactivate()
+    found["capacities"] = [
+        arena.capacity_for(n, most) for n in range(1, 5000) for most in _rooms(n)
+    ]
+    found["growths"] = _growths(arena.capacity_for)
+    return found
+
+
+def _rooms(length: int) -> tuple[int, int, int]:
+    """What stock might have room for: just enough, its first buffers, and no bound."""
+    return length, max(length, 4096), 1 << 30
+
+
+def _growths(capacity_for: Any) -> dict[str, int]:
+    """Copies of a buffer that grows token by token to 20000 tokens, and how much it is larger."""
+    capacity, copies, spare = 0, 0, 0
+    for length in range(1, 20_001):
+        if length > capacity:
+            capacity, copies = capacity_for(length, 1 << 30), copies + 1
+            spare = max(spare, capacity - length - length // 16)
+    return {"copies": copies, "spare": spare}
+
+
+def far_apart() -> dict[str, Any]:
+    """Requests of very different lengths, where padded rows would take more than stock's buffers.
+
+    The size of stock's buffers is its own attribute, set lower.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import kv_arena
+
+    schedule = [
+        ("join", "a", 200),
+        ("join", "b", 5),
+        ("join", "c", 6),
+        ("chain", "abc", 3),
+        ("leave", "a"),
+        ("chain", "bc", 3),
+    ]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            player = playing.Player(made)
+            player.runner._max_seq_len = 64
+            found[selection] = {
+                "played": asdict(player.play(schedule)),
+                "counts": dict(kv_arena.COUNTS),
+            }
+            sglang_perf_patches.deactivate()
+    return found
+
+
+def states() -> dict[str, dict[str, str]]:
+    """The state of each patch of the set, by the selection."""
+    import sglang_perf_patches
+
+    import_module(f"{wrapper_name().rpartition('.kv_cache')[0]}.model_runner")
+    found = {}
+    for selection in ("all", "all,-mlx.kv-arena"):
+        report = sglang_perf_patches.activate(selection)
+        found[selection] = {patch.id: patch.state for patch in report.patches}
+        sglang_perf_patches.deactivate()
+    return found
+
+
+def arena_nodes() -> dict[str, Any]:
+    """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            for kind in ("equal", "skewed"):
+                for requests in (2, 6):
+                    names = list("abcdef")[:requests]
+                    player = playing.Player(made)
+                    for number, name in enumerate(names):
+                        player.join(name, 9 + number * (kind == "skewed"))
+                    player.decode(names)
+                    nodes = player.primitives(names)
+                    found[f"{selection} {kind} {requests}"] = {
+                        "all": sum(nodes.values()),
+                        "concatenations": nodes["Concatenate"],
+                        "zeros": nodes["Full"],
+                    }
+            sglang_perf_patches.deactivate()
+    return found
+
+
+def kinds(release: str) -> list[tuple[str, str]]:
     """The models whose layers that release can batch; a mixture of experts in float32 only.
 
     On a CPU, MLX multiplies by gathered matrices in float32 alone.
@@ -180,13 +404,13 @@ def models(release: str) -> list[tuple[str, str]]:
     return chosen
 
 
-def outcome(model: Path) -> dict[str, Any]:
+def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes the graph of a step has, or what was raised."""
-    import playing
+    from sglang_perf_patches.proof.mlx import playing
 
-    player = playing.Player(model)
+    player = playing.Player(made)
     schedules: list[Sequence[playing.Step]] = [playing.SCRIPTED]
-    schedules += [playing.random_schedule(seed) for seed in SEEDS]
+    schedules += [playing.random_schedule(Random(seed)) for seed in SEEDS]
     found: dict[str, Any] = {}
     try:
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
@@ -201,11 +425,11 @@ def outcome(model: Path) -> dict[str, Any]:
     return found
 
 
-def calls_of_a_step(model: Path, calls: Counter[str]) -> dict[str, int]:
+def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
     """How often one decode step of `COUNTED` calls each counted function."""
-    import playing
+    from sglang_perf_patches.proof.mlx import playing
 
-    player = playing.Player(model)
+    player = playing.Player(made)
     for who, length in COUNTED.items():
         player.join(who, length)
     calls.clear()
@@ -293,7 +517,7 @@ def judge_as_before_23470() -> None:
     patches = []
     known = {name: dict(hashes) for name, hashes in mlx.known.items()}
     for patch in mlx.patches:
-        if patch.id != "mlx.cache-growth":
+        if patch.id in {"mlx.decode-context", "mlx.step-mask"}:
             (variant,) = (v for v in patch.variants if any("git-" in name for name in v.releases))
             # The class that `undo` changed would rightly be a conflict.
             depends = [name for name in variant.depends if "BatchedDecodeContext" not in name]

@@ -4,8 +4,44 @@ from __future__ import annotations
 
 from .. import Case
 
-CASES: tuple[Case, ...] = ()
+_NEEDS = ("mlx", "mlx_lm")
+
+CASES: tuple[Case, ...] = tuple(
+    Case(
+        patch=f"mlx.{name}",
+        compare=f"{__name__}.comparisons:{function}",
+        what=what,
+        device="mlx",
+        needs=_NEEDS,
+    )
+    for name, function, what in (
+        (
+            "decode-context",
+            "decode_context",
+            "logits of every forward pass",
+        ),
+        (
+            "kv-arena",
+            "kv_arena",
+            "logits of every forward pass, tokens, KV in the pool, and steps that fail",
+        ),
+        ("step-mask", "step_mask", "logits of every forward pass"),
+        (
+            "merged-cache",
+            "merged_cache",
+            "logits of every forward pass, tokens, and steps that fail",
+        ),
+        (
+            "cache-growth",
+            "cache_growth",
+            "logits past the end of a buffer, and stock's in buffers that do not end",
+        ),
+    )
+)
 
 
 def prepare() -> None:
-    """Make this process fit for the cases, before sglang is imported."""
+    """Make stock's runner importable."""
+    from . import standalone
+
+    standalone.lend()

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 def install(patching: Patching) -> None:
     """Let the layers of a step share what they pad with and what they mask with."""
-    patching.override(CORE, lambda inner: _PaddingAndMask(inner, patching))
+    patching.override(CORE, lambda inner: PaddingAndMask(inner, patching))
 
 
-class _PaddingAndMask(StepArrays):
+class PaddingAndMask(StepArrays):
+    """``mlx.core`` with one array of zeros per shape and one mask per dtype in a step."""
+
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Zeros to pad a shorter request with, (1, n_kv_heads, pad, head_dim)."""
         kept, key = self.kept(), ("zeros", shape, dtype)

@@ -1,0 +1,382 @@
+"""``bench mlx``: a decode step of stock's MLX runner and of the patched one, on this machine.
+
+The runner is the installed sglang's own, without the scheduler around it; the model is made by
+code. Stock and patched have a runner each over the same weights, play the same requests and take
+turns. First the logits of both are compared, bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from .. import objects, source
+from ..proof import Different, Missing
+from .report import Cell, Table
+from .timing import progress, ratio
+
+PATCHES = ("mlx.kv-arena", "mlx.merged-cache")
+"""What is measured: the one of them that applies to the installed sglang."""
+
+MODELS: dict[str, dict[str, Any]] = {
+    "0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
+    "small": {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+}
+"""Qwen3's shape in two sizes: that of Qwen3-0.6B, and one for a CPU."""
+
+_COMPARED_STEPS = 4
+_WARM_UP = 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row: requests, and how their steps are taken.
+
+    Attributes:
+        requests: how many.
+        context: length of the longest prompt, in tokens.
+        equal: all are as long; else they go down evenly to a sixteenth of it.
+        taken: how steps follow each other. ``read``: each before the next is built; ``chained``:
+            each is built before the one before it is read, as the overlap loop does; ``changing``:
+            before each, one request leaves and another joins, whose prefill is not timed.
+    """
+
+    requests: int
+    context: int
+    equal: bool
+    taken: str
+
+    @property
+    def lengths(self) -> list[int]:
+        """Each request's prompt, in tokens."""
+        if self.equal or self.requests == 1:
+            return [self.context] * self.requests
+        shortest = max(1, self.context // 16)
+        gaps = self.requests - 1
+        return [
+            shortest + (self.context - shortest) * number // gaps for number in range(self.requests)
+        ]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Sizes; what is not given depends on the device."""
+    parser.add_argument("--model", choices=MODELS, help="0.6b on a GPU, small on a CPU")
+    parser.add_argument("--dtype", help="bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--batch", type=_numbers, metavar="N,...", help="requests in a step")
+    parser.add_argument("--context", type=_numbers, metavar="N,...", help="longest prompt")
+    parser.add_argument("--lengths", default="equal,skewed", metavar="equal,skewed")
+    parser.add_argument("--taken", default="read,chained", metavar="read,chained,changing")
+    parser.add_argument("--rounds", type=int, help="times that each takes its turn")
+    parser.add_argument("--steps", type=int, help="steps in a turn")
+
+
+def tables(given: argparse.Namespace) -> Iterator[Table]:
+    """A decode step for each batch.
+
+    Raises:
+        Different: logits are not stock's in some batch; after the table is out.
+        Missing: there is no mlx here, or no patch for this sglang.
+    """
+    try:
+        import mlx.core as mx
+
+        import_module("mlx_lm")
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed") from error
+    from ..proof.mlx import standalone
+
+    standalone.lend()
+    from ..proof.mlx import models
+
+    patch, version = _patch()
+    on_gpu = mx.default_device() != mx.Device(mx.cpu)
+    name = "small" if given.quick else given.model or ("0.6b" if on_gpu else "small")
+    dtype = given.dtype or ("bfloat16" if on_gpu else "float32")
+    rounds = given.rounds or (3 if given.quick else 7)
+    steps = given.steps or (2 if given.quick else 8)
+    different: list[str] = []
+    switch = _Switch(patch)
+    with models.model("qwen3", dtype, **MODELS[name]) as made, closing(switch):
+        for requests, batches in _batches(given, on_gpu, can_chain=patch == "mlx.kv-arena"):
+            rows: list[tuple[Cell, ...]] = []
+            for batch in progress(batches, f"bench mlx, {requests} requests"):
+                row, equal = _row(made, switch, batch, rounds, steps)
+                rows.append(row)
+                if not equal:
+                    different.append(
+                        f"{requests} requests of {batch.context} tokens, {row[1]}, {row[2]}"
+                    )
+            yield Table(
+                "mlx",
+                f"a decode step of {requests} requests with {patch} on sglang {version}, "
+                f"{name} model in {dtype}",
+                (
+                    *("context", "lengths", "steps", "time, patched : stock"),
+                    *("stock, ms", "patched, ms", "graph, stock, ms", "graph, patched, ms"),
+                    *("peak, stock, MB", "peak, patched, MB", "logits"),
+                ),
+                tuple(rows),
+                (
+                    f"Device: {_device(mx)}.",
+                    f"{rounds} turns of {steps} steps each; the median ratio with its quartiles. "
+                    "Skewed lengths go down evenly to a sixteenth of the context. A step is "
+                    "read before the next is built, or chained, as the overlap loop does, or taken "
+                    "after one request left and another joined.",
+                    "Peak memory is that of the first decode steps, above what was held before the "
+                    "requests came: their KV, and what is computed with it.",
+                    f"Logits of each prefill and of {_COMPARED_STEPS} steps, compared bit by bit.",
+                ),
+            )
+    if different:
+        raise Different(f"{patch}: other logits than stock's with {different[0]}")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _patch() -> tuple[str, str]:
+    """The patch for this sglang, and the sglang's version."""
+    import sglang_perf_patches
+
+    found = {
+        verdict.patch.id: verdict
+        for verdict in sglang_perf_patches.verdicts(source.find_installed())
+    }
+    for id in PATCHES:
+        if found[id].word == "applies":
+            return id, source.Tree(source.find_installed()).version
+    raise Missing("; ".join(f"{id} is {found[id].word}: {found[id].reason}" for id in PATCHES))
+
+
+def _batches(
+    given: argparse.Namespace, on_gpu: bool, *, can_chain: bool
+) -> Iterator[tuple[int, list[Batch]]]:
+    """The batches of each table, by the number of requests."""
+    if given.quick:
+        sizes, contexts = given.batch or [4], given.context or [96]
+    else:
+        sizes = given.batch or ([2, 4, 8, 16] if on_gpu else [4, 16])
+        contexts = given.context or ([256, 1024, 4000] if on_gpu else [256])
+    for requests in sizes:
+        yield (
+            requests,
+            [
+                Batch(requests, context, length == "equal", taken)
+                for context in contexts
+                for length in given.lengths.split(",")
+                for taken in given.taken.split(",")
+                if can_chain or taken != "chained"
+            ],
+        )
+
+
+class _Switch:
+    """Puts a patch live and takes it off in no time: activation judges sglang's source anew."""
+
+    def __init__(self, patch: str) -> None:
+        import sglang_perf_patches
+        from sglang_perf_patches.proof.mlx.models import RUNNER
+
+        import_module(RUNNER)
+        verdicts = sglang_perf_patches.verdicts(source.find_installed())
+        variant = next(found.variant for found in verdicts if found.patch.id == patch)
+        assert variant is not None  # it applies
+        owners = [objects.owner_of(reference) for reference in variant.targets]
+        stock = [self._held(*owner) for owner in owners]
+        report = sglang_perf_patches.activate(patch)
+        if report.of(patch).state != "live":
+            raise Missing(f"{patch} is {report.of(patch).state}: {report.of(patch).reason}")
+        self._stock = list(zip(owners, stock, strict=True))
+        self._live = [(owner, self._held(*owner)) for owner in owners]
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Have it live."""
+        self._put(self._live)
+        try:
+            yield
+        finally:
+            self._put(self._stock)
+
+    @contextmanager
+    def stock(self) -> Iterator[None]:
+        """Have stock alone, as is when nothing is entered."""
+        self._put(self._stock)
+        yield
+
+    def close(self) -> None:
+        """Leave stock's own objects."""
+        import sglang_perf_patches
+
+        self._put(self._live)
+        sglang_perf_patches.deactivate()
+
+    @staticmethod
+    def _held(owner: Any, name: str) -> tuple[Any, Any]:
+        """An attribute and, of a function, its code: a module's function is given another one."""
+        value = objects.raw(owner, name)
+        return value, getattr(value, "__code__", None)
+
+    @staticmethod
+    def _put(held: list[tuple[tuple[Any, str], tuple[Any, Any]]]) -> None:
+        for (owner, name), (value, code) in held:
+            setattr(owner, name, value)
+            if code is not None:
+                value.__code__ = code
+
+
+class _Side:
+    """Stock or patched: a runner with the requests of one batch."""
+
+    def __init__(
+        self, made: Any, batch: Batch, live: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        import mlx.core as mx
+
+        from ..proof.mlx import playing
+
+        self._live, self._batch = live, batch
+        self._names = [f"r{number}" for number in range(batch.requests)]
+        self.times: list[float] = []
+        self.builds: list[float] = []
+        self.digests: list[str] = []
+        self._building = 0.0
+        self._changes = 0
+        gc.collect()  # the batch before this one
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        with live():
+            self._player = playing.Player(made)
+            for name, length in zip(self._names, batch.lengths, strict=True):
+                self._player.join(name, length)
+                self._keep_digests()
+            gc.collect()  # what stock's evaluation of a prefill leaves in cycles
+            mx.synchronize()
+            mx.reset_peak_memory()
+            for _ in range(_COMPARED_STEPS):
+                self._player.decode(self._names)
+                self._keep_digests()
+        self.peak = mx.get_peak_memory() - before
+        self._time_building()
+
+    def take_turn(self, steps: int) -> None:
+        """Take steps, after some that do not count."""
+        with self._live():
+            self._player.decode(self._names, _WARM_UP)
+            self._building = 0.0
+            if self._batch.taken == "changing":
+                taken = sum(self._change_and_decode() for _ in range(steps))
+            else:
+                taken = self._decode(steps)
+            self.times.append(taken / steps)
+        self.builds.append(self._building / steps)
+        self._player.pending.clear()
+
+    def _decode(self, steps: int) -> float:
+        """Seconds that steps of the same batch take."""
+        import mlx.core as mx
+
+        mx.synchronize()
+        began = time.perf_counter()
+        self._player.decode(self._names, steps, chained=self._batch.taken == "chained")
+        mx.synchronize()
+        return time.perf_counter() - began
+
+    def _change_and_decode(self) -> float:
+        """Seconds that the step takes after another request took the place of the oldest one."""
+        self._player.leave(self._names.pop(0))
+        self._changes += 1
+        lengths = self._batch.lengths
+        self._names.append(f"c{self._changes}")
+        self._player.join(self._names[-1], lengths[self._changes % len(lengths)])
+        return self._decode(1)
+
+    def _keep_digests(self) -> None:
+        from ..proof.mlx import playing
+
+        self.digests += [playing.digest(logits) for logits in self._player.pending]
+        self._player.pending.clear()
+
+    def _time_building(self) -> None:
+        """Sum up what the runner takes to build a step's graph, where it has functions for that."""
+        runner = self._player.runner
+        for name in ("decode_batch_start", "decode_batch_start_chained"):
+            if hasattr(runner, name):
+                setattr(runner, name, self._timed(getattr(runner, name)))
+
+    def _timed(self, build: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            built = build(*arguments, **options)
+            self._building += time.perf_counter() - began
+            return built
+
+        return timed
+
+
+def _row(
+    made: Any, switch: _Switch, batch: Batch, rounds: int, steps: int
+) -> tuple[tuple[Cell, ...], bool]:
+    """A row of the table, and whether all logits are equal."""
+    stock = _Side(made, batch, switch.stock)
+    patched = _Side(made, batch, switch.live)
+    for number in range(rounds + 1):
+        for side in (stock, patched) if number % 2 else (patched, stock):
+            side.take_turn(steps)
+    equal = stock.digests == patched.digests
+    time_ratio = ratio(stock.times[1:], patched.times[1:])
+    can_build = any(stock.builds)
+    row: tuple[Cell, ...] = (
+        batch.context,
+        "equal" if batch.equal else "skewed",
+        batch.taken,
+        time_ratio,
+        round(1e3 * time_ratio.stock, 3),
+        round(1e3 * time_ratio.patched, 3),
+        round(1e3 * _middle(stock.builds[1:]), 3) if can_build else None,
+        round(1e3 * _middle(patched.builds[1:]), 3) if can_build else None,
+        round(stock.peak / 1e6, 1),
+        round(patched.peak / 1e6, 1),
+        "equal" if equal else "different",
+    )
+    return row, equal
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _device(mx: Any) -> str:
+    """The device in words, with what decides about its attention kernels."""
+    told = mx.device_info()
+    name = str(told.get("device_name", told.get("architecture", "")) or "")
+    cudnn = os.environ.get("MLX_CUDA_USE_CUDNN_SDPA", "1") != "0"
+    has_cuda = hasattr(mx, "cuda") and mx.cuda.is_available()
+    attention = f", cuDNN attention {'on' if cudnn else 'off'}" if has_cuda else ""
+    return f"{mx.default_device()} {name}".strip() + attention

@@ -1,0 +1,160 @@
+"""Stock's runner and the patched one, playing the same schedules over the same weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from .. import Different, Inputs
+from ..comparing import differs, live, same
+from . import models, playing
+from .models import Model
+from .playing import Player, Step
+
+_FEW = 3
+
+
+def kv_arena(inputs: Inputs) -> int:
+    """Joins, leaves, reorders, chained steps, growth, extension, prefix hits and failed steps."""
+    from ...sets.mlx.kv_arena import COUNTS
+
+    patch = "mlx.kv-arena"
+    drawn, drawn_hits = inputs(playing.random_schedule), inputs(playing.random_hits)
+    scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING]
+    compared = 0
+    with models.model("qwen3", "float32") as made, counted(COUNTS, "steps") as batched:
+        compared += same(patch, _played(made, batched), [*scripted, *drawn])
+        hits = [playing.HITTING, *drawn_hits]
+        compared += same(patch, _played(made, batched, radix=True), hits)
+    with models.model("qwen3", "float32") as made:
+        compared += _failing(patch, made)
+    with models.model("qwen3", "bfloat16") as made, counted(COUNTS, "steps") as batched:
+        compared += same(patch, _played(made, batched), [*scripted, *drawn[:_FEW]])
+    for name in _further_models():
+        with models.model(name, "float32") as made, counted(COUNTS, "steps") as batched:
+            compared += same(patch, _played(made, batched), [*scripted[:2], *drawn[:_FEW]])
+    return compared
+
+
+def merged_cache(inputs: Inputs) -> int:
+    """Joins, leaves, reorders, growth, extension and failed steps; a window stays with stock."""
+    from ...sets.mlx.merged_cache import COUNTS
+
+    patch = "mlx.merged-cache"
+    drawn = [_read(schedule) for schedule in inputs(playing.random_schedule)]
+    scripted = [_read(schedule) for schedule in (playing.SCRIPTED, playing.GROWING)]
+    scripted.append(_read(playing.EXTENDING))
+    compared = 0
+    for dtype in ("float32", "bfloat16"):
+        with models.model("qwen3", dtype) as made, counted(COUNTS, "steps", "merges") as batched:
+            compared += same(patch, _played(made, batched), [*scripted, *drawn])
+            if not COUNTS["steps"]:
+                raise Different(f"{patch}: every step merged")
+        with models.model("qwen3", dtype) as made:
+            compared += _failing(patch, made)
+    with models.model("gpt_oss", "float32") as made, counted(COUNTS, "merges") as batched:
+        compared += same(patch, _played(made, batched), [*scripted[:1], *drawn[:_FEW]], ran=False)
+    return compared
+
+
+def step_mask(inputs: Inputs) -> int:
+    """Equal and unequal lengths, with each kind of layer that the release can batch."""
+    return _all_models("mlx.step-mask", inputs)
+
+
+def decode_context(inputs: Inputs) -> int:
+    """As `step_mask`."""
+    return _all_models("mlx.decode-context", inputs)
+
+
+def cache_growth(inputs: Inputs) -> int:
+    """Buffers that end early, patched, and stock's wide ones; the size is stock's own attribute."""
+    patch = "mlx.cache-growth"
+    schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
+    with models.model("qwen3", "float32") as made:
+        wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
+        with live(patch):
+            grown = [_with_buffers(made, 8, schedule) for schedule in schedules]
+    difference = differs(wide, grown)
+    if difference:
+        raise Different(f"{patch}: {difference}")
+    return len(schedules)
+
+
+@contextmanager
+def counted(counts: Counter[str], *served: str) -> Iterator[list[int]]:
+    """Check that every batched step was counted as one of these.
+
+    Yields:
+        a list for the batched steps of each schedule that is played, on stock and patched.
+
+    Raises:
+        Different: there were fewer or more.
+    """
+    counts.clear()
+    batched: list[int] = []
+    yield batched
+    seen = sum(counts[name] for name in served)
+    if 2 * seen != sum(batched):
+        raise Different(f"{dict(counts)} in {sum(batched) // 2} steps of two or more requests")
+
+
+def _all_models(patch: str, inputs: Inputs) -> int:
+    schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
+    compared = 0
+    for name, dtype in (
+        ("qwen3", "float32"),
+        ("qwen3", "bfloat16"),
+        *((name, "float32") for name in _further_models()),
+    ):
+        with models.model(name, dtype) as made:
+            compared += same(patch, _played(made, []), schedules[: None if compared == 0 else 4])
+    return compared
+
+
+def _played(
+    made: Model, batched: list[int], *, radix: bool = False
+) -> Callable[[Sequence[Step]], dict[str, Any]]:
+    def play(schedule: Sequence[Step]) -> dict[str, Any]:
+        played = Player(made, radix=radix).play(schedule)
+        batched.append(played.batched)
+        return asdict(played)
+
+    return play
+
+
+def _failing(patch: str, made: Model) -> int:
+    """Steps that fail, patched, against stock without them."""
+    without = [step for step in playing.FAILING if step[0] != "fail"]
+    expected = asdict(Player(made).play(without))
+    with live(patch):
+        found = asdict(Player(made).play(playing.FAILING))
+    difference = differs(expected, found)
+    if difference:
+        raise Different(f"{patch}, after a step that failed: {difference}")
+    return 1
+
+
+def _with_buffers(made: Model, tokens: int, schedule: Sequence[Step]) -> dict[str, Any]:
+    player = Player(made)
+    player.runner._max_seq_len = tokens
+    return asdict(player.play(schedule))
+
+
+def _read(schedule: Sequence[Step]) -> tuple[Step, ...]:
+    """The schedule for a runner that reads each step before the next one."""
+    steps: list[Step] = []
+    for step in schedule:
+        steps += [("decode", step[1])] * step[2] if step[0] == "chain" else [step]
+    return tuple(steps)
+
+
+def _further_models() -> list[str]:
+    """The kinds of layer that the release can batch beside full attention."""
+    caches: Any = import_module("sglang.srt.hardware_backend.mlx.kv_cache")
+    found = ["qwen3_next"] if hasattr(caches, "MlxModelCacheLayout") else []
+    return [*found, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else found

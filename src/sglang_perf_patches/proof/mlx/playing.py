@@ -1,0 +1,420 @@
+"""Plays schedules of requests on stock sglang's MLX runner, and keeps what its layers computed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+
+from .models import RUNNER, Model, runner
+
+Step = tuple[Any, ...]
+"""One of
+
+- ``("join", request, prompt length)``,
+- ``("hit", request, donor, prefix, more)``: a prompt of which so many tokens are those of a request
+  that has left, and are read from the pool; only with the radix cache,
+- ``("extend", request, tokens)``: more prompt for a running request; only without it,
+- ``("leave", request)``,
+- ``("decode", requests)``,
+- ``("chain", requests, steps)``: steps of which each is built before the one before it is read,
+- ``("fail", requests, layer)``: a step that an attention layer ends by an exception."""
+
+SCRIPTED: tuple[Step, ...] = (
+    ("join", "a", 5),
+    ("decode", "a"),
+    ("join", "b", 23),
+    ("decode", "ab"),
+    ("join", "c", 24),
+    ("join", "d", 24),
+    ("decode", "abcd"),
+    ("chain", "dbca", 4),
+    ("leave", "b"),
+    ("decode", "acd"),
+    ("decode", "cd"),
+    ("leave", "a"),
+    ("chain", "cd", 3),
+    ("join", "b", 6),
+    ("decode", "bcd"),
+    ("leave", "c"),
+    ("leave", "d"),
+    ("decode", "b"),
+    ("join", "a", 7),
+    ("chain", "ab", 12),
+    ("join", "c", 40),
+    ("decode", "abc"),
+    ("decode", "b"),
+    ("decode", "abc"),
+)
+"""Batches of one, of equal and of unequal lengths, that cross the window of a windowed layer."""
+
+GROWING: tuple[Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 9),
+    ("chain", "ab", 70),
+    ("join", "c", 150),
+    ("decode", "abc"),
+    ("chain", "cab", 75),
+    ("leave", "c"),
+    ("chain", "ba", 3),
+)
+"""Lengths that outgrow a buffer, equal and unequal, and a longest request that leaves."""
+
+EXTENDING: tuple[Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 12),
+    ("chain", "ab", 3),
+    ("extend", "a", 4),
+    ("decode", "ab"),
+    ("chain", "ba", 3),
+    ("extend", "b", 1),
+    ("extend", "a", 2),
+    ("decode", "ba"),
+)
+"""More prompt for requests that decode in a batch."""
+
+FAILING: tuple[Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 12),
+    ("fail", "ab", 1),
+    ("decode", "ab"),
+    ("decode", "ab"),
+    ("fail", "ab", 2),
+    ("leave", "a"),
+    ("join", "c", 5),
+    ("decode", "bc"),
+)
+"""Steps that end in the middle of the model, and go on as if nothing had been."""
+
+HITTING: tuple[Step, ...] = (
+    ("join", "a", 12),
+    ("join", "b", 9),
+    ("chain", "ab", 6),
+    ("leave", "a"),
+    ("hit", "c", "a", 16, 3),
+    ("decode", "bc"),
+    ("chain", "cb", 4),
+    ("leave", "b"),
+    ("hit", "d", "b", 14, 1),
+    ("hit", "e", "a", 17, 0),
+    ("chain", "dec", 5),
+    ("leave", "d"),
+    ("leave", "c"),
+    ("hit", "f", "c", 20, 2),
+    ("decode", "ef"),
+)
+"""Prompts whose prefix others have decoded in a batch."""
+
+
+def random_schedule(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
+    """Joins, leaves, extensions and decode steps, in random order within the batch."""
+    return _random_schedule(chance, steps, most, radix=False)
+
+
+def random_hits(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
+    """As `random_schedule`, with prefixes of what others have left in the pool."""
+    return _random_schedule(chance, steps, most, radix=True)
+
+
+def _random_schedule(chance: Random, steps: int, most: int, *, radix: bool) -> tuple[Step, ...]:
+    names = (f"r{number}" for number in count())
+    held: dict[str, int] = {}
+    left: dict[str, int] = {}
+    schedule: list[Step] = []
+    other = "hit" if radix else "extend"
+    kinds = ("join", "leave", "decode", "decode", "chain", other)
+    while len(schedule) < steps:
+        kind = chance.choice(kinds)
+        if kind == "join" and len(held) < most:
+            who, length = next(names), chance.choice((1, 2, 9, 9, 17, 33))
+            held[who] = length
+            schedule.append(("join", who, length))
+        elif kind == "hit" and len(held) < most and left:
+            who, donor = next(names), chance.choice(sorted(left))
+            prefix, more = chance.randint(1, left[donor]), chance.choice((0, 1, 5))
+            held[who] = prefix + more
+            schedule.append(("hit", who, donor, prefix, more))
+        elif kind == "extend" and held:
+            who, more = chance.choice(sorted(held)), chance.choice((1, 4))
+            held[who] += more
+            schedule.append(("extend", who, more))
+        elif kind == "leave" and len(held) > 1:
+            who = chance.choice(sorted(held))
+            left[who] = held.pop(who)
+            schedule.append(("leave", who))
+        elif kind in {"decode", "chain"} and held:
+            batch = chance.sample(sorted(held), chance.randint(1, len(held)))
+            taken = chance.randint(2, 5) if kind == "chain" else 1
+            for who in batch:
+                held[who] += taken
+            schedule.append((kind, batch, taken) if kind == "chain" else (kind, batch))
+    return tuple(schedule)
+
+
+@dataclass
+class Played:
+    """What a schedule gave.
+
+    Attributes:
+        logits: sha256 of dtype, shape and bytes of each forward pass's logits, in order; of a
+            prefill's, those of the last position.
+        tokens: each request's tokens, prompt included, when it left or at the end.
+        pool: the same of the KV that requests left in the pool.
+        batched: decode steps of two or more requests, failed ones not counted.
+    """
+
+    logits: list[str] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    pool: dict[str, str] = field(default_factory=dict)
+    batched: int = 0
+
+
+class Player:
+    """A fresh stock runner over one model.
+
+    Attributes:
+        runner: stock's ``MlxModelRunner``.
+        pending: the logits of the forward passes since they were last taken.
+    """
+
+    def __init__(self, made: Model, *, radix: bool = False, slots: int = 4096) -> None:
+        """Make a runner, with a pool of so many tokens where the radix cache is on."""
+        self._made = made
+        self._pool: _RequestPool | None = None
+        if _has_pool():
+            self.runner = runner(made, disable_radix_cache=not radix, pool_size=slots)
+        else:
+            self.runner = runner(made)
+        if radix:
+            self._pool = _RequestPool(slots)
+            start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
+            start(self._pool)
+        self.pending: list[mx.array] = []
+        self._held: dict[str, int] = {}
+        self._donated: dict[str, tuple[list[int], list[int]]] = {}
+        extract = self.runner._extract_logits
+
+        def keep(output: Any) -> Any:
+            logits = extract(output)
+            self.pending.append(logits[:, -1])
+            return logits
+
+        self.runner._extract_logits = keep
+
+    def play(self, schedule: Sequence[Step]) -> Played:
+        """Play a schedule from an empty runner, and leave it empty."""
+        played = Played()
+        for kind, who, *more in schedule:
+            if kind == "join":
+                self.join(who, more[0])
+            elif kind == "hit":
+                self._hit(who, *more)
+            elif kind == "extend":
+                self._extend(who, more[0])
+            elif kind == "leave":
+                self._note(who, played)
+                self.leave(who)
+            elif kind == "fail":
+                self._fail(list(who), more[0])
+            else:
+                self.decode(list(who), more[0] if more else 1, chained=kind == "chain")
+                played.batched += (len(who) > 1) * (more[0] if more else 1)
+            played.logits += [digest(logits) for logits in self.pending]
+            self.pending.clear()
+        for who in list(self._held):
+            self._note(who, played)
+            self.leave(who)
+        for who, (_, slots) in self._donated.items():
+            played.pool[who] = self._pool_digest(slots)
+        self._donated.clear()
+        return played
+
+    def join(self, who: str, length: int) -> None:
+        """Prefill a request whose prompt is made of its name."""
+        self._prefill(who, self._words(f"{who}{length}", length), [])
+
+    def leave(self, who: str) -> None:
+        """Forget a request; its caches may serve the next one."""
+        held = self._held.pop(who)
+        if self._pool is not None:
+            self._donated[who] = (self.tokens(who)[:held], self._pool.slots(who, 0, held))
+            if hasattr(self.runner, "release_request_row"):
+                self.runner.release_request_row(who, held)
+        self.runner.remove_request(who)
+
+    def decode(self, batch: list[str], steps: int = 1, *, chained: bool = False) -> None:
+        """Decode so many tokens of each request."""
+        for who in batch:
+            if self._pool is not None:
+                self._pool.allocate(who, self._held[who], steps)
+            self._held[who] += steps
+        if not chained:
+            for _ in range(steps):
+                self.runner.decode_batch(batch)
+            return
+        last = self.runner.decode_batch_start(batch)
+        mx.async_eval(last.lazy_tokens)
+        for _ in range(steps - 1):
+            following = self.runner.decode_batch_start_chained(last)
+            mx.async_eval(following.lazy_tokens)
+            self.runner.decode_batch_finalize(last)
+            last = following
+        self.runner.decode_batch_finalize(last)
+
+    def tokens(self, who: str) -> list[int]:
+        """A running request's tokens, prompt included."""
+        if hasattr(self.runner, "_request_states"):
+            return list(self.runner._request_states[who].token_ids)
+        return list(self.runner._req_token_ids[who])
+
+    def primitives(self, batch: Sequence[str]) -> Counter[str]:
+        """How many nodes of each primitive the graph of one decode step has; plays the step."""
+        pending = self.runner.decode_batch_start(list(batch))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "step.dot")
+            mx.export_to_dot(str(path), pending.lazy_tokens)
+            lines = path.read_text().splitlines()
+        labels = (line.partition('label ="')[2].partition('"')[0] for line in lines)
+        mx.eval(pending.lazy_tokens)
+        self.runner.decode_batch_finalize(pending)
+        self.pending.clear()
+        for who in batch:
+            self._held[who] += 1
+        return Counter(label for label in labels if label)
+
+    def _words(self, seed: str, length: int) -> list[int]:
+        chance = Random(seed)  # noqa: S311
+        return [chance.randrange(self._made.vocabulary) for _ in range(length)]
+
+    def _hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+        tokens, slots = self._donated[donor]
+        new = self._words(f"{who}{more}", more)
+        self._prefill(who, tokens[:prefix] + new, slots[:prefix])
+
+    def _prefill(self, who: str, prompt: list[int], prefix_slots: list[int]) -> None:
+        self._held[who] = len(prompt)
+        if not _has_pool():
+            self.runner.prefill(who, prompt)
+            return
+        new_slots, row = [], 0
+        if self._pool is not None:
+            if hasattr(self.runner, "flush_all_decode_kv"):
+                self.runner.flush_all_decode_kv()  # as stock's worker does before a prefill
+            row = self._pool.open(who, prefix_slots)
+            self._pool.allocate(who, len(prefix_slots), len(prompt) - len(prefix_slots))
+            new_slots = self._pool.slots(who, len(prefix_slots), len(prompt))
+        new = prompt[len(prefix_slots) :]
+        self.runner.prefill(who, new, prompt, prefix_slots, new_slots, row)
+
+    def _extend(self, who: str, more: int) -> None:
+        new = self._words(f"{who}+{self._held[who]}", more)
+        self._held[who] += more
+        if _has_pool():
+            self.runner.extend(who, new, [])
+        else:
+            # There, what was generated counts as not yet fed in.
+            state = self.runner._request_states[who]
+            prompt = len(state.token_ids) - state.generated_tokens
+            self.runner.prefill(who, state.token_ids[:prompt] + new)
+
+    def _fail(self, batch: list[str], layer: int) -> None:
+        """Let the output projection of one layer raise."""
+        attention = self._made.model.layers[layer].self_attn
+        attention = getattr(attention, "_inner", attention)
+        projection = attention.o_proj
+
+        class Failing:
+            def __call__(self, _: Any) -> Any:
+                raise _Failure
+
+        attention.o_proj = Failing()
+        try:
+            self.runner.decode_batch(batch)
+        except _Failure:
+            self.pending.clear()
+        else:
+            raise RuntimeError("the step did not fail")
+        finally:
+            attention.o_proj = projection
+
+    def _note(self, who: str, played: Played) -> None:
+        played.tokens[who] = self.tokens(who)
+
+    def _pool_digest(self, slots: list[int]) -> str:
+        pools = (getattr(self.runner, name, None) for name in ("_attention_kv_pool", "_kv_pool"))
+        pool = next(filter(None, pools), None)
+        if pool is None:  # with a sliding window there is none
+            return ""
+        keys, values = pool.get_kv_all_layers(mx.array(slots, dtype=mx.int32))
+        return digest(keys) + digest(values)
+
+
+class _Failure(Exception):
+    """What a failing step raises."""
+
+
+class _RequestPool:
+    """As much of the scheduler's ``ReqToTokenPool`` as the runner reads: slots by row and position.
+
+    Slots are given in descending order and never taken back.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._free = iter(range(slots, 0, -1))
+        self._rows: dict[str, int] = {}
+        self.req_to_token = _Table()
+
+    def open(self, who: str, prefix_slots: list[int]) -> int:
+        """A row of its own for a request that begins with these slots."""
+        self._rows[who] = row = len(self.req_to_token.rows)
+        self.req_to_token.rows.append(list(prefix_slots))
+        return row
+
+    def allocate(self, who: str, start: int, tokens: int) -> None:
+        """Slots for tokens from `start` on."""
+        row = self.req_to_token.rows[self._rows[who]]
+        row[start:] = [next(self._free) for _ in range(tokens)]
+
+    def slots(self, who: str, start: int, end: int) -> list[int]:
+        """The slots of a request's tokens."""
+        return self.req_to_token.rows[self._rows[who]][start:end]
+
+
+class _Table:
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+
+    def __getitem__(self, index: tuple[int, slice]) -> _Taken:
+        return _Taken(self.rows[index[0]][index[1]])
+
+
+class _Taken(list[int]):
+    def to(self, dtype: type) -> _Taken:
+        return _Taken(dtype(value) for value in self)
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
+def digest(array: mx.array) -> str:
+    """Sha256 of an array's dtype, shape and bytes."""
+    mx.eval(array)
+    words = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
+    text = f"{array.dtype} {array.shape}".encode()
+    return hashlib.sha256(text + bytes(memoryview(words))).hexdigest()
+
+
+def _has_pool() -> bool:
+    """Whether the runner has the caches of 0.5.11 and later."""
+    stock: Any = import_module(RUNNER)
+    return "pool_size" in inspect.signature(stock.MlxModelRunner).parameters

@@ -1,0 +1,348 @@
+"""``mlx.kv-arena``: a batch's KV stays together from one decode step to the next.
+
+Stock's own method of the attention wrapper still runs, once per layer. In the place of the layer's
+attention module and of its requests' caches it is given a `_LayerStep`, which takes the new token
+of the whole batch and answers with K and V of the whole batch; so there is nothing left to write,
+to pad or to concatenate per request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from .arena import CUDNN_STEP, Arena, Layer, Rows, capacity_for
+from .step_arrays import CORE, WRAPPER
+from .step_mask import PaddingAndMask
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+_KV_CACHE = "sglang.srt.hardware_backend.mlx.kv_cache"
+CONTIGUOUS = f"{_KV_CACHE}.contiguous_cache:ContiguousKVCache"
+"""The cache of one request and layer to 0.5.12.post1."""
+
+ATTENTION = f"{_KV_CACHE}.attention_kv_cache:ContiguousAttentionKVCache"
+"""The same cache from 0.5.13 on."""
+
+RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
+BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
+RELEASE = f"{RUNNER}._release_cache"
+SYNC = f"{RUNNER}._sync_new_kv_to_pool"
+CLEAR = f"{RUNNER}.clear"
+
+COUNTS: Counter[str] = Counter()
+"""What happened in this process: ``steps`` that an arena served, with the attention ``layers`` in
+them; ``stock steps`` of two or more requests; ``builds`` and ``growths`` of arenas."""
+
+_STEP = "_sglang_perf_patches_arena"
+
+
+def install_contiguous(patching: Patching) -> None:
+    """Serve 0.5.11 to 0.5.12.post1, whose runner does not release each cache when cleared."""
+    rows = _install(patching, CONTIGUOUS, "layer_caches")
+
+    def make(inner: Callable[..., None]) -> Callable[..., None]:
+        def clear(self: Any) -> None:
+            for cache in self._req_caches.values():
+                _release(rows, cache)
+            inner(self)
+
+        return clear
+
+    patching.override(CLEAR, make)
+
+
+def install_attention(patching: Patching) -> None:
+    """Serve releases from 0.5.13 on."""
+    _install(patching, ATTENTION, "attention_layer_caches")
+
+
+def _install(patching: Patching, cache_class: str, field: str) -> Rows:
+    core: Any = patching.module("mlx.core")
+    rows = Rows(core, patching.get(cache_class))
+    ran = patching.ran
+
+    def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def batched_decode(self: Any, x: Any, ctx: Any) -> Any:
+            """Decode one layer, x and the result (batch, 1, hidden), from the batch's arena."""
+            known = vars(ctx)
+            if _STEP not in known:
+                known[_STEP] = _begin(rows, core, ctx, field)
+            step: _Step | None = known[_STEP]
+            layer = step.layer_for(self) if step is not None else None
+            if step is None or layer is None:
+                return inner(self, x, ctx)
+            ran.seen = True
+            served = _LayerStep(self._inner, step, layer)
+            try:
+                result = inner(_WrapperOf(self, served), x, step.context_for(self, served))
+            finally:
+                step.forget(served)
+            step.has_served()
+            return result
+
+        return batched_decode
+
+    def make_release(inner: Callable[..., None]) -> Callable[..., None]:
+        def release_cache(self: Any, cache: list[Any]) -> None:
+            """Leave the arena before the caches are kept for another request."""
+            _release(rows, cache)
+            inner(self, cache)
+
+        return release_cache
+
+    def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
+        def sync_new_kv_to_pool(
+            self: Any, cache: list[Any], cache_start: int, slot_ids: list[int]
+        ) -> None:
+            """Hand over copies of the tokens: a pool that waits to read would keep the arena."""
+            if any(type(each) is rows.row_class for each in cache):
+                cache = _copies(rows, core, cache, cache_start, cache_start + len(slot_ids))
+            inner(self, cache, cache_start, slot_ids)
+
+        return sync_new_kv_to_pool
+
+    patching.override(CORE, lambda inner: _Core(inner, patching))
+    patching.override(BATCHED_DECODE, make_decode)
+    patching.override(RELEASE, make_release)
+    patching.override(SYNC, make_sync)
+    return rows
+
+
+def _begin(rows: Rows, core: Any, ctx: Any, field: str) -> _Step | None:
+    """At the first layer of a step: the batch's arena with room for a token, or None for stock."""
+    if ctx.batch_size < 2 or getattr(getattr(ctx, "aot", None), "rope", None) is not None:
+        return None
+    caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
+    arena = rows.arena_of(caches, lengths)
+    needed = max(lengths) + 1
+    most = rows.room_in_stock(caches, lengths) // len(lengths)
+    if needed > most:
+        COUNTS["stock steps"] += 1
+        return None
+    if arena is None:
+        arena = rows.build(caches, lengths, rows.capacity_for(caches, needed, most))
+        COUNTS["builds"] += 1
+    elif needed > arena.capacity:
+        rows.grow(arena, capacity_for(needed, most))
+        COUNTS["growths"] += 1
+    if not any(arena.layers):
+        COUNTS["stock steps"] += 1
+        return None
+    COUNTS["steps"] += 1
+    return _Step(core, ctx, arena, field)
+
+
+class _Step:
+    """One decode step of a batch in its arena."""
+
+    def __init__(self, core: Any, ctx: Any, arena: Arena, field: str) -> None:
+        self._core, self._arena, self._field = core, arena, field
+        self._left = sum(layer is not None for layer in arena.layers)
+        self._context = copy(ctx)
+        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
+        self._lengths = arena.lengths
+        self.longest = max(self._lengths) + 1
+        self._equal = min(self._lengths) + 1 == self.longest
+        self._indices_by_shape: dict[tuple[int, ...], Any] = {}
+        unpadded = [0] * ctx.batch_size
+        self._context.pad_sizes = unpadded
+        if hasattr(ctx, "decode_padding"):
+            self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
+        else:
+            self._context.pad_sizes = unpadded
+
+    def index_of(self, wrapper: Any) -> int:
+        """A layer's place among the attention layers."""
+        index: int = wrapper._layer_idx
+        return index if self._index is None else self._index[index]
+
+    def layer_for(self, wrapper: Any) -> Layer | None:
+        """The buffers of a wrapper's layer; None where it attends to a window, or has none."""
+        if getattr(wrapper, "_window_size", None) is not None:
+            return None
+        return self._arena.layers[self.index_of(wrapper)]
+
+    def context_for(self, wrapper: Any, served: _LayerStep) -> Any:
+        """Stock's context with nothing to pad, and with one object for all caches of a layer."""
+        setattr(self._context, self._field, {self.index_of(wrapper): [served] * len(self._lengths)})
+        return self._context
+
+    def forget(self, served: _LayerStep) -> None:
+        """Leave no cycle: it would hold the buffers, and MLX copies what something else holds."""
+        setattr(self._context, self._field, {})
+        served.forget()
+
+    def write(self, layer: Layer, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Append a token to each row.
+
+        Args:
+            layer: whose buffers.
+            keys: (batch, n_kv_heads, 1, head_dim).
+            values: likewise.
+
+        Returns:
+            K and V to attend to, (batch, n_kv_heads, longest, head_dim).
+        """
+        if self._equal:
+            at = self.longest - 1
+            layer.keys[:, :, at : at + 1] = keys
+            layer.values[:, :, at : at + 1] = values
+        else:
+            put = self._core.put_along_axis
+            layer.keys = put(layer.keys, self._indices(keys.shape), keys, axis=2)
+            layer.values = put(layer.values, self._indices(values.shape), values, axis=2)
+        attended = layer.keys[:, :, : self.longest], layer.values[:, :, : self.longest]
+        if self._equal and self.longest % CUDNN_STEP == 0 and _has_cuda(self._core):
+            # For arrays of just this length, as stock's are, MLX takes cuDNN's kernel.
+            return self._core.contiguous(attended[0]), self._core.contiguous(attended[1])
+        return attended
+
+    def _indices(self, shape: tuple[int, ...]) -> Any:
+        """Where each row's token goes, int32, for an update of this shape; once for all layers."""
+        if shape not in self._indices_by_shape:
+            lengths = self._core.array(self._lengths, dtype=self._core.int32)
+            self._indices_by_shape[shape] = self._core.broadcast_to(
+                lengths[:, None, None, None], shape
+            )
+        return self._indices_by_shape[shape]
+
+    def has_served(self) -> None:
+        """After a layer; with the last one the step's tokens count.
+
+        A step that ends by an exception before has written beyond the end of its rows, where the
+        next attempt writes.
+        """
+        COUNTS["layers"] += 1
+        self._left -= 1
+        if not self._left:
+            self._arena.lengths = [length + 1 for length in self._lengths]
+            for layer in self._arena.layers:
+                if layer is not None:
+                    for cache in layer.caches:
+                        cache.offset += 1
+
+
+def _has_cuda(core: Any) -> bool:
+    return hasattr(core, "cuda") and bool(core.cuda.is_available())
+
+
+class _WrapperOf:
+    """Stock's attention wrapper of a layer, with another attention module in it."""
+
+    def __init__(self, wrapper: Any, module: Any) -> None:
+        vars(self).update(vars(wrapper), _inner=module)
+
+
+class _LayerStep:
+    """In the place of a layer's attention module, and of each request's cache of that layer.
+
+    All that it does not define is the attention module's. What it gives out for the tokens' K and
+    V is itself: all that stock does with them is to cut them up by request and write them.
+    """
+
+    def __init__(self, module: Any, step: _Step, layer: Layer) -> None:
+        self._module = module
+        self._step: Any = step
+        self._layer: Any = layer
+        self._rotated = False
+        self._values: Any = None
+        self._attended: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def v_proj(self, x: Any) -> Any:
+        self._values = self._module.v_proj(x)
+        return self
+
+    def rope(self, array: Any, offset: Any) -> Any:
+        """Rotate the queries, then the keys, (batch, heads, 1, head_dim)."""
+        rotated = self._module.rope(array, offset=offset)
+        if not self._rotated:
+            self._rotated = True
+            return rotated
+        values = self._values.reshape(*rotated.shape[:3], -1)
+        keys, values = self._step.write(self._layer, rotated, values)
+        self._attended = _OfAll(keys), _OfAll(values)
+        return self
+
+    def forget(self) -> None:
+        """Hold nothing: see `_Step.forget`."""
+        self._step = self._layer = self._values = self._attended = None
+
+    def reshape(self, *_: Any) -> Any:
+        return self
+
+    def transpose(self, *_: Any) -> Any:
+        return self
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def write_token(self, *_: Any) -> None:
+        """Nothing: the whole batch's token is written."""
+
+    def get_kv(self, *_: Any) -> tuple[_OfAll, _OfAll]:
+        """K and V of all requests, for each of them."""
+        attended: tuple[_OfAll, _OfAll] = self._attended
+        return attended
+
+
+class _OfAll:
+    """K or V of all requests, in the place of one request's."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+class _Core(PaddingAndMask):
+    """What layers that are left to stock pad and mask with is made once, as by mlx.step-mask."""
+
+    def concatenate(self, arrays: Any, axis: int = 0) -> Any:
+        """K or V of the requests, one after the other; of a layer in an arena they are already."""
+        first = arrays[0]
+        return first.array if type(first) is _OfAll else self._inner.concatenate(arrays, axis=axis)
+
+
+class _Span:
+    """A copy of some of a request's tokens, to be read by the position in the whole."""
+
+    def __init__(self, array: Any, start: int, end: int) -> None:
+        self._array, self._index = array, (0, slice(None), slice(start, end), slice(None))
+
+    def __getitem__(self, index: Any) -> Any:
+        if index != self._index:
+            raise IndexError(f"{index} is not {self._index}")
+        return self._array
+
+
+class _Copied:
+    """In the place of a request's cache of one layer, for the pool to read."""
+
+    def __init__(self, keys: Any, values: Any, start: int, end: int) -> None:
+        self.keys, self.values = _Span(keys, start, end), _Span(values, start, end)
+
+
+def _copies(rows: Rows, core: Any, cache: list[Any], start: int, end: int) -> list[Any]:
+    copied: list[Any] = []
+    parts: list[Any] = []
+    for each in cache:
+        if type(each) is rows.row_class:
+            part = rows.part(each, start, end)
+            parts += part
+            each = _Copied(*part, start, end)
+        copied.append(each)
+    core.async_eval(*parts)
+    return copied
+
+
+def _release(rows: Rows, cache: list[Any]) -> None:
+    for each in cache:
+        if type(each) is rows.row_class:
+            rows.drop(each)

@@ -1,0 +1,170 @@
+"""``mlx.merged-cache``: the merged cache of a batch lives across decode steps.
+
+Stock's own step runs: it merges the requests' caches, decodes, and takes them apart. What it is
+given when it takes them apart is a `_Row` of the merged cache, which is cut out only if something
+else than the next step of the same batch uses it; and given those rows, it merges nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+RUNNER = "sglang.srt.hardware_backend.mlx.model_runner"
+MERGE = f"{RUNNER}:_merge_kv_caches"
+EXTRACT = f"{RUNNER}:_extract_kv_cache"
+
+COUNTS: Counter[str] = Counter()
+"""What happened in this process: ``merges`` by stock, ``steps`` that needed none, ``cuts`` of a
+request's cache out of a merged one."""
+
+
+def install(patching: Patching) -> None:
+    """Keep merged caches of full attention; those with a window stay with stock."""
+    ran = patching.ran
+    core: Any = patching.module("mlx.core")
+    batch_cache = patching.module("mlx_lm.models.cache").BatchKVCache
+
+    def make_merge(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def merge_kv_caches(caches_list: list[Any]) -> list[Any]:
+            """One cache per layer for all requests, from one list per request."""
+            batch = _batch_of(caches_list)
+            if batch is not None:
+                ran.seen = True
+                COUNTS["steps"] += 1
+                return batch.begin()
+            COUNTS["merges"] += 1
+            left = {
+                id(rows.batch): rows.batch
+                for rows in caches_list
+                if isinstance(rows, _Row) and rows.batch is not None
+            }
+            merged = inner(caches_list)
+            for old in left.values():
+                old.dissolve(core)
+            if merged and all(type(cache) is batch_cache for cache in merged):
+                return _Batch(merged, len(caches_list), inner_extract[0]).begin()
+            return merged
+
+        return merge_kv_caches
+
+    def make_extract(inner: Callable[..., list[Any]]) -> Callable[..., Any]:
+        inner_extract[:] = [inner]
+
+        def extract_kv_cache(batch_caches: list[Any], idx: int) -> Any:
+            """One request's caches; not cut out yet where the batch is kept."""
+            if isinstance(batch_caches, _Merged):
+                return batch_caches.batch.row(idx)
+            return inner(batch_caches, idx)
+
+        return extract_kv_cache
+
+    inner_extract: list[Any] = []
+    patching.override(EXTRACT, make_extract)
+    patching.override(MERGE, make_merge)
+
+
+class _Merged(list[Any]):
+    """One cache per layer, and the batch that keeps them. For one step: it would be a cycle."""
+
+    def __init__(self, batch: _Batch, caches: Sequence[Any]) -> None:
+        super().__init__(caches)
+        self.batch = batch
+
+
+class _Batch:
+    """A merged cache that is kept.
+
+    Attributes:
+        size: how many requests it holds.
+    """
+
+    def __init__(self, merged: list[Any], size: int, extract: Callable[..., list[Any]]) -> None:
+        self.size = size
+        self._merged = merged
+        self._extract = extract
+        # Weak, for the caches are to go with the last request, and not with a collection of cycles.
+        self._rows: list[Callable[[], _Row | None]] = [lambda: None] * size
+        self._length: int = merged[0].size()
+        self._running = False
+
+    def begin(self) -> list[Any]:
+        """The caches for a step; what a step that failed has left in some layers is taken back."""
+        self._settle()
+        self._running = True
+        return _Merged(self, self._merged)
+
+    def row(self, number: int) -> _Row:
+        """A request's caches after a step."""
+        self._running = False
+        self._length = self._merged[0].size()
+        row = self._rows[number]()
+        if row is None:
+            row = _Row(self, number)
+            self._rows[number] = ref(row)
+        return row
+
+    def cut(self, number: int) -> list[Any]:
+        """A request's caches as stock makes them."""
+        self._settle()
+        COUNTS["cuts"] += 1
+        return self._extract(self._merged, number)
+
+    def dissolve(self, core: Any) -> None:
+        """Cut out at once all that is left: what waits to be cut would keep the whole batch."""
+        for row in (each() for each in self._rows):
+            if row is not None:
+                core.async_eval([cache.state[:2] for cache in row])
+
+    def _settle(self) -> None:
+        if self._running:
+            self._running = False
+            for cache in self._merged:
+                if cache.size() > self._length:
+                    cache.trim(cache.size() - self._length)
+
+
+class _Row(Sequence[Any]):
+    """One request's caches by layer, in a merged cache until they are used by themselves.
+
+    Attributes:
+        batch: where they are; None once they are cut out.
+        number: the request's place there.
+    """
+
+    def __init__(self, batch: _Batch, number: int) -> None:
+        self.batch: _Batch | None = batch
+        self.number = number
+        self._own: list[Any] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._cut_out()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._cut_out())
+
+    def __len__(self) -> int:
+        return len(self._cut_out())
+
+    def _cut_out(self) -> list[Any]:
+        if self.batch is not None:
+            self._own = self.batch.cut(self.number)
+            self.batch = None
+        return self._own
+
+
+def _batch_of(caches_list: Sequence[Any]) -> _Batch | None:
+    """The batch whose rows these are, all of them and in order."""
+    first = caches_list[0] if caches_list else None
+    batch = first.batch if isinstance(first, _Row) else None
+    if batch is None or batch.size != len(caches_list):
+        return None
+    for number, rows in enumerate(caches_list):
+        if not isinstance(rows, _Row) or rows.batch is not batch or rows.number != number:
+            return None
+    return batch

@@ -1,0 +1,53 @@
+"""The set's own cases, with inputs from hypothesis, on each group of identical released code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches import proof, sets
+
+Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """The patches to prove on a release; one release of each group that no patch can tell apart."""
+    mlx = sets.declared("mlx")
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for patch in mlx.patches:
+        for variant in patch.variants:
+            for release in variant.releases:
+                if not release.startswith("git-"):
+                    seen.setdefault((release,), []).append(patch.id)
+    chosen: dict[frozenset[str], str] = {}
+    for (release,) in seen:
+        texts = {
+            f"{reference} {digest}"
+            for reference, digests in mlx.known.items()
+            for digest, where in digests.items()
+            if release in where
+        }
+        chosen[frozenset(texts)] = release
+    return {release: tuple(seen[(release,)]) for release in sorted(chosen.values())}
+
+
+GROUPS = groups()
+
+
+@pytest.mark.parametrize("release", GROUPS)
+def test_every_patch_that_applies_gives_what_stock_gives(proved: Proved, release: str) -> None:
+    found = proved(release, GROUPS[release])
+    for patch in GROUPS[release]:
+        assert found[patch].get("compared", 0) > 0, found[patch]
+
+
+def test_every_patch_has_a_case_and_every_release_a_group() -> None:
+    assert {case.patch for case in proof.cases("mlx")} == {
+        patch.id for patch in sets.declared("mlx").patches
+    }
+    assert {patch for patches in GROUPS.values() for patch in patches} == {
+        case.patch for case in proof.cases("mlx") if case.patch != "mlx.decode-context"
+    }
+    assert {"0.5.10.post1", "0.5.23"} <= set(GROUPS)

@@ -1,0 +1,95 @@
+"""``mlx.kv-arena`` beyond its case: that the case can fail, memory, growth, what stays stock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Found = Callable[..., Any]
+
+RELEASES = ("0.5.11", "0.5.17", "0.5.23")
+EACH = pytest.mark.parametrize("release", RELEASES)
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release: str) -> None:
+    verdicts = found(release, "broken_arena")
+    assert verdicts.pop("whole") == "equal"
+    assert len(verdicts) == 6
+    # On 0.5.11, layers of different lengths can't be concatenated.
+    assert set(verdicts.values()) <= {"different", "raised ValueError"}
+    assert list(verdicts.values()).count("different") >= 5
+
+
+@EACH
+def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
+    found: Found, release: str
+) -> None:
+    memory = found(release, "arena_memory")
+    stock, patched = memory["none"], memory["mlx.kv-arena"]
+    assert patched["peak"] <= stock["peak"]
+    assert patched["steady"] < stock["steady"] / 4
+    assert patched["fewer"] < patched["steady"]
+    assert patched["gone"] == 0
+    assert patched["counts"]["steps"] == 200
+    assert patched["counts"]["builds"] == 1
+
+
+@EACH
+def test_a_step_writes_into_the_buffers_and_copies_none(found: Found, release: str) -> None:
+    """MLX copies an array that it is to update where something else still holds it."""
+    patched = found(release, "arena_memory")["mlx.kv-arena"]
+    buffer = patched["steady"] / (4 * 2)
+    assert patched["in steps"] < buffer / 2
+
+
+@EACH
+def test_growth_is_amortised(found: Found, release: str) -> None:
+    memory = found(release, "arena_memory")
+    assert 1 <= memory["mlx.kv-arena"]["counts"]["growths"] <= 200 // 64
+    # 64 tokens and a sixteenth ahead, rounded up by 64, and by 64 more beside a multiple of 256.
+    assert memory["growths"]["copies"] < 100
+    assert memory["growths"]["spare"] <= 64 + 64 + 8
+
+
+def test_no_buffer_makes_mlx_take_another_kernel_than_for_stocks(found: Found) -> None:
+    """On CUDA a length that is a multiple of 256 does."""
+    capacities = found("0.5.23", "arena_memory")["capacities"]
+    assert len(capacities) > 10_000
+    assert all(capacity % 256 for capacity in capacities)
+
+
+@EACH
+def test_a_steady_batch_is_neither_padded_nor_concatenated(found: Found, release: str) -> None:
+    nodes = found(release, "arena_nodes")
+    for kind in ("equal", "skewed"):
+        few, many = nodes[f"mlx.kv-arena {kind} 2"], nodes[f"mlx.kv-arena {kind} 6"]
+        assert many == few
+        assert many["zeros"] == 0
+        assert many["all"] < nodes[f"none {kind} 2"]["all"] < nodes[f"none {kind} 6"]["all"]
+        # Two a layer are left: of stock, K's and V's.
+        stock = nodes[f"none {kind} 6"]["concatenations"]
+        assert stock - many["concatenations"] >= 2 * 4
+
+
+@EACH
+def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: str) -> None:
+    """Padded to the longest they would take more than the buffers that stock has for them."""
+    far = found(release, "far_apart")
+    assert far["mlx.kv-arena"]["played"] == far["none"]["played"]
+    assert far["mlx.kv-arena"]["counts"]["stock steps"] == 3
+    assert far["mlx.kv-arena"]["counts"]["steps"] == 3
+
+
+def test_a_batch_goes_on_past_4096_tokens_where_stock_raises(found: Found) -> None:
+    patched = found("0.5.11", "crossing_4096")["mlx.kv-arena"]
+    assert patched["played"] == found("0.5.17", "crossing_4096")["stock"]["played"]
+
+
+def test_step_mask_is_superseded_and_back_without_it(found: Found) -> None:
+    states = found("0.5.23", "states")
+    assert states["all"]["mlx.kv-arena"] == "live"
+    assert states["all"]["mlx.step-mask"] == "superseded"
+    assert states["all,-mlx.kv-arena"]["mlx.step-mask"] == "live"

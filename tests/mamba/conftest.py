@@ -30,7 +30,7 @@ def found() -> Found:
     @cache
     def run(release: str) -> Any:
         python = environment(_HERE.parent / "support" / "cpu.txt").python
-        search = f"{_HERE}:{releases.tree(release)}:{_HERE.parents[1] / 'src'}"
+        search = f"{releases.tree(release)}:{_HERE.parents[1] / 'src'}"
         done = subprocess.run(
             [python, _HERE / "worker.py"],
             env=variables(PYTHONPATH=search, OMP_NUM_THREADS="1"),

@@ -3,7 +3,9 @@
 usage: python tests/mamba/gpu/ttft.py OUT.json
 Boots the sglang on PYTHONPATH once, with dummy weights (the same in each boot) for 24 layers, 18
 of them gated delta nets. Run it plain for stock, and under ``python -m sglang_perf_patches run``
-for the patches; boots of both kinds by turns show the spread between boots.
+for the patches; boots of both kinds by turns show the spread between boots. A release is given
+those of the arguments below that it knows, and of a JSON object in the variable ``ARGUMENTS``: so
+``{"disable_prefill_cuda_graph": true}`` asks a recent release for eager prefills, as old ones have.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ ARGUMENTS: dict[str, Any] = {
     "mem_fraction_static": 0.5,
     "chunked_prefill_size": 8192,
     "cuda_graph_max_bs": 8,
+    "cuda_graph_max_bs_decode": 8,
     "max_running_requests": 32,
     "disable_piecewise_cuda_graph": True,
     "random_seed": 7,
@@ -120,8 +123,9 @@ def _engine(folder: str, found: dict[str, Any]) -> Any:
 
     found["sglang"] = sglang.__version__
     known = ServerArgs.__dataclass_fields__
-    found["dropped"] = [name for name in ARGUMENTS if name not in known]
-    given = {name: value for name, value in ARGUMENTS.items() if name in known}
+    wanted = ARGUMENTS | json.loads(os.environ.get("ARGUMENTS", "{}"))
+    found["dropped"] = [name for name in wanted if name not in known]
+    given = {name: value for name, value in wanted.items() if name in known}
     return sglang.Engine(model_path=folder, **given)
 
 

@@ -52,14 +52,16 @@ def _zero_sync(
     fla: str,
     *,
     scheduler: bool = True,
+    decode: bool = True,
     depends: tuple[str, ...],
 ) -> Variant:
     before = (*_SCHEDULER_TARGETS, *_SSM_TARGET) if scheduler else ()
+    steps = (f"{_SCHEDULE}:ScheduleBatch.prepare_for_decode",) if decode else ()
     after = () if scheduler else _SSM_TARGET
     return Variant(
         releases=releases,
         install=f"{_SETS}.zero_sync:{install}",
-        targets=(*before, *_FORWARD_TARGETS, *_chunk_targets(fla)),
+        targets=(*before, *steps, *_FORWARD_TARGETS, *_chunk_targets(fla)),
         depends=(*after, *_LISTS, *_LAYERS, *_chunk_depends(fla), *depends),
     )
 
@@ -129,20 +131,22 @@ _ZERO_SYNC = Patch(
         "The scheduler's decision per request travels on the mask tensor that stock makes of it "
         "(since 0.5.21 the batch has it). Stock's own arithmetic then runs on CPU tensors made of "
         "those lists, and its results go to the device in pinned, non-blocking copies; slots "
-        "stay on the device. Layers that ask the mask are answered from the host. A batch whose "
+        "stay on the device. Layers that ask the mask, also those of Mamba2 and KDA, are answered "
+        "from the host. A batch whose "
         "lists are missing or of another length (data-parallel padding, two-batch overlap, merged "
         "batches, speculative phases, replayed graphs) is stock's. "
         "SGLANG_PERF_PATCHES_DEBUG=1 compares the host's lists with the device on each forward "
-        "and raises with both where they differ. Not covered: the index plan of FlashInfer's "
-        "prefill, which is mamba.flashinfer-plan, and the one query of a decode without a CUDA "
-        "graph."
+        "and raises with both where they differ. A decode without a CUDA graph, which from 0.5.11 "
+        "on asks the device once or twice, is answered from the list that its mask was made of. "
+        "Not covered: the index plan of FlashInfer's prefill, which is mamba.flashinfer-plan."
     ),
     gain=(
-        "No sync on 0.5.9, 0.5.10.post1, 0.5.11, 0.5.16, 0.5.20 and 0.5.23 (stock 122, 120, 14, "
-        "14, 13, 4), on one H200. Prefill forward of 36 layers, 4 requests of 1k tokens, patched "
+        "No sync on 0.5.9, 0.5.10.post1, 0.5.11, 0.5.16, 0.5.17, 0.5.20 and 0.5.23 (stock 122, "
+        "120, 14, 14, 13, 13, 4), on one H200, and none in an eager decode (stock 1 or 2 from "
+        "0.5.16 on). Prefill forward of 36 layers, 4 requests of 1k tokens, patched "
         "to stock: 0.69 on 0.5.10.post1, 0.85 on 0.5.9; no difference beyond the spread from "
         "0.5.11 on. Time to the first token of a real server, 4 x 2048 tokens, 0.5.10.post1: 111 "
-        "and 116 ms to 95 and 95 ms."
+        "and 116 ms to 95 and 95 ms; no difference on 0.5.17."
     ),
     condition=(
         "Prefills that the host's launches bound: short prompts and small batches, above all "
@@ -151,14 +155,16 @@ _ZERO_SYNC = Patch(
     variants=(
         _zero_sync(
             ("0.5.9",),
-            "install_with_lists",
+            "install_before_decode_asks",
             _OLD_FLA,
+            decode=False,
             depends=(f"{_GDN_OF_059}.forward_extend",),
         ),
         _zero_sync(
             between("0.5.10", "0.5.10.post1"),
-            "install_with_lists",
+            "install_before_decode_asks",
             _OLD_FLA,
+            decode=False,
             depends=(f"{_GDN}.forward_extend",),
         ),
         _zero_sync(
@@ -174,8 +180,14 @@ _ZERO_SYNC = Patch(
             depends=(*_ENTRY, *_gdn_depends(_GDN)),
         ),
         _zero_sync(
-            between("0.5.16", "0.5.19"),
+            between("0.5.16", "0.5.17"),
             "install_with_moved_kernels",
+            _FLA,
+            depends=(*_ENTRY, *_gdn_depends(_GDN)),
+        ),
+        _zero_sync(
+            between("0.5.18", "0.5.19"),
+            "install_with_decode_list",
             _FLA,
             depends=(*_ENTRY, *_gdn_depends(_GDN)),
         ),
@@ -229,20 +241,78 @@ _FLASHINFER_PLAN = Patch(
     ),
 )
 
+_LIGHTNING = f"{_ATTENTION}.linear.lightning_backend:LightningAttentionBackend"
+_LIGHTNING_TARGETS = (f"{_LIGHTNING}.forward_extend", f"{_LIGHTNING}._prefill_and_mix_infer")
+_LIGHTNING_DEPENDS = (
+    *_LISTS,
+    f"{_LIGHTNING}.init_forward_metadata",
+    f"{_ATTENTION}.linear.linear_metadata:BailingLinearMetadata",
+)
+
+_LIGHTNING_ROWS = Patch(
+    id="mamba.lightning-rows",
+    summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
+    why=(
+        "Each lightning-attention layer of a prefill selects the tracked rows by a mask on the "
+        "device, which waits for it: from 0.5.17 on once a layer with the seg_la kernel and twice "
+        "with the minimax kernel, from 0.5.13 to 0.5.16 twice with either. The minimax kernel's "
+        "layers also cut the batch into requests by device scalars, six or seven waits a request."
+    ),
+    how=(
+        "From the lists that mamba.zero-sync brings: the mask becomes row numbers, the cuts become "
+        "CPU scalars, and stock's own plan of the states that seg_la stores is made once a forward "
+        "on the CPU. Left: with minimax one wait a forward, to learn the slots of the states, "
+        "which no list on the host has, and a batch that also decodes keeps one a request in each "
+        "layer. A batch that the host does not know is stock's."
+    ),
+    gain=(
+        "Waits of a tracked forward of 2 layers with four requests on 0.5.17, counted on a CPU: 11 "
+        "to 0 with seg_la, 63 to 1 with minimax. Its time was not measured."
+    ),
+    condition="Prefills of a model with lightning attention, and tracking on.",
+    absent_because="this release has no lightning-attention backend of this kind",
+    requires=("mamba.zero-sync",),
+    variants=(
+        Variant(
+            releases=between("0.5.10", "0.5.12.post1"),
+            install=f"{_SETS}.lightning_rows:install_for_minimax",
+            targets=_LIGHTNING_TARGETS,
+            depends=_LIGHTNING_DEPENDS,
+        ),
+        Variant(
+            releases=between("0.5.13", "0.5.16"),
+            install=f"{_SETS}.lightning_rows:install",
+            targets=_LIGHTNING_TARGETS,
+            depends=_LIGHTNING_DEPENDS,
+        ),
+        Variant(
+            releases=between("0.5.17", "0.5.23"),
+            install=f"{_SETS}.lightning_rows:install_with_track_store",
+            targets=(*_LIGHTNING_TARGETS, f"{_LIGHTNING}._prepare_seg_la_track_store"),
+            depends=_LIGHTNING_DEPENDS,
+        ),
+    ),
+)
+
 _CHUNK_INDICES = Patch(
     id="mamba.mamba2-chunk-indices",
     summary="compute Mamba2's logical chunks on the host, without a sync",
     why=(
-        "When any request of a Mamba2 prefill has a cached prefix, stock computes the logical "
-        "chunks by a loop over device scalars: 5(B - 1) + 2 waits for B requests."
+        "A Mamba2 prefill asks the device whether any request has a cached prefix; where one has, "
+        "stock computes the logical chunks by a loop over device scalars: 1, and 5(B - 1) + 2 "
+        "more waits for B requests."
     ),
     how=(
         "The chunks follow from the lengths alone, which the host has; they go to the device in "
-        "one pinned, non-blocking copy. A batch whose list of lengths is missing or does not "
-        "add up to its tokens is stock's."
+        "one pinned, non-blocking copy. Stock asks for prefixes of a CPU tensor made of the host's "
+        "list. A batch whose list of lengths is missing or does not add up to its tokens is "
+        "stock's."
     ),
-    gain="No wait in place of 7, 77 and 317 for 2, 16 and 64 requests.",
-    condition="Mamba2 models, and a prefix hit or a later chunk of a chunked prefill in the batch.",
+    gain=(
+        "No wait in place of 8, 78 and 318 for 2, 16 and 64 requests with prefixes, and of 1 where "
+        "none has one."
+    ),
+    condition="Mamba2 models; most with a prefix hit, or a later chunk of a chunked prefill.",
     variants=(
         Variant(
             releases=between("0.5.9", "0.5.23"),
@@ -256,4 +326,4 @@ _CHUNK_INDICES = Patch(
     ),
 )
 
-PATCHES = (_TRACK_MASK, _ZERO_SYNC, _FLASHINFER_PLAN, _CHUNK_INDICES)
+PATCHES = (_TRACK_MASK, _ZERO_SYNC, _FLASHINFER_PLAN, _CHUNK_INDICES, _LIGHTNING_ROWS)

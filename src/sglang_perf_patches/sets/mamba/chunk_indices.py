@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +31,23 @@ def install(patching: Patching) -> None:
             cls: Any, forward_metadata: Any, chunk_size: int, forward_batch: Any
         ) -> Any:
             known = host.prefill(forward_batch)
-            token = _lens.set(known.lens if known else None)
-            try:
+            if known is None:
                 return inner.__get__(None, cls)(forward_metadata, chunk_size, forward_batch)
+            ran.seen = True
+            # Stock asks the prefix lengths whether there is any; it may ask the CPU.
+            prefixes = forward_batch.extend_prefix_lens
+            shadow = copy.copy(forward_batch)
+            shadow.extend_prefix_lens = torch.tensor(known.prefixes, dtype=prefixes.dtype)
+            token = _lens.set(known.lens)
+            try:
+                made = inner.__get__(None, cls)(forward_metadata, chunk_size, shadow)
             finally:
                 _lens.reset(token)
+            mixed = made.mixed_metadata
+            if mixed is not None:
+                (has_states,) = host.to_device([mixed.has_initial_states], prefixes.device)
+                made.mixed_metadata = replace(mixed, has_initial_states=has_states)
+            return made
 
         return classmethod(prepare_mixed)
 
@@ -49,7 +63,6 @@ def install(patching: Patching) -> None:
                 or min(lens) < 1
             ):
                 return inner.__func__(query_start_loc, chunk_size, total_seqlens)
-            ran.seen = True
             if host.is_debugging():
                 host.check_lens(query_start_loc, lens)
             found = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]

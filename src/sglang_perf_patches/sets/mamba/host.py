@@ -15,6 +15,7 @@ import torch
 
 _PREFILL_MODES = frozenset({"EXTEND", "MIXED"})
 _TRACK = "_sglang_perf_patches_track"
+_MASK = "_sglang_perf_patches_mask"
 _LENS = "_sglang_perf_patches_lens"
 # As the CUDA allocator's own blocks, so that kernels see the alignment that they would see in a
 # tensor of its own.
@@ -108,11 +109,7 @@ def prefill(forward_batch: Any) -> Prefill | None:
     Raises:
         HostDataMismatch: under ``SGLANG_PERF_PATCHES_DEBUG=1``.
     """
-    if not is_prefill(forward_batch):
-        return None
-    if getattr(forward_batch, "_original_forward_mode", None) is not None:
-        return None
-    if getattr(forward_batch, "tbo_parent_token_range", None) is not None:
+    if not is_prefill(forward_batch) or not _is_whole(forward_batch):
         return None
     size = forward_batch.batch_size
     lens = forward_batch.extend_seq_lens_cpu
@@ -139,6 +136,31 @@ def prefill(forward_batch: Any) -> Prefill | None:
 def is_prefill(forward_batch: Any) -> bool:
     """Whether a ForwardBatch is a plain or mixed prefill by its mode."""
     return forward_batch.forward_mode.name in _PREFILL_MODES
+
+
+def decode_mask(forward_batch: Any) -> tuple[bool, ...] | None:
+    """Which rows of a decode ForwardBatch are tracked; None leaves it to stock.
+
+    Served are plain decodes with the very mask that the scheduler made for them.
+
+    Raises:
+        HostDataMismatch: under ``SGLANG_PERF_PATCHES_DEBUG=1``.
+    """
+    mask = forward_batch.mamba_track_mask
+    if mask is None or forward_batch.forward_mode.name != "DECODE" or not _is_whole(forward_batch):
+        return None
+    known: tuple[bool, ...] | None = vars(mask).get(_MASK)
+    if known is None or not len(known) == forward_batch.batch_size == mask.shape[0]:
+        return None
+    if is_debugging():
+        _compare("mamba_track_mask", known, mask)
+    return known
+
+
+def attach_mask(mask: torch.Tensor, known: Sequence[bool]) -> None:
+    """Remember on a decode's track mask, shape ``[batch]``, what it holds."""
+    if mask.shape == (len(known),):
+        setattr(mask, _MASK, tuple(known))
 
 
 def attach_track(batch: Any, mask: Sequence[bool], seqlens: Sequence[int]) -> None:
@@ -238,6 +260,13 @@ def check_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
     """
     expected = tuple(offsets(lens, torch.int64).tolist())
     _compare("query_start_loc", expected, query_start_loc)
+
+
+def _is_whole(forward_batch: Any) -> bool:
+    """Neither a batch that data-parallel padding relabelled nor half of a two-batch overlap."""
+    relabelled = getattr(forward_batch, "_original_forward_mode", None)
+    half_of = getattr(forward_batch, "tbo_parent_token_range", None)
+    return relabelled is None and half_of is None
 
 
 def _track(forward_batch: Any, size: int) -> Track | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,32 +23,50 @@ _NINE = (
 recompute_dst."""
 
 
-def install_with_lists(patching: Patching) -> None:
-    """0.5.9 to 0.5.12.post1: the scheduler appends each request's row to lists."""
+def install_before_decode_asks(patching: Patching) -> None:
+    """0.5.9 to 0.5.10.post1: rows in lists, and a decode that asks nothing."""
     _record_rows(patching, _rows_from_lists)
+    _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
+
+
+def install_with_lists(patching: Patching) -> None:
+    """0.5.11 to 0.5.12.post1: the scheduler appends each request's row to lists."""
+    _record_rows(patching, _rows_from_lists)
+    _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
 
 
 def install_with_entries(patching: Patching) -> None:
     """0.5.13 to 0.5.15.post1: each request's row is an entry object."""
     _record_rows(patching, _rows_from_entries)
+    _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
 
 
 def install_with_moved_kernels(patching: Patching) -> None:
-    """0.5.16 to 0.5.19: the same, with the FLA kernels in ``sglang.kernels``."""
+    """0.5.16 and 0.5.17: the same, with the FLA kernels in ``sglang.kernels``."""
     _record_rows(patching, _rows_from_entries)
+    _record_decode_mask(patching, _mask_of_interval(patching))
+    _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
+
+
+def install_with_decode_list(patching: Patching) -> None:
+    """0.5.18 and 0.5.19: the same, with a list of what a decode tracks."""
+    _record_rows(patching, _rows_from_entries)
+    _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
 
 
 def install_with_nine(patching: Patching) -> None:
     """0.5.20: the same, with nine index tensors instead of four."""
     _record_rows(patching, _rows_from_entries)
+    _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _NINE)
 
 
 def install_on_own_lists(patching: Patching) -> None:
     """0.5.21 on: the ForwardBatch has the lists, and stock itself makes the SSM indices of them."""
+    _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", None)
 
 
@@ -108,6 +127,52 @@ def _rows_from_entries(inner: Any) -> Any:
     return prepare
 
 
+def _record_decode_mask(patching: Patching, known: Callable[[Any], list[bool] | None]) -> None:
+    """Attach to the mask of a decode what the scheduler made it of."""
+    from . import host
+
+    def prepare_for_decode(inner: Any) -> Any:
+        def prepare_for_decode(self: Any) -> Any:
+            before = self.mamba_track_mask
+            result = inner(self)
+            mask = self.mamba_track_mask
+            if mask is not None and mask is not before:
+                rows = known(self)
+                if rows is not None:
+                    host.attach_mask(mask, rows)
+            return result
+
+        return prepare_for_decode
+
+    patching.override(f"{_SCHEDULE}.prepare_for_decode", prepare_for_decode)
+
+
+def _mask_of_interval(patching: Patching) -> Callable[[Any], list[bool] | None]:
+    """Up to 0.5.17: a sequence is tracked at each multiple of an interval."""
+    module: Any = patching.module(_SCHEDULE.partition(":")[0])
+
+    def interval() -> int:
+        if hasattr(module, "get_exec"):  # 0.5.17
+            given = module.get_exec().mamba
+        elif hasattr(module, "get_server_args"):  # 0.5.16
+            given = module.get_server_args()
+        else:
+            given = module.get_global_server_args()
+        return int(given.mamba_track_interval)
+
+    def known(batch: Any) -> list[bool] | None:
+        rows: list[bool] = (batch.seq_lens_cpu % interval() == 0).tolist()
+        return rows
+
+    return known
+
+
+def _mask_of_list(batch: Any) -> list[bool] | None:
+    """From 0.5.18 on: the scheduler keeps the list."""
+    rows: list[bool] | None = batch.mamba_track_mask_cpu
+    return rows
+
+
 # -- the forward ---------------------------------------------------------------------------------
 
 
@@ -119,11 +184,17 @@ def _known_batches(patching: Patching) -> None:
 
     def forward_metadata(inner: Any) -> Any:
         def _forward_metadata(self: Any, forward_batch: Any) -> Any:
+            mask = forward_batch.mamba_track_mask
+            tracked = host.decode_mask(forward_batch)
+            if tracked is not None:
+                ran.seen = True
+                if not isinstance(mask, host.KnownMask):
+                    forward_batch.mamba_track_mask = host.KnownMask.of(mask, tracked)
+                return inner(self, forward_batch)
             known = host.prefill(forward_batch)
             if known is None:
                 return inner(self, forward_batch)
             ran.seen = True
-            mask = forward_batch.mamba_track_mask
             if known.track is not None and not isinstance(mask, host.KnownMask):
                 # It stays in the batch, for the layers that ask it.
                 forward_batch.mamba_track_mask = host.KnownMask.of(mask, known.track.mask)

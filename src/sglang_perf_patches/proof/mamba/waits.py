@@ -28,10 +28,11 @@ _METHODS = {"clamp", "clamp_", "clip"}
 _SCALARS = {*_METHODS, "arange", "zeros", "empty", "full"}
 
 
-class Counter(TorchFunctionMode):
+class Counter(TorchFunctionMode):  # type: ignore[misc]
     """Counts while it is entered."""
 
     def __init__(self) -> None:
+        """Start without a tensor on the device."""
         super().__init__()
         self.found: list[str] = []
         self._ours: dict[int, Any] = {}
@@ -44,6 +45,7 @@ class Counter(TorchFunctionMode):
                 self._ours[id(tensor)] = tensor  # kept, so that no other gets its id
 
     def owns(self, value: Any) -> bool:
+        """Whether a tensor is on the device."""
         return isinstance(value, torch.Tensor) and id(value) in self._ours
 
     @contextmanager
@@ -56,7 +58,10 @@ class Counter(TorchFunctionMode):
             self._paused = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        """Count what waits, and say of results whether they are on the device."""
+        kwargs = {**(kwargs or {})}
+        if kwargs.get("pin_memory"):  # which needs a GPU
+            kwargs["pin_memory"] = False
         if self._paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -69,7 +74,7 @@ class Counter(TorchFunctionMode):
             return self._keep(result) if self.owns(first) else result
         target = self._target(name, args, kwargs)
         owned = [value for value in tree_leaves((args, kwargs)) if self.owns(value)]
-        waits = self._waits(name, args, kwargs, owned, target)
+        waits = int(self._waits(name, args, kwargs, owned, target))
         if name in _INDEXED and self.owns(first):
             waits = sum(map(self._waits_for_index, tree_leaves(args[1])))
         if waits:
@@ -95,7 +100,7 @@ class Counter(TorchFunctionMode):
         asked = [kwargs.get("device"), *(args[1:] if name == "to" else ())]
         for value in asked:
             if isinstance(value, str | torch.device):
-                return torch.device(value).index == _DEVICE.index
+                return bool(torch.device(value).index == _DEVICE.index)
             if name == "to" and isinstance(value, torch.Tensor):
                 return self.owns(value)
         if name in {"tensor", "as_tensor", *_SCALARS - _METHODS}:
@@ -141,6 +146,6 @@ def counting_kernels_as_device(counter: Counter) -> None:
 
 def _place(name: str) -> str:
     for frame in reversed(traceback.extract_stack()):
-        if "/sglang" in frame.filename and "/tests/" not in frame.filename:
+        if "/sglang" in frame.filename and "/proof/" not in frame.filename:
             return f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {name}"
     return name

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import tempfile
 from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rig import Request, Rig
+
+from .batches import Request
+from .rig import Rig, Without, alone, called
 
 
-def scheduled(rig: Rig, requests: list[Request]) -> tuple[Any, Any]:
+def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests."""
+    alone()
     schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
-    info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     allocators = _allocators()
-    allocator = _call(
+    allocator = called(
         allocators.PagedTokenToKVPoolAllocator,
         size=64 * 200,
         page_size=64,
@@ -29,7 +30,7 @@ def scheduled(rig: Rig, requests: list[Request]) -> tuple[Any, Any]:
     )
     tree = _tree(rig, allocator)
     rig.pool.clear()
-    batch = _call(
+    batch = called(
         schedule.ScheduleBatch.init_new,
         reqs=[_request(rig, allocator, tree, wanted, n) for n, wanted in enumerate(requests)],
         req_to_token_pool=rig.pool,
@@ -40,15 +41,30 @@ def scheduled(rig: Rig, requests: list[Request]) -> tuple[Any, Any]:
         spec_algorithm=_no_speculation(),
     )
     batch.prepare_for_extend()
+    return batch, _forward_batch(rig, batch)
+
+
+def decoding(rig: Rig, batch: Any) -> Any:
+    """The ForwardBatch of the step after `scheduled`, once each request has its first token."""
+    for request in batch.reqs:
+        request.output_ids.append(5)
+    batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64, device=rig.device)
+    batch.prepare_for_decode()
+    if batch.input_ids is None:  # since 0.5.13 or so the worker takes them from the last step
+        batch.input_ids = batch.output_ids
+    return _forward_batch(rig, batch)
+
+
+def _forward_batch(rig: Rig, batch: Any) -> Any:
+    info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     given = batch.get_model_worker_batch() if hasattr(batch, "get_model_worker_batch") else batch
-    runner = _Without(**vars(rig.runner) | _alone_and_plain(batch.model_config))
-    forward_batch = _call(
+    runner = Without(**vars(rig.runner) | _alone_and_plain(batch.model_config))
+    return called(
         info.ForwardBatch.init_new,
         batch=given,
         model_runner=runner,
         return_hidden_states_before_norm=False,
     )
-    return batch, forward_batch
 
 
 def _alone_and_plain(model_config: Any) -> dict[str, Any]:
@@ -56,33 +72,13 @@ def _alone_and_plain(model_config: Any) -> dict[str, Any]:
         "model_config": model_config,
         "dcp_size": 1,
         "attn_dcp_size": 1,
-        "ps": _Without(attn_dcp_size=1, dcp_size=1),
+        "ps": Without(attn_dcp_size=1, dcp_size=1),
         "ngram_embedding_manager": SimpleNamespace(enabled=False),
-        "kv_index_translator": SimpleNamespace(rebind_write_loc=lambda _: None),
+        "kv_index_translator": SimpleNamespace(
+            rebind_write_loc=lambda _: None,
+            own_plan=lambda _: SimpleNamespace(bind=lambda *_, **__: None),
+        ),
     }
-
-
-class _Without(SimpleNamespace):
-    """A ModelRunner whose features, but for those given, are off."""
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-def alone() -> None:
-    """A process group of this process only, as ForwardBatch asks for its size."""
-    state = importlib.import_module("sglang.srt.distributed.parallel_state")
-    with tempfile.NamedTemporaryFile() as meeting:
-        _call(
-            state.init_distributed_environment,
-            world_size=1,
-            rank=0,
-            local_rank=0,
-            distributed_init_method=f"file://{meeting.name}.met",
-            backend="gloo",
-        )
-    state.initialize_model_parallel()
 
 
 def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) -> Any:
@@ -93,7 +89,7 @@ def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) 
     ids: Any = [(7 * number + n) % 90 + 5 for n in range(total)]
     if hasattr(schedule, "array"):  # since 0.5.13
         ids = array("q", ids)
-    request = _call(
+    request = called(
         schedule.Req,
         rid=str(number),
         origin_input_text="",
@@ -105,7 +101,12 @@ def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) 
     request.init_next_round_input()
     if wanted.cached:
         request.prefix_indices = allocator.alloc(wanted.cached)
-    if hasattr(request, "set_extend_range"):  # since 0.5.16 or so
+    if hasattr(request, "extend_end"):  # since 0.5.22 or so; a radix tree would know the prefix
+        request.prefix_len, request.extend_end = wanted.cached, total
+        held = getattr(request, "prefix_indices", torch.empty(0, dtype=torch.int64))
+        tree.prefixes[request.rid] = held
+        tree.prefix_device_indices = lambda asked: tree.prefixes[asked.rid]
+    elif hasattr(request, "set_extend_range"):  # since 0.5.16 or so
         request.set_extend_range(wanted.cached, total)
     else:
         request.fill_len = total
@@ -114,20 +115,24 @@ def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) 
 
 
 def _tree(rig: Rig, allocator: Any) -> Any:
-    module = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
     params = importlib.import_module("sglang.srt.mem_cache.cache_init_params")
-    made = _call(
+    made = called(
         params.CacheInitParams,
         disable=True,
         req_to_token_pool=rig.pool,
         token_to_kv_pool_allocator=allocator,
         page_size=64,
     )
-    return module.ChunkCache(made)
+    try:
+        return importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache(made)
+    except ModuleNotFoundError:  # since 0.5.22 or so
+        tree = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(made)
+        tree.prefixes = {}
+        return tree
 
 
 def _model_config() -> Any:
-    return _Without(
+    return Without(
         vocab_size=100,
         hf_text_config=SimpleNamespace(),
         hf_config=SimpleNamespace(),
@@ -141,8 +146,3 @@ def _no_speculation() -> Any:
 
 def _allocators() -> Any:
     return importlib.import_module("sglang.srt.mem_cache.allocator")
-
-
-def _call(function: Any, **arguments: Any) -> Any:
-    known = inspect.signature(function).parameters
-    return function(**{name: value for name, value in arguments.items() if name in known})

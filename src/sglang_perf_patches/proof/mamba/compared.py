@@ -1,0 +1,177 @@
+"""The cases of the mamba set: each patch beside stock, on the release's own code."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from .. import Different, Inputs
+from . import play, waits
+from .alike import Played, alike
+from .batches import EDGES, FORWARDS, Batch, Request, draw, draw_decode
+from .play import Play
+from .rig import Kda, Lightning, Mamba2, Rig, called
+
+TRACK_MASK = "mamba.track-mask"
+ZERO_SYNC = "mamba.zero-sync"
+PLAN = "mamba.flashinfer-plan"
+CHUNKS = "mamba.mamba2-chunk-indices"
+ROWS = "mamba.lightning-rows"
+
+METADATA = 60
+"""Drawn batches whose metadata is compared: each takes milliseconds."""
+
+ONE_FORWARD = 15
+"""Waits that mamba.track-mask leaves, however many layers there are."""
+
+SCHEDULED = (
+    (Request(65), Request(9), Request(70, 64), Request(128, 128)),
+    # In the decode that follows, the first and the third reach 256 tokens, where it tracks.
+    (Request(255), Request(9), Request(191, 64), Request(128, 128)),
+)
+
+
+@cache
+def gdn() -> Play:
+    """The gated-delta-net rig of this process."""
+    return Play(Rig())
+
+
+@cache
+def mamba2() -> Play:
+    """The Mamba2 rig of this process."""
+    return Play(Mamba2())
+
+
+def track_mask(inputs: Inputs) -> int:
+    """``mamba.track-mask``: forwards and metadata; it leaves the queries of one forward."""
+    drawn = [*EDGES, *inputs(draw, METADATA)]
+    return (
+        alike([[TRACK_MASK]], gdn().forwards, [*FORWARDS.values()], most=2 * ONE_FORWARD)
+        + alike([[TRACK_MASK]], gdn().metadata, drawn, most=None)
+        + alike([[TRACK_MASK]], gdn().changed, play.UNKNOWN, most=None)
+    )
+
+
+def zero_sync(inputs: Inputs) -> int:
+    """``mamba.zero-sync``: forwards, metadata, unknown batches, the scheduler's own batches."""
+    forwards = [*FORWARDS.values()]
+    drawn = [*EDGES, *inputs(draw, METADATA), *inputs(draw_decode, METADATA // 4)]
+    tracked = sum(any(r.tracked for r in batch.requests) for batch in drawn)
+    if not 10 < tracked < len(drawn):
+        raise Different(f"{tracked} of {len(drawn)} drawn batches are tracked")
+    chosen = [[ZERO_SYNC], [TRACK_MASK, ZERO_SYNC]] if play.is_old() else [[ZERO_SYNC]]
+    count = alike(chosen, gdn().forwards, forwards)
+    count += alike(chosen, gdn().metadata, drawn)
+    count += alike([[ZERO_SYNC]], gdn().changed, play.UNKNOWN, most=None)
+    count += alike([[ZERO_SYNC]], gdn().scheduled, SCHEDULED)
+    if _has("linear.kda_backend", "init_forward_metadata"):
+        count += alike([[ZERO_SYNC]], _planning(Play(Kda())), drawn)
+    return count
+
+
+def flashinfer_plan(inputs: Inputs) -> int:
+    """``mamba.flashinfer-plan``: the checkpoint plan, also where stock refuses to make one."""
+    return alike([[PLAN, ZERO_SYNC]], checkpoints, [*EDGES, *inputs(draw, METADATA)])
+
+
+def chunk_indices(inputs: Inputs) -> int:
+    """``mamba.mamba2-chunk-indices``: metadata, and forwards of the release's own mixers."""
+    drawn = [Batch(batch.requests, tracking=False) for batch in (*EDGES, *inputs(draw, METADATA))]
+    scenarios = prefills("mamba.mamba", ("half", "no mask"))
+    count = alike([[CHUNKS]], mixed, drawn)
+    return count + alike([[CHUNKS, ZERO_SYNC]], mamba2().forwards, scenarios)
+
+
+def lightning_rows(_: Inputs) -> int:
+    """``mamba.lightning-rows``: forwards with both kernels."""
+    scenarios = prefills("linear.lightning_backend", ("half", "no mask", "none", "chunks"))
+    count = 0
+    for kernel, most in (("seg_la", 0), ("minimax", 2)):
+        if kernel == "seg_la" and len(scenarios) == 1:
+            continue  # without tracking, nothing of it is changed
+        rig = Play(Lightning(kernel))
+        # Two forwards in a scenario at most, and one wait each to learn the slots.
+        count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios, most=most)
+    return count
+
+
+def prefills(module: str, names: Sequence[str]) -> list[tuple[Batch, ...]]:
+    """Scenarios of `FORWARDS`; only those without tracking where a release's layers track none."""
+    tracks = source_has(module, "mamba_track")
+    return [FORWARDS[name] for name in names if tracks or not FORWARDS[name][0].tracking]
+
+
+# -- what is played beside forwards and metadata ---------------------------------------------------
+
+
+def _planning(rig: Play) -> Any:
+    """As `Play.metadata`, without the chunk indices, which are the gated delta net's."""
+
+    def run(wanted: Batch) -> Played:
+        batch = rig.batch(wanted)
+        with rig.counting() as found:
+            rig.rig.backend.init_forward_metadata(batch)
+        return play.fields_of(rig.rig.backend.forward_metadata), found
+
+    return run
+
+
+def mixed(wanted: Batch) -> Played:
+    """Mamba2's metadata, made of a gated delta net's batch."""
+    module = importlib.import_module(play.METADATA)
+    batch = gdn().batch(wanted)
+    lens = [request.new for request in wanted.requests]
+    start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
+    slots = torch.arange(len(lens), dtype=torch.int32)
+    gdn().counter.own(start, slots)
+    metadata = called(module.ForwardMetadata, query_start_loc=start, mamba_cache_indices=slots)
+    with gdn().counting() as found:
+        made = module.Mamba2Metadata.prepare_mixed(metadata, 16, batch)
+    parts = {name: play.plain(value) for name, value in vars(made.mixed_metadata).items()}
+    return {"mixed": parts, "rest": play.fields_of(made)}, found
+
+
+def checkpoints(wanted: Batch) -> Played:
+    """The plan of FlashInfer's prefill."""
+    name = "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
+    module = importlib.import_module(name)
+    batch = gdn().batch(wanted)
+    gdn().rig.backend.init_forward_metadata(batch)
+    plan = gdn().rig.backend.forward_metadata
+    error = None
+    with gdn().counting() as found:
+        try:
+            module.maybe_build_flashinfer_checkpoint_plan(batch, plan, waits.DEVICE)
+        except ValueError as raised:
+            error = str(raised)
+    return {"plan": play.fields_of(plan), "error": error}, found
+
+
+def _module(name: str) -> Any:
+    full = f"sglang.srt.layers.attention.{name}"
+    try:
+        return importlib.import_module(full)
+    except ModuleNotFoundError as error:
+        if error.name and full.startswith(error.name):
+            return None
+        raise
+
+
+def _has(module: str, method: str) -> bool:
+    found = _module(module)
+    return found is not None and method in found.KDAAttnBackend.__dict__
+
+
+def source_has(module: str, text: str) -> bool:
+    """Whether the source of one of the release's attention modules holds a text."""
+    found = _module(module)
+    if found is None:
+        return False
+    with open(found.__file__, encoding="utf-8") as file:
+        return text in file.read()

@@ -1,0 +1,211 @@
+"""Forwards and metadata of a rig whose tensors count as a device's."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from ...sets.mamba import host
+from . import scheduling, waits
+from .alike import Played
+from .batches import Batch, Request
+from .rig import Rig
+
+METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata"
+OWN = ("has_mamba_track_mask", "mamba_track_mask_indices", "conv_states_mask_indices")
+"""What upstream added in 0.5.11, and mamba.track-mask brings to the releases before."""
+
+
+@cache
+def is_old() -> bool:
+    """Whether the release is from before upstream's change; first asked before a patch is live."""
+    return not hasattr(importlib.import_module(METADATA).ForwardMetadata, OWN[0])
+
+
+@cache
+def counter() -> waits.Counter:
+    """The one of this process: what kernels read does not count."""
+    made = waits.Counter()
+    waits.counting_kernels_as_device(made)
+    return made
+
+
+def known_batch(rig: Rig, wanted: Batch) -> Any:
+    """A ForwardBatch as the scheduler's part of the patches leaves it."""
+    made = rig.batch(wanted)
+    requests = wanted.requests
+    if wanted.tracking:
+        mask = [request.tracked for request in requests]
+        if wanted.mode == "DECODE":
+            host.attach_mask(made.mamba_track_mask, mask)
+        else:
+            made.reqs = requests
+            host.attach_track(made, mask, [request.track_seqlen for request in requests])
+    return made
+
+
+class Play:
+    """A rig on the CPU that stands for a GPU."""
+
+    def __init__(self, rig: Rig) -> None:
+        """Take the rig's tensors for the device's."""
+        is_old()
+        self.rig = rig
+        self.counter = counter()
+        rig.backend.device = waits.DEVICE
+        self.counter.own(*rig.states(), rig.pool.req_index_to_mamba_index_mapping, *rig.weights())
+
+    def batch(self, wanted: Batch) -> Any:
+        """A ForwardBatch as the scheduler's part of the patches leaves it."""
+        made = known_batch(self.rig, wanted)
+        self.own(made)
+        return made
+
+    def own(self, batch: Any) -> None:
+        """Say of a batch's tensors that they are on the device, but for those called otherwise."""
+        self.counter.own(*(v for k, v in vars(batch).items() if not k.endswith("_cpu")))
+
+    @contextmanager
+    def counting(self) -> Iterator[list[str]]:
+        """The list is filled at the end."""
+        self.counter.found.clear()
+        found: list[str] = []
+        with self.counter:
+            yield found
+        found.extend(self.counter.found)
+
+    def forwards(self, batches: Sequence[Batch]) -> Played:
+        """Outputs of all layers and all states after forwards on the same random states."""
+        self.rig.fill()
+        outputs: list[torch.Tensor] = []
+        waited: list[str] = []
+        for seed, wanted in enumerate(batches):
+            batch = self.batch(wanted)
+            inputs = self.rig.inputs(wanted.tokens, seed)
+            self.counter.own(*(tensor for given in inputs for tensor in given.values()))
+            with self.counting() as found:
+                outputs += [plain(output) for output in self.rig.forward(batch, inputs)]
+            waited += found
+        if not all(bool(output.isfinite().all()) for output in outputs):
+            raise AssertionError(f"outputs of {batches!r} are not finite")
+        if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
+            raise AssertionError(f"outputs of {batches!r} are the same: nothing is computed")
+        return {"outputs": outputs, "states": [plain(held) for held in self.rig.states()]}, waited
+
+    def metadata(self, wanted: Batch) -> Played:
+        """Every field of a forward's metadata, and the chunk indices that its layers ask for."""
+        return self.planned(self.batch(wanted))
+
+    def planned(self, batch: Any) -> Played:
+        """As `metadata`, of a batch that is there."""
+        backend = self.rig.backend
+        with self.counting() as found:
+            backend.init_forward_metadata(batch)
+            start = backend.forward_metadata.query_start_loc
+            asks = start is not None and not batch.forward_mode.is_decode()
+            chunks = [
+                function(start, size)
+                for function in _chunk_functions()
+                for size in (16, 64)
+                if asks
+            ]
+        return {"fields": fields_of(backend.forward_metadata), "chunks": plain(chunks)}, found
+
+    def changed(self, change: Callable[[Play, Any], None]) -> Played:
+        """As `metadata`, of a batch that something changed on its way."""
+        batch = self.batch(CHANGED)
+        change(self, batch)
+        return self.planned(batch)
+
+    def scheduled(self, requests: Sequence[Request]) -> Played:
+        """As `metadata`, of a prefill and then a decode that the release's own scheduler made."""
+        with self.counting():
+            schedule, prefill = scheduling.scheduled(self.rig, requests)
+        self.own(prefill)
+        first, found = self.planned(prefill)
+        masks = [prefill.mamba_track_mask.tolist(), prefill.mamba_track_seqlens.tolist()]
+        if not any(masks[0]):
+            raise AssertionError("the scheduler tracks nothing of this batch")
+        with self.counting():
+            decode = scheduling.decoding(self.rig, schedule)
+        self.own(decode)
+        second, more = self.planned(decode)
+        masks.append(decode.mamba_track_mask.tolist())
+        return {"prefill": first, "decode": second, "masks": masks}, found + more
+
+
+def fields_of(metadata: Any) -> dict[str, Any]:
+    """Its tensors and numbers; without upstream's names where they are a patch's doing."""
+    hidden = OWN if is_old() else ()
+    return {
+        name: plain(value)
+        for name, value in vars(metadata).items()
+        if name not in hidden and isinstance(value, torch.Tensor | bool | int | None)
+    }
+
+
+def plain(value: Any) -> Any:
+    """Copies of tensors, also in lists."""
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+# -- batches that the host does not know, or not wholly -------------------------------------------
+
+CHANGED = Batch((Request(65), Request(70, 64), Request(9, tracked=False)))
+
+
+def padded(play: Play, batch: Any) -> None:
+    """Data-parallel padding makes other tensors."""
+    for name in ("mamba_track_mask", "mamba_track_seqlens"):
+        tensor = getattr(batch, name)
+        setattr(batch, name, torch.cat([tensor, tensor.new_zeros(0)]))
+        play.counter.own(getattr(batch, name))
+    batch.mamba_prefill_track_mask_cpu = None
+
+
+def tensors(_: Play, batch: Any) -> None:
+    """A synchronised batch has tensors where the lists were."""
+    batch.extend_seq_lens_cpu = torch.tensor(batch.extend_seq_lens_cpu)
+    batch.extend_prefix_lens_cpu = torch.tensor(batch.extend_prefix_lens_cpu)
+
+
+def half(_: Play, batch: Any) -> None:
+    """Half of a two-batch overlap."""
+    batch.tbo_parent_token_range = (0, CHANGED.tokens)
+
+
+def relabelled(_: Play, batch: Any) -> None:
+    """Data-parallel padding gave it another mode."""
+    batch._original_forward_mode = batch.forward_mode
+
+
+def longer(_: Play, batch: Any) -> None:
+    """A list of another length."""
+    batch.extend_prefix_lens_cpu = [*batch.extend_prefix_lens_cpu, 0]
+
+
+def exchanged(play: Play, batch: Any) -> None:
+    """Somebody exchanged what is tracked."""
+    batch.mamba_track_seqlens = batch.mamba_track_seqlens.clone()
+    play.counter.own(batch.mamba_track_seqlens)
+    batch.mamba_track_seqlens_cpu = None
+
+
+UNKNOWN = (padded, tensors, half, relabelled, longer, exchanged)
+
+
+def _chunk_functions() -> list[Any]:
+    for name in ("sglang.kernels.ops.attention.fla.index", "sglang.srt.layers.attention.fla.index"):
+        if name in sys.modules:
+            module = sys.modules[name]
+            return [module.prepare_chunk_indices, module.prepare_chunk_offsets]
+    raise RuntimeError("no FLA index module has been imported")

@@ -1,0 +1,482 @@
+"""sglang's own linear-attention backends, pools and layers, at a size that suits the machine."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import inspect
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from .batches import CHUNK, Batch
+
+_ATTENTION = "sglang.srt.layers.attention"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Heads and widths of the layers, and how many there are."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    head: int
+    dtype: torch.dtype
+    page: int = CHUNK
+
+
+QWEN3_NEXT = Size(layers=36, key_heads=16, value_heads=32, head=128, dtype=torch.bfloat16)
+SMALL = Size(layers=2, key_heads=1, value_heads=1, head=32, dtype=torch.float16)
+WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
+"""The least that the lightning-attention kernels take."""
+
+
+class Without(SimpleNamespace):
+    """Stands for a ModelRunner or a configuration whose features, but for those given, are off."""
+
+    def __getattr__(self, name: str) -> None:
+        """None for whatever is not given."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class Rig:
+    """The gated-delta-net backend with its pools and layers.
+
+    Attributes:
+        size: of the layers.
+        device: where everything is.
+        pool: the release's request and state pool.
+        runner: what stands for the ModelRunner.
+        backend: under test.
+        layers: what `forward` runs.
+    """
+
+    def __init__(self, size: Size = SMALL, device: str = "cpu", slots: int = 24) -> None:
+        """Make it; all layers draw their weights from a seed of their own."""
+        self.size = size
+        self.device = device
+        self.slots = slots
+        self.args = _server_args(size.page, device)
+        layers = list(range(size.layers))
+        self.pool = self._pool(layers)
+        self.runner = Without(
+            device=device,
+            req_to_token_pool=self.pool,
+            server_args=self.args,
+            is_draft_worker=False,
+            model_config=self._model_config(),
+            hybrid_gdn_config=SimpleNamespace(),
+        )
+        self.backend = self._backend()
+        self.layers = [self._layer(index) for index in layers]
+
+    # -- what the subclasses have of their own ---------------------------------------------------
+
+    def _widths(self) -> dict[str, Any]:
+        """Shapes of the states."""
+        size = self.size
+        width = (2 * size.key_heads + size.value_heads) * size.head
+        return {
+            "conv": [(width, 3)],
+            "temporal": (size.value_heads, size.head, size.head),
+            "intermediate_size": size.value_heads * size.head,
+            "conv_dim": width,
+            "ssm_state_size": size.head,
+            "num_heads": size.value_heads,
+            "head_dim": size.head,
+            "state_size": size.head,
+            "conv_kernel": 4,
+        }
+
+    def _model_config(self) -> Any:
+        return Without(hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace())
+
+    def _backend(self) -> Any:
+        self._choose_triton()
+        try:
+            module = importlib.import_module(f"{_ATTENTION}.linear.gdn_backend")
+        except ModuleNotFoundError:  # 0.5.9
+            module = importlib.import_module(f"{_ATTENTION}.hybrid_linear_attn_backend")
+        return module.GDNAttnBackend(self.runner)
+
+    def _layer(self, index: int) -> Any:
+        size = self.size
+        module = importlib.import_module("sglang.srt.layers.radix_linear_attention")
+        random = self._random(index, 0.2)
+        return called(
+            module.RadixLinearAttention,
+            layer_id=index,
+            num_q_heads=size.key_heads,
+            num_k_heads=size.key_heads,
+            num_v_heads=size.value_heads,
+            head_q_dim=size.head,
+            head_k_dim=size.head,
+            head_v_dim=size.head,
+            conv_weights=random((2 * size.key_heads + size.value_heads) * size.head, 4),
+            bias=None,
+            activation="silu",
+            A_log=random(size.value_heads).float(),
+            dt_bias=random(size.value_heads),
+        )
+
+    def weights(self) -> list[torch.Tensor]:
+        """Tensors of the layers and of the backend that are on the device."""
+        return [
+            tensor
+            for layer in self.layers
+            for tensor in (layer.A_log, layer.dt_bias, layer.conv_weights)
+        ]
+
+    def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+        """What the layers are called with, one for each."""
+        size = self.size
+        random = self._random(seed, 0.3)
+        width = (2 * size.key_heads + size.value_heads) * size.head
+        return [
+            {
+                "mixed_qkv": random(tokens, width),
+                "a": random(tokens, size.value_heads),
+                "b": random(tokens, size.value_heads),
+            }
+            for _ in self.layers
+        ]
+
+    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One layer of a forward whose metadata is there."""
+        decodes = batch.forward_mode.is_decode()
+        method = self.backend.forward_decode if decodes else self.backend.forward_extend
+        output: torch.Tensor = method(layer=layer, forward_batch=batch, **given)
+        return output
+
+    # -- what all have ---------------------------------------------------------------------------
+
+    def forward(self, batch: Any, inputs: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+        """One forward: the metadata, then each layer."""
+        self.backend.init_forward_metadata(batch)
+        return [
+            self.run(layer, batch, given) for layer, given in zip(self.layers, inputs, strict=True)
+        ]
+
+    def fill(self) -> None:
+        """The same random states in every slot, whenever it is called."""
+        generator = torch.Generator(self.device).manual_seed(1234)
+        for state in self.states():
+            state.normal_(0, 0.1, generator=generator)
+
+    def states(self) -> list[torch.Tensor]:
+        """All convolution states and the recurrent states."""
+        cache = self.pool.mamba_pool.mamba_cache
+        return [*cache.conv, cache.temporal]
+
+    def batch(self, wanted: Batch) -> Any:
+        """A ForwardBatch; with tracking on, its host knowledge as the scheduler has it."""
+        info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+        requests = wanted.requests
+        count = len(requests)
+        new = [request.new for request in requests]
+        cached = [request.cached for request in requests]
+        lens = [a + b for a, b in zip(new, cached, strict=True)]
+        where: dict[str, Any] = {"device": self.device}
+        starts = [sum(new[:row]) for row in range(count)]
+        mapping = self.pool.req_index_to_mamba_index_mapping
+        mapping[1 : count + 1] = torch.arange(1, count + 1, **where).to(mapping.dtype)
+        mask = [request.tracked for request in requests]
+        seqlens = [request.track_seqlen for request in requests]
+        fields: dict[str, Any] = {
+            "forward_mode": info.ForwardMode[wanted.mode],
+            "batch_size": count,
+            "input_ids": torch.zeros(wanted.tokens, dtype=torch.int64, **where),
+            "req_pool_indices": torch.arange(1, count + 1, dtype=torch.int64, **where),
+            "seq_lens": torch.tensor(lens, **where),
+            "out_cache_loc": torch.arange(wanted.tokens, dtype=torch.int64, **where),
+            "seq_lens_sum": sum(lens),
+            "seq_lens_cpu": torch.tensor(lens),
+        }
+        if wanted.mode != "DECODE":
+            fields |= {
+                "extend_num_tokens": wanted.tokens,
+                "extend_seq_lens": torch.tensor(new, dtype=torch.int32, **where),
+                "extend_prefix_lens": torch.tensor(cached, dtype=torch.int32, **where),
+                "extend_start_loc": torch.tensor(starts, dtype=torch.int32, **where),
+                "extend_prefix_lens_cpu": list(cached),
+                "extend_seq_lens_cpu": list(new),
+            }
+        if wanted.tracking:
+            fields |= {
+                "mamba_track_mask": torch.tensor(mask, dtype=torch.bool, **where),
+                "mamba_track_indices": torch.arange(
+                    self.slots - count, self.slots, dtype=torch.int64, **where
+                ),
+            }
+        if wanted.tracking and wanted.mode != "DECODE":
+            fields |= {
+                "mamba_track_seqlens": torch.tensor(seqlens, dtype=torch.int64, **where),
+                "mamba_prefill_track_mask_cpu": list(mask),
+                "mamba_track_seqlens_cpu": list(seqlens),
+            }
+        made = called(info.ForwardBatch, **fields)
+        made.spec_info = None
+        return made
+
+    def _pool(self, layers: list[int]) -> Any:
+        utils = importlib.import_module("sglang.srt.configs.mamba_utils")
+        params = utils.Mamba2CacheParams(
+            shape=called(utils.Mamba2StateShape, **self._widths()),
+            layers=layers,
+            dtype=utils.Mamba2StateDType(conv=self.size.dtype, temporal=torch.float32),
+        )
+        pools = importlib.import_module("sglang.srt.mem_cache.memory_pool")
+        return called(
+            pools.HybridReqToTokenPool,
+            size=16,
+            mamba_size=self.slots,
+            mamba_spec_state_size=16,
+            max_context_len=4096,
+            device=self.device,
+            enable_memory_saver=False,
+            cache_params=params,
+            mamba_layer_ids=layers,
+            enable_mamba_extra_buffer=True,
+        )
+
+    def _choose_triton(self) -> None:
+        try:
+            utils = importlib.import_module(f"{_ATTENTION}.linear.utils")
+        except ModuleNotFoundError:  # 0.5.9 has nothing to choose
+            return
+        triton = utils.LinearAttnKernelBackend.TRITON
+        if hasattr(utils, "LinearAttnBackends"):
+            self.runner.linear_attn_backends = called(
+                utils.LinearAttnBackends, decode=triton, prefill=triton, verify=triton
+            )
+        elif hasattr(utils, "initialize_linear_attn_config"):
+            utils.initialize_linear_attn_config(self.args)
+
+    def _random(self, seed: int, scale: float) -> Any:
+        generator = torch.Generator(self.device).manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            values = torch.randn(*shape, generator=generator, device=self.device) * scale
+            return values.to(self.size.dtype)
+
+        return random
+
+
+class Kda(Rig):
+    """The KDA backend; its metadata only."""
+
+    def _widths(self) -> dict[str, Any]:
+        widths = super()._widths()
+        return {**widths, "conv": [(3, widths["conv_dim"])]}
+
+    def _backend(self) -> Any:
+        self._choose_triton()
+        module = importlib.import_module(f"{_ATTENTION}.linear.kda_backend")
+        return module.KDAAttnBackend(self.runner)
+
+
+class Lightning(Rig):
+    """The lightning-attention backend, with the ``seg_la`` kernel or the ``minimax`` one."""
+
+    def __init__(self, kernel: str, size: Size = WIDER, device: str = "cpu") -> None:
+        """Make it for one of the two kernels; ``minimax`` wants all operands in float32."""
+        if kernel == "minimax":
+            size = replace(size, dtype=torch.float32)
+        self.kernel = kernel
+        super().__init__(size, device)
+
+    def _model_config(self) -> Any:
+        config = SimpleNamespace(
+            num_attention_heads=self.size.value_heads,
+            num_hidden_layers=self.size.layers,
+            linear_backend=self.kernel,
+        )
+        return SimpleNamespace(
+            hf_config=config,
+            hf_text_config=config,
+            is_encoder_decoder=False,
+            context_len=4096,
+        )
+
+    def _backend(self) -> Any:
+        alone()
+        module = importlib.import_module(f"{_ATTENTION}.linear.lightning_backend")
+        self.runner.kv_cache_dtype = self.size.dtype
+        self.runner.kv_cache_dtype_str = "auto"
+        return module.LightningAttentionBackend(self.runner)
+
+    def _layer(self, index: int) -> Any:
+        module = importlib.import_module("sglang.srt.layers.radix_attention")
+        heads, head = self.size.value_heads, self.size.head
+        return module.RadixAttention(heads, head, head**-0.5, heads, index)
+
+    def weights(self) -> list[torch.Tensor]:
+        """The slopes of the decay."""
+        return list(self.backend.tp_slope)
+
+    def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+        """Queries, keys and values for each layer."""
+        random = self._random(seed, 0.3)
+        heads, head = self.size.value_heads, self.size.head
+        return [{name: random(tokens, heads, head) for name in "qkv"} for _ in self.layers]
+
+    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One layer; on a CPU, with the compute capability that the kernel asks for."""
+        if torch.device(self.device).type == "cuda":
+            return super().run(layer, batch, given)
+        with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
+            return super().run(layer, batch, given)
+
+
+class Mamba2(Rig):
+    """The Mamba2 backend with the release's own mixers, and the Triton convolution."""
+
+    hidden = 32
+    groups = 1
+    state = 16
+
+    def _widths(self) -> dict[str, Any]:
+        size = self.size
+        inner = size.value_heads * size.head
+        width = inner + 2 * self.groups * self.state
+        return {
+            **super()._widths(),
+            "conv": [(width, 3)],
+            "temporal": (size.value_heads, size.head, self.state),
+            "intermediate_size": inner,
+            "conv_dim": width,
+            "ssm_state_size": self.state,
+            "state_size": self.state,
+        }
+
+    def _model_config(self) -> Any:
+        configs = importlib.import_module("sglang.srt.configs")
+        config = configs.NemotronHConfig(mamba_chunk_size=CHUNK, chunk_size=CHUNK)
+        return SimpleNamespace(
+            hf_config=config, hf_text_config=config, is_draft_model=False, mamba_chunk_size=CHUNK
+        )
+
+    def _backend(self) -> Any:
+        alone()
+        module = importlib.import_module(f"{_ATTENTION}.hybrid_linear_attn_backend")
+        self.runner.mamba2_config = self.runner.model_config.hf_config
+        return module.Mamba2AttnBackend(self.runner)
+
+    def _layer(self, index: int) -> Any:
+        module = importlib.import_module(f"{_ATTENTION}.mamba.mamba")
+        _lend_convolution(module)
+        utils = importlib.import_module("sglang.srt.configs.mamba_utils")
+        mixer = called(
+            module.MambaMixer2,
+            cache_params=utils.Mamba2CacheParams(
+                shape=called(utils.Mamba2StateShape, **self._widths()), layers=[index]
+            ),
+            hidden_size=self.hidden,
+            use_conv_bias=True,
+            use_bias=False,
+            n_groups=self.groups,
+        ).to(self.device, self.size.dtype)
+        random = self._random(index, 0.2)
+        for parameter in mixer.parameters():
+            parameter.requires_grad_(False)
+            parameter.copy_(random(*parameter.shape))
+        mixer.A.data = -random(*mixer.A.shape).float().abs()
+        return mixer
+
+    def weights(self) -> list[torch.Tensor]:
+        """All parameters."""
+        return [parameter for mixer in self.layers for parameter in mixer.parameters()]
+
+    def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+        """Hidden states for each layer."""
+        random = self._random(seed, 0.3)
+        return [{"hidden_states": random(tokens, self.hidden)} for _ in self.layers]
+
+    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One mixer."""
+        hidden = given["hidden_states"]
+        output = torch.empty_like(hidden)
+        with contextlib.ExitStack() as lent:
+            if torch.device(self.device).type == "cpu":  # old kernels ask for their GPU
+                lent.enter_context(mock.patch.object(torch.cuda, "device", contextlib.nullcontext))
+            made = called(
+                self.backend.forward,
+                mixer=layer,
+                hidden_states=hidden,
+                output=output,
+                layer_id=self.layers.index(layer),
+                forward_batch=batch,
+                use_triton_causal_conv=True,
+            )
+        return output if made is None else made
+
+
+def called(function: Any, **arguments: Any) -> Any:
+    """Call with those arguments that this release knows."""
+    known = inspect.signature(function).parameters
+    return function(**{name: value for name, value in arguments.items() if name in known})
+
+
+@functools.cache
+def alone() -> None:
+    """A process group of this process only, which layers and batches ask for its size."""
+    state = importlib.import_module("sglang.srt.distributed.parallel_state")
+    folder = tempfile.mkdtemp()  # later groups meet in its file too
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    called(
+        state.init_distributed_environment,
+        world_size=1,
+        rank=0,
+        local_rank=0,
+        distributed_init_method=f"file://{folder}/met",
+        backend="gloo",
+    )
+    state.initialize_model_parallel()
+    with contextlib.suppress(ModuleNotFoundError):
+        parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
+        if hasattr(parallel, "override_permanently"):  # since 0.5.22 or so
+            parallel.override_permanently(tp_rank=0, attn_tp_rank=0)
+
+
+def _lend_convolution(module: Any) -> None:
+    """The Triton convolutions under the names that the mixers import on a GPU only."""
+    for name in ("sglang.kernels.ops.mamba", f"{_ATTENTION}.mamba"):
+        try:
+            kernels = importlib.import_module(f"{name}.causal_conv1d_triton")
+        except ModuleNotFoundError:
+            continue
+        for kernel in ("causal_conv1d_fn", "causal_conv1d_update"):
+            if not hasattr(module, f"{kernel}_triton"):
+                setattr(module, f"{kernel}_triton", getattr(kernels, kernel))
+            if not hasattr(module, kernel):
+                setattr(module, kernel, getattr(kernels, kernel))
+        return
+
+
+@functools.cache  # publishing anew forgets the process groups
+def _server_args(page: int, device: str) -> Any:
+    """The release's own ServerArgs, published as a scheduler publishes it."""
+    module = importlib.import_module("sglang.srt.server_args")
+    made = called(
+        module.ServerArgs,
+        model_path="dummy",
+        attention_backend="triton",
+        page_size=page,
+        mamba_scheduler_strategy="extra_buffer",
+        mamba_radix_cache_strategy="extra_buffer",
+        disable_overlap_schedule=False,
+        sampling_backend="pytorch",
+        device=device,
+    )
+    made._mamba_cache_chunk_size = max(CHUNK, page)
+    module.set_global_server_args_for_scheduler(made)
+    return made

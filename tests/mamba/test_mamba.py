@@ -1,0 +1,174 @@
+"""The mamba patches on the released code: the same values, and how often they wait for the device.
+
+Each release here stands for a group with identical code (but for 0.5.12, 0.5.22 and post releases,
+whose definitions a variant shares with their neighbours').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches import releases, sets, source
+from sglang_perf_patches.verdict import judge_all
+
+Found = Callable[[str], Any]
+Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
+
+OLD = ("0.5.9", "0.5.10.post1")
+"""Without upstream's change of 0.5.11."""
+OWN_LISTS = ("0.5.21", "0.5.23")
+"""Whose batches carry the host's lists themselves."""
+RELEASES = (
+    *OLD,
+    *("0.5.11", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.17", "0.5.18", "0.5.19", "0.5.20"),
+    *OWN_LISTS,
+)
+EACH = pytest.mark.parametrize("release", RELEASES)
+
+
+def stock_waits(release: str, layers: int) -> int:
+    """Of a tracked forward."""
+    if release in OLD:
+        return 3 * layers + (14 if release == "0.5.9" else 12)
+    if release in OWN_LISTS:
+        return 4
+    return 14 if RELEASES.index(release) <= RELEASES.index("0.5.16") else 13
+
+
+def applying(release: str) -> tuple[str, ...]:
+    mamba = [found for found in sets.load() if found.name == "mamba"]
+    tree = source.Tree(source.find(releases.tree(release)))
+    return tuple(v.patch.id for v in judge_all(mamba, tree) if v.word == "applies")
+
+
+@EACH
+def test_every_patch_gives_what_stock_gives(proved: Proved, release: str) -> None:
+    """To the bit; and what should not wait does not, where stock does."""
+    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
+    if release in OLD:
+        expected |= {"mamba.track-mask"}
+    if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
+        expected |= {"mamba.lightning-rows"}
+    if RELEASES.index(release) >= RELEASES.index("0.5.17"):
+        expected |= {"mamba.flashinfer-plan"}
+    patches = applying(release)
+    assert set(patches) == expected
+    for patch, line in proved(release, patches).items():
+        assert line.get("compared", 0) > 0, (patch, line)
+
+
+@EACH
+def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str) -> None:
+    """Else a count of zero would say nothing."""
+    results = found(release)
+    waits = {name: sum(places.values()) for name, places in results["stock"]["forwards"].items()}
+    assert waits["half"] == stock_waits(release, results["layers"])
+    assert waits["no mask"] == (5 if release == "0.5.9" else 3)
+    assert waits["none"] >= waits["no mask"]
+    asks = 0 if release in OLD else 1
+    assert (waits["decode, none"], waits["decode"]) == (asks, 2 * asks)
+    assert set(results["mamba"]["forwards"]) == set(waits)
+    assert not any(results["mamba"]["forwards"].values())
+    assert "mamba.zero-sync" in results["mamba"]["ran"]
+
+
+@pytest.mark.parametrize("release", OLD)
+def test_track_mask_alone_asks_once_a_forward(found: Found, release: str) -> None:
+    """Its own query for the rows takes the place of the layers' three each."""
+    results = found(release)
+    layers = results["layers"]
+    waits = results["mamba.track-mask"]["forwards"]["half"]
+    assert sum(waits.values()) == stock_waits(release, layers) - 3 * layers + 1
+    assert max(waits.values()) <= 2
+    assert results["mamba.track-mask"]["ran"] == ["mamba.track-mask"]
+
+
+@pytest.mark.parametrize("release", OLD)
+def test_upstreams_names_are_there(found: Found, release: str) -> None:
+    results = found(release)
+    newest = found("0.5.11")["stock"]["names"]
+    for selection in ("mamba", "mamba.track-mask"):
+        assert results[selection]["names"] == newest
+    assert set(results["stock"]["names"].values()) == {"missing"}
+    assert set(results["stock again"]["names"].values()) == {"missing"}
+
+
+@EACH
+def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
+    results = found(release)
+    stock = results["stock"]["fallbacks"]
+    for name, plan in results["mamba"]["fallbacks"].items():
+        assert plan["fields"] == stock[name]["fields"], name
+        assert plan["chunks"] == stock[name]["chunks"], name
+    for name in ("tensors", "half", "relabelled", "longer"):
+        # On the old releases mamba.track-mask still serves it, and asks for the rows itself.
+        own = int(release in OLD)
+        assert results["mamba"]["fallbacks"][name]["waits"] == stock[name]["waits"] + own, name
+    # The lengths are known, what is tracked is not.
+    for name in ("padded", "exchanged"):
+        assert 0 < results["mamba"]["fallbacks"][name]["waits"] < stock[name]["waits"], name
+    assert results["mamba"]["fallbacks"]["mixed"]["waits"] == 0
+
+
+@EACH
+def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
+    results = found(release)
+    stock = results["stock"]["mamba2"]
+    assert {made["prefix"] for made in stock} == {True, False}
+    for made, expected in zip(results["mamba"]["mamba2"], stock, strict=True):
+        chunks = 5 * (made["requests"] - 1) + 2 if made["prefix"] else 0
+        assert expected["waits"] == 1 + chunks
+        assert made["waits"] == 0
+    assert "mamba.mamba2-chunk-indices" in results["mamba"]["ran"]
+
+
+@EACH
+def test_flashinfers_plan_does_not_wait(found: Found, release: str) -> None:
+    results = found(release)
+    stock = results["stock"]["flashinfer"]
+    has_it = RELEASES.index(release) >= RELEASES.index("0.5.17")
+    assert (stock is not None) == has_it
+    if not has_it:
+        assert results["mamba"]["states"]["mamba.flashinfer-plan"] == "absent"
+        return
+    assert max(stock) == 4
+    assert set(results["mamba"]["flashinfer"]) == {0}
+    assert "mamba.flashinfer-plan" in results["mamba"]["ran"]
+
+
+@EACH
+def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None:
+    said = found(release)["mamba"]["debug"]
+    assert said.pop("right") == ""
+    assert said.pop("decode").startswith("mamba_track_mask: the host has [")
+    for name, message in said.items():
+        assert message.startswith(f"{name}: the host has ["), name
+        assert "the device [" in message
+
+
+@EACH
+def test_deactivated_is_stock(found: Found, release: str) -> None:
+    results = found(release)
+    again = results["stock again"]
+    for part in ("fallbacks", "mamba2", "flashinfer", "names"):
+        assert again[part] == results["stock"][part], part
+    assert again["ran"] == []
+
+
+@EACH
+def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+    said = found(release)["broken"]
+    tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
+    assert len(said) == (6 if release in OLD else 8) + tracks_lightning
+    for name, outcome in said.items():
+        if name in {"positions", "no list"} and release in OWN_LISTS:
+            assert outcome == "equal: 1", name  # stock's own lists are read there
+        else:
+            assert outcome.startswith("different: "), (name, outcome)
+    for name in {"no list", "no lengths", "no rows"} & set(said):
+        if said[name].startswith("different"):
+            assert "waits at" in said[name]

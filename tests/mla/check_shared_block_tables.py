@@ -1,46 +1,39 @@
-"""The steps of a TRT-LLM MLA draft read from one table what stock's steps read from theirs."""
+"""The steps of a TRT-LLM MLA draft build one table, not one each."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
 
-from check_draft_metadata import CASES, MODULES, draft, forward_batch, prepare
-from liveness import live
-from rooms import furnished, model_runner, server_args
-from sglang.srt.layers.attention import trtllm_mla_backend
-from toggling import compare
-
-PATCH = "mla.shared-block-tables"
+from sglang_perf_patches.proof.comparing import live
+from sglang_perf_patches.proof.mla.batches import draft_batch, prepare
+from sglang_perf_patches.proof.mla.draft_metadata import MODULE, PARENT
+from sglang_perf_patches.proof.mla.rig import furnished, model_runner, server_args
+from sglang_perf_patches.proof.mla.shared_block_tables import PATCH
+from sglang_perf_patches.proof.mla.wheels import Counted
 
 
 def run() -> None:
-    """Compare, and count the table builds of one replay."""
-    backend_class = trtllm_mla_backend.TRTLLMMLAMultiStepDraftBackend
-    compare(PATCH, lambda case: draft(case, backend_class), CASES)
+    """Stock builds one for each of four steps."""
     assert builds() == 4
     with live(PATCH):
         assert builds() == 1
+    assert builds(live_after_capture=True) == 4, "graphs captured on tables of their own"
 
 
-def builds() -> int:
+def builds(*, live_after_capture: bool = False) -> int:
     """How many steps of a five-step draft build a table before a replay."""
     arguments = server_args(speculative_num_steps=5, page_size=32)
-    launched: list[Any] = []
-    kernel = trtllm_mla_backend.create_flashmla_kv_indices_triton
-
-    class Counted:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            launched.append(grid)
-            return kernel[grid]
-
-    with furnished(arguments, *MODULES):
+    kernel = MODULE.create_flashmla_kv_indices_triton
+    counted = Counted(kernel)
+    with furnished(arguments, MODULE.__name__, PARENT.__name__):
         runner = model_runner(arguments, mla=True)
-        backend = trtllm_mla_backend.TRTLLMMLAMultiStepDraftBackend(runner, 1, 5)
+        backend = MODULE.TRTLLMMLAMultiStepDraftBackend(runner, 1, 5)
         backend.init_cuda_graph_state(4, 4)
-        prepare(backend, forward_batch(runner, [1, 1], 0), capture=True)
-        trtllm_mla_backend.create_flashmla_kv_indices_triton = Counted()
+        prepare(backend, draft_batch(runner, [1, 1]), capture=True)
+        MODULE.create_flashmla_kv_indices_triton = counted
         try:
-            prepare(backend, forward_batch(runner, [40, 7], 0))
+            with live(PATCH, ran=False) if live_after_capture else nullcontext():
+                prepare(backend, draft_batch(runner, [40, 7]))
         finally:
-            trtllm_mla_backend.create_flashmla_kv_indices_triton = kernel
-    return len(launched)
+            MODULE.create_flashmla_kv_indices_triton = kernel
+    return len(counted.grids)

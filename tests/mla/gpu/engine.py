@@ -2,8 +2,9 @@
 
 ``python engine.py TAG OUT.jsonl [OPTION=VALUE …]``: a tiny target and draft with dummy weights and
 simulated acceptance. Options are fields of ServerArgs; what the release does not know is dropped,
-and said. Which patches are live is chosen by SGLANG_PERF_PATCHES, as anywhere: run it under
-``python -m sglang_perf_patches run``.
+and said. ``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. Which
+patches are live is chosen by SGLANG_PERF_PATCHES, as anywhere: run it under
+``python -m sglang_perf_patches run``. The line of JSON is written anew after each measurement.
 """
 
 from __future__ import annotations
@@ -56,13 +57,39 @@ MODEL = {
     "eos_token_id": 2,
     "model_type": "llama",
 }
+MLA = {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 512,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "num_nextn_predict_layers": 1,
+}
 
 
-def model(name: str, architecture: str, layers: int) -> str:
+def model(name: str, architecture: str, layers: int, **more: Any) -> str:
     """Write a model's configuration; its folder."""
     folder = Path(tempfile.gettempdir()) / "models" / name
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**MODEL, "architectures": [architecture], "num_hidden_layers": layers}
+    config = {**MODEL, "architectures": [architecture], "num_hidden_layers": layers, **more}
+    if "kv_lora_rank" in config:
+        del config["head_dim"]  # MLA's heads have two parts
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -109,7 +136,12 @@ def main(tag: str, out: str, given: list[str]) -> None:
         "log_level": "info",
         "disable_piecewise_cuda_graph": True,
     }
+    if "target=mla" in given:
+        options["model_path"] = model("deepseek", "DeepseekV3ForCausalLM", 8, **MLA)
+        del options["speculative_draft_model_path"]
     for option in given:
+        if option == "target=mla":
+            continue
         name, _, value = option.partition("=")
         try:
             options[name] = json.loads(value)
@@ -118,17 +150,25 @@ def main(tag: str, out: str, given: list[str]) -> None:
     began = time.time()
     server = engine(options)
     found: dict[str, Any] = {"tag": tag, "options": given, "boot_s": round(time.time() - began, 1)}
-    digest = hashlib.sha256()
+    whole = hashlib.sha256()
+    kept = Path(out).read_text() if Path(out).exists() else ""
+
+    def keep() -> None:
+        Path(out).write_text(kept + json.dumps(found) + "\n")
+
     for count in BATCHES:
         generate(server, count, 0, 16)
-        times = []
+        times, digest = [], hashlib.sha256()
         for seed in (1, 2, 3):
             seconds, outputs = generate(server, count, seed)
             times.append(seconds)
             for output in outputs:
                 digest.update(json.dumps(output["output_ids"]).encode())
         found[f"tpot_ms_bs{count}"] = round(sorted(times)[1] * 1e3 / OUTPUT, 4)
-    found["outputs"] = digest.hexdigest()
+        found[f"outputs_bs{count}"] = digest.hexdigest()[:16]
+        whole.update(digest.digest())
+        keep()
+    found["outputs"] = whole.hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "profiles" / tag
     server.start_profile(output_dir=str(folder))
     _, outputs = generate(server, 1, 99, 128)
@@ -144,10 +184,9 @@ def main(tag: str, out: str, given: list[str]) -> None:
                 counts[name] += str(event.get("name", "")).startswith(name)
     found["verify_steps"] = steps
     found["per_step"] = {name: round(count / steps, 2) for name, count in counts.items()}
-    server.shutdown()
-    with Path(out).open("a") as results:
-        results.write(json.dumps(found) + "\n")
+    keep()
     print("ENGINE", json.dumps(found), flush=True)
+    server.shutdown()
 
 
 if __name__ == "__main__":

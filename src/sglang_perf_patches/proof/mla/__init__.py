@@ -2,10 +2,54 @@
 
 from __future__ import annotations
 
-from .. import Case
+from .. import Case, lent
 
-CASES: tuple[Case, ...] = ()
+_HERE = __name__
+
+CASES: tuple[Case, ...] = (
+    Case(
+        patch="mla.draft-metadata",
+        compare=f"{_HERE}.draft_metadata:compare",
+        what="page tables and metadata of every step of a TRT-LLM MLA draft",
+    ),
+    Case(
+        patch="mla.verify-mask-fill",
+        compare=f"{_HERE}.verify_mask_fill:compare",
+        what="the tree cells of the mask, and the output of the verify's attention",
+    ),
+    Case(
+        patch="mla.mask-scratch",
+        compare=f"{_HERE}.mask_scratch:compare",
+        what="the trees of a TRT-LLM MLA verify",
+    ),
+    Case(
+        patch="mla.sync-opt-out",
+        compare=f"{_HERE}.sync_opt_out:compare",
+        what="lengths, masks and metadata of verify, draft-extend and draft",
+    ),
+    Case(
+        patch="mla.flashinfer-host-indptr",
+        compare=f"{_HERE}.flashinfer_host_indptr:compare",
+        what="what every step of a FlashInfer draft is planned with",
+    ),
+    Case(
+        patch="mla.flashinfer-plan",
+        compare=f"{_HERE}.flashinfer_plan:compare",
+        what="what FlashInfer MLA is planned with",
+    ),
+    Case(
+        patch="mla.shared-draft-tables",
+        compare=f"{_HERE}.shared_draft_tables:compare",
+        what="lengths and page tables of every step of a FlashAttention draft",
+    ),
+    Case(
+        patch="mla.shared-block-tables",
+        compare=f"{_HERE}.shared_block_tables:compare",
+        what="page tables and metadata of every step of a TRT-LLM MLA draft",
+    ),
+)
 
 
 def prepare() -> None:
     """Make this process fit for the cases, before sglang is imported."""
+    lent.lend()

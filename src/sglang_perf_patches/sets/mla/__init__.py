@@ -42,9 +42,9 @@ _DRAFT_METADATA = Patch(
         "preparation and nothing else. TokenSpeed MLA inherits them. Graph capture is stock's."
     ),
     gain=(
-        "One H200, 0.5.12.post1: preparing the replay of a draft takes 118 to 56 µs with 3 steps "
-        "and 149 to 86 µs with 4, for one request of 80,000 tokens; 92 to 38 and 104 to 61 µs for "
-        "16 requests of 32,768."
+        "One H200, 0.5.12.post1: preparing the replay of a draft takes 43 instead of 117 µs with 3 "
+        "steps and 64 instead of 123 µs with 4, for one request of 80,000 tokens; 43 instead of 81 "
+        "and 64 instead of 112 µs for 16 requests of 32,768."
     ),
     condition=(
         "EAGLE or MTP with --attention-backend trtllm_mla (or tokenspeed_mla) for the draft; grows "
@@ -112,10 +112,11 @@ _VERIFY_MASK_FILL = Patch(
         "patch stays out there, as on HIP, NPU and XPU."
     ),
     gain=(
-        "One H200, 0.5.12.post1: building the verify input takes 111 to 58 µs with a mask of 336 "
+        "One H200: building the verify input takes 43 to 84 µs instead of 111 with a mask of 336 "
         "MB (512 requests x 4 draft tokens x 163,840 tokens). With 67 MB (128 x 4 x 131,072) the "
-        "host's launches are the longer part, and the call is no faster: a fill of 24 µs less on "
-        "the GPU."
+        "GPU saves a fill of 24 µs; the call itself, in which the host's launches are the longer "
+        "part, takes 0.77 to 0.96 of stock from 0.5.17 on, and 1.10 to 1.15 (5 to 6 µs more on "
+        "the host) up to 0.5.16."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend triton for the verify, CUDA graphs on; "
@@ -203,13 +204,13 @@ _FLASHINFER_HOST_INDPTR = Patch(
         "parallelism, windowed drafts and batches without host lengths are left to stock."
     ),
     gain=(
-        "One H200, 0.5.12.post1, behind 2.8 ms of queued work: the host is held 0.17 to 0.32 ms a "
-        "step instead of 2.87 to 2.96 ms."
+        "One H200, six releases from 0.5.12.post1 to 0.5.23, behind 2.8 ms of queued work: the "
+        "host is held 0.14 to 0.43 ms a step instead of 2.87 to 3.02 ms."
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
         "default on Hopper with topk > 1. Where the GPU is idle there is nothing to wait for, and "
-        "the patch costs about 0.03 ms a step. From 0.5.23 on upstream has it behind "
+        "the patch costs up to 0.07 ms a step. From 0.5.23 on upstream has it behind "
         "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default, with other numbers in the "
         "padding rows; where that is on, this patch changes nothing."
     ),
@@ -330,37 +331,177 @@ _MASK_SCRATCH = Patch(
     ),
 )
 
+_OVERLAP = "sglang.srt.managers.overlap_utils"
+_HYBRID = f"{_ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
+_BASE = f"{_ATTENTION}.base_attn_backend:AttentionBackend"
+_TRITON_DRAFT = f"{_ATTENTION}.triton_backend:TritonMultiStepDraftBackend"
+_OPT_OUT_TARGETS = (
+    f"{_OVERLAP}:decide_needs_cpu_seq_lens",
+    f"{_BASE}.get_verify_buffers_to_fill_after_draft",
+    f"{_BASE}.update_verify_buffers_to_fill_after_draft",
+    _BUILD_TREE,
+)
+_OPT_OUT_DEPENDS = (
+    f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",
+    "sglang.srt.managers.scheduler:Scheduler.init_overlap",
+    f"{_EAGLE_WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
+    f"{_SPECULATIVE}.multi_layer_eagle_worker_v2:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
+    f"{_SPECULATIVE}.draft_utils:DraftBackendFactory",
+    f"{_BASE}.needs_cpu_seq_lens",
+    f"{_HYBRID}.__init__",
+    f"{_HYBRID}._select_backend",
+    f"{_HYBRID}.init_cuda_graph_state",
+)
+_OPT_OUT_TRITON = (
+    f"{_TRITON}.needs_cpu_seq_lens",
+    f"{_TRITON}.init_forward_metadata",
+    f"{_TRITON}.init_forward_metadata_out_graph",
+    *_GRAPH_METADATA,
+    _TRITON_DRAFT,
+)
+_OPT_OUT_TRTLLM = (
+    f"{_TRTLLM}.needs_cpu_seq_lens",
+    f"{_TRTLLM}.init_forward_metadata",
+    f"{_TRTLLM}.init_forward_metadata_out_graph",
+    f"{_TRTLLM}._apply_cuda_graph_metadata",
+    _TRTLLM_DRAFT,
+)
+_PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner"
+_FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner"
+
+_SYNC_OPT_OUT = Patch(
+    id="mla.sync-opt-out",
+    opt_in=(
+        "it was proven on a CPU alone, where no step overlaps another; a comparison in a real "
+        "server on a GPU is still to be made."
+    ),
+    summary="no wait for sequence lengths that no backend of a speculative step reads",
+    why=(
+        "Before each step with spec v2 the scheduler copies the lengths of the last verify to the "
+        "host and waits for the copy. Triton and TRT-LLM MLA declare from 0.5.13 on that they "
+        "don't need them there, but 0.5.13 and 0.5.13.post1 copy regardless unless piecewise CUDA "
+        "graphs, on by default, are off. With different backends for prefill and decode, 0.5.13 "
+        "to 0.5.16 copy too: up to 0.5.15.post1 always, in 0.5.16 where either backend needs "
+        "the lengths, also one that no step runs on."
+    ),
+    how=(
+        "The scheduler's question is answered from the backends that a step runs on: a hybrid "
+        "counts with the one that decodes, and with the one for prefill only where that verifies "
+        "(or belongs to a draft worker); a draft-extend that the worker does not name keeps the "
+        "copy. A hybrid then lends the verify mask of the backend that verifies, and a batch "
+        "that does not fit it gets a mask of its own. A piecewise graph never sees a verify or a "
+        "draft-extend in these releases, except breakable or enforced ones, with which the copy "
+        "stays, as with two-batch overlap, ngram and every other algorithm than EAGLE, EAGLE3 "
+        "and STANDALONE, adaptive speculation, multimodal rotary positions and forward pass "
+        "metrics."
+    ),
+    gain="One copy to the host and one wait for it less per speculative step; not timed.",
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, --attention-backend triton or trtllm_mla "
+        "for target and draft: on 0.5.13 and 0.5.13.post1 always; on 0.5.14 to 0.5.16 where "
+        "prefill and decode have different backends, on 0.5.16 with triton alone."
+    ),
+    upstream=(
+        "sgl-project/sglang#26824",
+        "sgl-project/sglang#28633",
+        "sgl-project/sglang#26128",
+    ),
+    built_in_since="0.5.17",
+    markers=(
+        Marker(
+            definition=f"{_HYBRID}.__init__",
+            contains="self.spec_attn_is_prefill and prefill_backend.needs_cpu_seq_lens",
+        ),
+    ),
+    anchors=(f"{_OVERLAP}:decide_needs_cpu_seq_lens",),
+    absent_because=(
+        "before 0.5.13 the step waits by other code (#26128 replaced it), and that wait also keeps "
+        "the next batch's preparation from rewriting req_to_token while the running step still "
+        "reads it: without it, and without the barrier that upstream built, the KV of a shared "
+        "prefix could be overwritten. It is not backported"
+    ),
+    requires=("mla.mask-scratch",),
+    variants=(
+        Variant(
+            releases=between("0.5.13", "0.5.13.post1"),
+            install=f"{_HERE}.sync_opt_out:install_piecewise",
+            targets=_OPT_OUT_TARGETS,
+            depends=(
+                *_OPT_OUT_DEPENDS,
+                *_DRAFTS,
+                *_OPT_OUT_TRITON,
+                *_OPT_OUT_TRTLLM,
+                f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin",
+                f"{_SPECULATIVE}.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify",
+                f"{_FORWARD_BATCH}:ForwardBatch.init_new",
+                f"{_PIECEWISE}.can_run",
+                f"{_FORWARD}.init_piecewise_cuda_graphs",
+                f"{_FORWARD}.forward_extend",
+            ),
+            awaits=(_UTILS, _FORWARD_BATCH),
+        ),
+        Variant(
+            releases=between("0.5.14", "0.5.15.post1"),
+            install=f"{_HERE}.sync_opt_out:install_hybrid",
+            targets=_OPT_OUT_TARGETS,
+            depends=(*_OPT_OUT_DEPENDS, *_DRAFTS, *_OPT_OUT_TRITON, *_OPT_OUT_TRTLLM),
+            awaits=(_UTILS, _FORWARD_BATCH),
+        ),
+        Variant(
+            releases=("0.5.16",),
+            install=f"{_HERE}.sync_opt_out:install_triton_hybrid",
+            targets=_OPT_OUT_TARGETS,
+            depends=(
+                *_OPT_OUT_DEPENDS,
+                *_OPT_OUT_TRITON,
+                f"{_COMMON}:build_eagle_verify_input",
+            ),
+            awaits=(_UTILS, _FORWARD_BATCH),
+        ),
+    ),
+)
+
 _MLA_UPDATER = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAIndicesUpdaterPrefill"
 _MLA_PLAN_DEPENDS = (
     f"{_MLA_UPDATER}.call_begin_forward",
     f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.generate_attn_arg_prefill",
 )
 _MLA_PLAN_OUT_GRAPH = (
+    f"{_FLASHINFER_MLA}.init_forward_metadata",
     f"{_FLASHINFER_MLA}.init_forward_metadata_out_graph",
     f"{_MLA_UPDATER}.update",
 )
 _OLD_GRAPH_RUNNER = "sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner.replay_prepare"
+_OLD_DRAFT_EXTEND = (
+    f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_extend_to_fill_draft_kvcache"
+)
 _GRAPH_RUNNER = (
     "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.load_batch"
 )
 
 _FLASHINFER_PLAN = Patch(
     id="mla.flashinfer-plan",
-    summary="FlashInfer MLA plans a verify without waiting for the GPU",
+    summary="FlashInfer MLA plans verify and draft-extend without waiting for the GPU",
     why=(
-        "Before each replayed verify FlashInfer MLA plans its kernel from three tensors on the "
-        "GPU, which the plan copies to the host first: each copy waits for the stream. They are "
-        "sums of lengths that the host has."
+        "Before each verify and each draft-extend FlashInfer MLA plans its kernel from three "
+        "tensors on the GPU, which the plan copies to the host first: each copy waits for the "
+        "stream. They are sums of lengths that the host has."
     ),
     how=(
         "The plan is given the same numbers as tensors on the host, computed from the batch's host "
-        "lengths. Eager batches, draft-extend, batches without host lengths and decode context "
-        "parallelism are left to stock."
+        "lengths: for a verify, replayed or eager, and for the draft-extend of spec v2, which this "
+        "backend runs eagerly. Prefill, the draft-extend of spec v1, batches without host lengths "
+        "and decode context parallelism are left to stock."
     ),
-    gain="Three blocking copies from the GPU less per verify; not timed yet.",
+    gain=(
+        "Three blocking copies from the GPU less per verify and per draft-extend. One H200, "
+        "0.5.12.post1, 0.5.13.post1, 0.5.16 and 0.5.17, behind 2.8 ms of queued work: the host is "
+        "held 0.21 to 0.57 ms a verify instead of 2.86 to 3.02 ms."
+    ),
     condition=(
-        "EAGLE or MTP with --attention-backend flashinfer and an MLA model for the verify, CUDA "
-        "graphs on; nothing where the GPU is idle anyway."
+        "EAGLE or MTP with --attention-backend flashinfer and an MLA model for the verify or the "
+        "draft. Where the GPU is idle there is nothing to wait for, and the patch costs up to "
+        "0.06 ms a verify."
     ),
     upstream=("sgl-project/sglang#27689",),
     built_in_since="0.5.18",
@@ -371,10 +512,15 @@ _FLASHINFER_PLAN = Patch(
             releases=between("0.5.9", "0.5.12.post1"),
             install=f"{_HERE}.flashinfer_plan:install_replay",
             targets=(
+                f"{_FLASHINFER_MLA}.init_forward_metadata",
                 f"{_FLASHINFER_MLA}.init_forward_metadata_replay_cuda_graph",
                 f"{_MLA_UPDATER}.update",
             ),
-            depends=(*_MLA_PLAN_DEPENDS, _OLD_GRAPH_RUNNER),
+            depends=(
+                *_MLA_PLAN_DEPENDS,
+                _OLD_GRAPH_RUNNER,
+                _OLD_DRAFT_EXTEND,
+            ),
             awaits=(_UTILS,),
         ),
         Variant(
@@ -385,17 +531,31 @@ _FLASHINFER_PLAN = Patch(
                 *_MLA_PLAN_DEPENDS,
                 f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
                 _OLD_GRAPH_RUNNER,
+                _OLD_DRAFT_EXTEND,
             ),
             awaits=(_UTILS,),
         ),
         Variant(
-            releases=between("0.5.14", "0.5.17"),
+            releases=between("0.5.14", "0.5.15.post1"),
             install=f"{_HERE}.flashinfer_plan:install_out_graph",
             targets=_MLA_PLAN_OUT_GRAPH,
             depends=(
                 *_MLA_PLAN_DEPENDS,
                 f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
                 _GRAPH_RUNNER,
+                f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
+            ),
+            awaits=(_UTILS,),
+        ),
+        Variant(
+            releases=between("0.5.16", "0.5.17"),
+            install=f"{_HERE}.flashinfer_plan:install_out_graph",
+            targets=_MLA_PLAN_OUT_GRAPH,
+            depends=(
+                *_MLA_PLAN_DEPENDS,
+                f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
+                _GRAPH_RUNNER,
+                f"{_COMMON}:prepare_for_draft_extend",
             ),
             awaits=(_UTILS,),
         ),
@@ -418,14 +578,16 @@ _SHARED_DRAFT_TABLES = Patch(
         "The steps' graphs are captured on one table, which the last step's kernel builds; one "
         "more kernel each derives the earlier steps' lengths and their sums from the last step's. "
         "The width of the table stays. Eager batches, topk > 1, sliding windows, sharded KV pools "
-        "and cross attention are left to stock."
+        "and cross attention are left to stock, and drafts of up to 3 steps: they hold two "
+        "tables, and building both takes no longer."
     ),
     gain=(
-        "H200: 16.6 µs less GPU time per further step for 64 requests of 32,768 tokens with page "
-        "size 1, 67 µs for 256 requests of 16,384; and one page table of memory per step less."
+        "One H200, 0.5.17, 0.5.20 and 0.5.23, 5 steps: preparing the replay of a draft takes 0.41 "
+        "to 0.60 of stock (70 to 119 instead of 121 to 212 µs); and a page table of memory per "
+        "further step less. 4 steps were not timed."
     ),
     condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, three or more steps and "
+        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, four or more steps and "
         "--attention-backend fa3 (the default on Hopper) for the draft, CUDA graphs on."
     ),
     absent_because="before 0.5.17 the draft's tables are built by other code",
@@ -469,9 +631,9 @@ _SHARED_BLOCK_TABLES = Patch(
         "then. Eager drafts prepare the first step and share what it made."
     ),
     gain=(
-        "One H200, 0.5.12.post1, with mla.draft-metadata: preparing the replay of a draft takes "
-        "120 to 28 µs with 3 steps and 146 to 24 µs with 4, for one request of 80,000 tokens; "
-        "109 to 34 and 123 to 28 µs for 16 requests of 32,768."
+        "One H200: preparing the replay of a draft takes 0.37 to 0.43 of stock with 4 steps and "
+        "0.56 to 0.78 with 3, on releases from 0.5.13.post1 to 0.5.23; on 0.5.12.post1, together "
+        "with mla.draft-metadata, 24 instead of 117 µs (3 steps, one request of 80,000 tokens)."
     ),
     condition=(
         "EAGLE or MTP with three or more steps and --attention-backend trtllm_mla (or "
@@ -521,6 +683,7 @@ PATCHES: tuple[Patch, ...] = (
     _DRAFT_METADATA,
     _VERIFY_MASK_FILL,
     _MASK_SCRATCH,
+    _SYNC_OPT_OUT,
     _FLASHINFER_HOST_INDPTR,
     _FLASHINFER_PLAN,
     _SHARED_DRAFT_TABLES,

@@ -8,6 +8,7 @@ whose values differ from the device's in the padding rows of a replayed graph.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from ...activation import Patching
@@ -67,10 +68,18 @@ def host_indptr(lengths: Any, rows: int, topk: int, steps: int) -> Any:
         prefix[rows:] = 0
     branches = prefix.repeat_interleave(topk) if topk > 1 else prefix
     count = branches.numel()
-    indptr = torch.zeros((steps, count + 1), dtype=torch.int32)
-    drafted = torch.outer(torch.arange(1, steps + 1), torch.arange(1, count + 1))
-    indptr[:, 1:] = branches.cumsum(0) + drafted
+    indptr = torch.empty((steps, count + 1), dtype=torch.int32)
+    indptr[:, 0] = 0
+    torch.add(branches.cumsum(0, dtype=torch.int32), _drafted(steps, count), out=indptr[:, 1:])
     return indptr
+
+
+@cache
+def _drafted(steps: int, count: int) -> Any:
+    """Tokens that the branches up to each have drafted by each step, int32, (steps, count)."""
+    import torch
+
+    return torch.outer(torch.arange(1, steps + 1), torch.arange(1, count + 1)).to(torch.int32)
 
 
 def _around(patching: Patching) -> Any:

@@ -19,6 +19,9 @@ FLASHINFER_MLA_DRAFT = (
     "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
 )
 
+WORTH = 3
+"""Backends of a draft (one less than its steps) from which one table is faster: two are as fast."""
+
 _TABLE = "page_table_draft_decode"
 _LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
 
@@ -33,7 +36,7 @@ def install_flash_attention(patching: Patching) -> None:
         def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
             inner(self, max_bs, max_num_tokens)
             self.sglang_perf_patches_draft = None
-            if self.topk <= 1 and len(self.attn_backends) > 1 and served():
+            if self.topk <= 1 and len(self.attn_backends) >= WORTH and served():
                 self.sglang_perf_patches_draft = _share(self.attn_backends)
 
         return init_cuda_graph_state

@@ -94,7 +94,8 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
     ran = patching.ran
     served = Served(patching, _reads_prefix)
     full_mask = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.FULL_MASK
-    handed: list[weakref.ref[Any]] = []  # the buffer that a Triton backend gave out last
+    # The buffer that a Triton backend gave out last, and its first cell.
+    handed: list[tuple[weakref.ref[Any], Any]] = []
 
     def make_buffers(inner: Any) -> Any:
         def get_verify_buffers_to_fill_after_draft(self: Any) -> list[Any]:
@@ -102,21 +103,23 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
             if mask is not None and served():
                 if trivial.lends(mask):
                     return [trivial.lend(mask), positions]
-                handed[:] = [weakref.ref(mask)]
+                if not handed or handed[0][0]() is not mask:
+                    handed[:] = [(weakref.ref(mask), mask[:1])]
             return [mask, positions]
 
         return get_verify_buffers_to_fill_after_draft
 
     def make_build(inner: Any) -> Any:
         def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
-            if len(given) <= _BUFFER or given[_MODE] != full_mask:
+            if not handed or len(given) <= _BUFFER or given[_MODE] != full_mask:
                 return inner(*given, **named)
-            ours = handed[0]() if handed else None
-            if ours is None or given[_BUFFER] is not ours:
+            ours, first = handed[0]
+            buffer = given[_BUFFER]
+            if buffer is None or ours() is not buffer:
                 return inner(*given, **named)
             ran.seen = True
-            made = inner(*given[:_BUFFER], ours[:1], *given[_BUFFER + 1 :], **named)
-            return (ours, *made[1:])
+            made = inner(*given[:_BUFFER], first, *given[_BUFFER + 1 :], **named)
+            return (buffer, *made[1:])
 
         return build_tree_kernel_efficient
 

@@ -16,7 +16,7 @@ CONTEXT = 128
 REQUESTS = 12
 
 
-class OnCpu(TorchFunctionMode):
+class OnCpu(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Sends what sglang allocates on device "cuda" by name to the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,10 +135,6 @@ _ASKED = (
     "sglang.srt.layers.dp_attention",
     "sglang.srt.utils.common",
 )
-
-
-class Batch(SimpleNamespace):
-    """A forward batch, of the fields that metadata is built from; a weak reference may name it."""
 
 
 @contextmanager

@@ -1,0 +1,262 @@
+"""``bench mla``: the pieces of a speculative step that the mla patches shorten, on an NVIDIA GPU.
+
+No model runs. Each piece is the installed sglang's own code; stock and patched take turns. First
+it is shown that both leave the same for the kernels, bit by bit. Besides the time of each call,
+the host's syncs, copies from the GPU and launches are counted, and how long a call holds the host
+while the GPU has other work queued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import sglang_perf_patches
+
+from .. import sets, source
+from ..proof import Different, Missing, lent
+from ..proof.comparing import differs, live
+from ..verdict import judge_all
+from .report import Cell, Table
+from .timing import Ratio, progress, ratio
+
+QUEUED_S = 2.8e-3
+"""Work on the GPU that a call finds queued."""
+
+_WHEELS = ("sgl_kernel", "sgl_kernel.flash_attn", "flashinfer")
+_COLUMNS = (
+    *("case", "stock, us", "patched, us", "patched : stock"),
+    *("held: stock, us", "held: patched, us", "held, patched : stock"),
+    *("syncs", "copies", "launches", "mask, bytes"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Two options of its own."""
+    parser.add_argument("--rounds", type=int, default=7, help="how often each side is timed")
+    parser.add_argument("--patches", default="", help="only these, comma-separated")
+
+
+def tables(given: argparse.Namespace) -> Iterator[Table]:
+    """A table for each patch that applies to the installed sglang.
+
+    Raises:
+        Missing: there is no NVIDIA GPU, or no patch of the set applies.
+        Different: a patch leaves other values for a kernel.
+        RuntimeError: a piece could not be run; the tables of the others come first.
+    """
+    _need_gpu()
+    stood_in = _lend()
+    applying = _applying(given.patches)
+    found = import_module(f"{__package__}.mla_pieces").pieces(given.quick)
+    rounds = 2 if given.quick else max(2, given.rounds)
+    failed = []
+    for patch in progress(applying, "patches"):
+        mine = [piece for piece in found if piece.patch == patch]
+        try:
+            yield _table(patch, mine, rounds, stood_in)
+        except Different:
+            raise
+        except Exception:
+            traceback.print_exc()
+            failed.append(patch)
+    if failed:
+        raise RuntimeError(f"could not run {', '.join(failed)}: see the traceback above")
+
+
+def _need_gpu() -> None:
+    try:
+        torch = import_module("torch")
+    except ImportError as error:
+        raise Missing("it needs torch") from error
+    if not torch.cuda.is_available() or torch.version.hip:
+        raise Missing("it needs an NVIDIA GPU")
+
+
+def _lend() -> tuple[str, ...]:
+    """Stand in for wheels of kernels that can't be loaded here; the names of these."""
+    missing: list[str] = []
+    for name in _WHEELS:
+        if name.partition(".")[0] in missing:
+            continue
+        try:
+            import_module(name)
+        except Exception:
+            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[module]
+            sys.meta_path.insert(0, lent.StandIns((name,)))
+            missing.append(name)
+    return tuple(missing)
+
+
+def _applying(chosen: str) -> list[str]:
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    mla = [found for found in sets.load() if found.name == "mla"]
+    words = {
+        verdict.patch.id: verdict.word
+        for verdict in judge_all(mla, source.Tree(source.find_installed()))
+    }
+    unknown = sorted(set(names) - set(words))
+    if unknown:
+        raise Missing(f"there is no patch {unknown[0]}")
+    applying = [id for id, word in words.items() if word == "applies" and id in (names or words)]
+    if not applying:
+        raise Missing("no patch of the set applies to this sglang")
+    return applying
+
+
+@dataclass
+class _Row:
+    """What was found of one piece, on stock (False) and patched (True)."""
+
+    piece: Any
+    act: dict[bool, Callable[[], object]]
+    calls: dict[bool, list[float]]
+    held: dict[bool, list[float]]
+    counts: dict[bool, tuple[int, int, int]]
+    mask: dict[bool, int]
+
+
+def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]) -> Table:
+    rows = _made(patch, pieces)
+    for number in range(rounds):
+        for is_patched in (False, True) if number % 2 else (True, False):
+            with _on(patch) if is_patched else nullcontext():
+                for row in rows:
+                    row.calls[is_patched].append(_call(row.act[is_patched]))
+                    row.held[is_patched].append(_held(row.act[is_patched]))
+    notes = [
+        "A time is of one call, back to back, until the GPU is done. Held: how long a call keeps "
+        f"the host behind {QUEUED_S * 1e3} ms of queued work. Syncs: stream and event syncs."
+    ]
+    if stood_in:
+        notes.append(f"Stood in for, as it can't be loaded here: {', '.join(stood_in)}.")
+    return Table("mla", patch, _COLUMNS, tuple(map(_cells, rows)), tuple(notes))
+
+
+def _made(patch: str, pieces: list[Any]) -> list[_Row]:
+    """Make every piece on stock and patched, and compare; once each, because most keep state."""
+    made: dict[bool, list[tuple[Callable[[], object], Any, int]]] = {}
+    counts: dict[bool, list[tuple[int, int, int]]] = {}
+    for is_patched in (False, True):
+        with live(patch) if is_patched else nullcontext():
+            sides = []
+            for piece in pieces:
+                act, seen = piece.make()
+                sides.append((act, seen, piece.mask_bytes() if piece.mask_bytes else 0))
+            made[is_patched] = sides
+            counts[is_patched] = [_counts(act) for act, _, _ in sides]
+    rows = []
+    for at, piece in enumerate(pieces):
+        stock, patched = made[False][at], made[True][at]
+        difference = differs(stock[1], patched[1])
+        if difference:
+            raise Different(f"{patch}, {piece.case}: {difference}")
+        rows.append(
+            _Row(
+                piece,
+                {False: stock[0], True: patched[0]},
+                {False: [], True: []},
+                {False: [], True: []},
+                {side: counts[side][at] for side in (False, True)},
+                {False: stock[2], True: patched[2]},
+            )
+        )
+    return rows
+
+
+@contextmanager
+def _on(patch: str) -> Iterator[None]:
+    """Have a patch live: what it decided when a piece was made need not be decided again."""
+    state = sglang_perf_patches.activate(patch).of(patch)
+    try:
+        if state.state != "live":
+            raise Different(f"{patch} is {state.state}: {state.reason}")
+        yield
+    finally:
+        sglang_perf_patches.deactivate()
+
+
+def _cells(row: _Row) -> tuple[Cell, ...]:
+    call, held = (ratio(times[False], times[True]) for times in (row.calls, row.held))
+    counted = [
+        f"{stock} -> {patched}" if stock != patched else str(stock)
+        for stock, patched in zip(row.counts[False], row.counts[True], strict=True)
+    ]
+    mask = f"{row.mask[False]:,} -> {row.mask[True]:,}" if row.mask[False] else None
+    return (row.piece.case, *_shown(call), *_shown(held), *counted, mask)
+
+
+def _shown(found: Ratio) -> tuple[Cell, ...]:
+    return round(found.stock * 1e6, 1), round(found.patched * 1e6, 1), found
+
+
+def _call(act: Callable[[], object], count: int = 30) -> float:
+    """Seconds a call, back to back, until the GPU is done."""
+    torch: Any = import_module("torch")
+    for _ in range(3):
+        act()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        act()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / count
+
+
+def _held(act: Callable[[], object], count: int = 9) -> float:
+    """Seconds that a call keeps the host behind queued work; the median."""
+    torch: Any = import_module("torch")
+    act()
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(count):
+        torch.cuda._sleep(_cycles(torch))
+        began = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - began)
+        torch.cuda.synchronize()
+    return sorted(found)[count // 2]
+
+
+_CYCLES: list[int] = []
+
+
+def _cycles(torch: Any) -> int:
+    """Cycles of the GPU's clock that `QUEUED_S` takes."""
+    if not _CYCLES:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1000)
+        begin.record()
+        torch.cuda._sleep(10_000_000)
+        end.record()
+        torch.cuda.synchronize()
+        _CYCLES.append(int(10_000_000 * QUEUED_S * 1e3 / begin.elapsed_time(end)))
+    return _CYCLES[0]
+
+
+def _counts(act: Callable[[], object]) -> tuple[int, int, int]:
+    """Stream and event syncs, copies from the GPU, and launches of one call."""
+    torch: Any = import_module("torch")
+    act()
+    torch.cuda.synchronize()
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+        act()
+    names = [event.name for event in profile.events()]
+
+    def count(*starts: str) -> int:
+        return sum(name.startswith(starts) for name in names)
+
+    return (
+        count("cudaStreamSynchronize", "cudaEventSynchronize"),
+        count("Memcpy DtoH"),
+        count("cudaLaunchKernel", "cuLaunchKernel"),
+    )

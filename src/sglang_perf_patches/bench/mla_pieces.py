@@ -1,0 +1,408 @@
+"""The pieces of a speculative step that the mla patches shorten, as work that can be repeated.
+
+Each is the installed sglang's own code on tensors of a GPU. FlashInfer's and FlashAttention's
+kernels take no part; what they are planned with does. Imported in the bench's own process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative import eagle_utils, eagle_worker_v2
+
+from ..proof import Missing
+from ..proof.lent import Wrapper
+from ..proof.mla import wheels
+from ..proof.mla.batches import (
+    Batch,
+    draft_batch,
+    prepare,
+    prepare_backend,
+    requests_of,
+    verify_input,
+)
+from ..proof.mla.rig import Room, furnished, model_runner, server_args
+
+GPU = "cuda"
+
+Made = tuple[Callable[[], object], Any]
+"""What is timed, and what is compared."""
+
+_ATTENTION = "sglang.srt.layers.attention"
+_PUBLISHED: list[ExitStack] = []
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One row.
+
+    Attributes:
+        patch: its id.
+        case: sizes, in words.
+        make: builds it as the process is, with the patch live or not.
+        mask_bytes: of the made piece's mask, where it has one.
+    """
+
+    patch: str
+    case: str
+    make: Callable[[], Made]
+    mask_bytes: Callable[[], int] | None = None
+
+
+def pieces(quick: bool) -> list[Piece]:
+    """Every piece, of every patch."""
+    found = [*_trtllm_drafts(), *_masks(), *_relays(), *_flashinfer_drafts()]
+    found += [*_flashinfer_plans(), *_flash_attention_drafts()]
+    if not quick:
+        return found
+    first = {piece.patch: piece for piece in reversed(found)}
+    return [piece for piece in found if piece is first[piece.patch]]
+
+
+def _trtllm_drafts() -> Iterator[Piece]:
+    for patch in ("mla.draft-metadata", "mla.shared-block-tables"):
+        for steps in (3, 4):
+            for lengths in ([80_000], [32_768] * 16):
+                yield Piece(patch, _case(lengths, steps=steps), _trtllm_draft(lengths, steps))
+
+
+def _masks() -> Iterator[Piece]:
+    sizes = ((128, 4, 131_072), (512, 4, 163_840), (128, 5, 131_072))
+    for patch, kind in (("mla.verify-mask-fill", "triton"), ("mla.mask-scratch", "trtllm")):
+        for captured, draft, context in sizes:
+            for bs in (1, 64):
+                size: list[int] = []
+                yield Piece(
+                    patch,
+                    f"mask for {captured} x {draft} x {context:,}, {bs} requests",
+                    _tree(kind, captured, draft, context, bs, size),
+                    partial(size.__getitem__, -1),
+                )
+
+
+def _relays() -> Iterator[Piece]:
+    for count in (1, 64):
+        yield Piece("mla.sync-opt-out", f"{count} requests, prefill elsewhere", _relay(count))
+
+
+def _flashinfer_drafts() -> Iterator[Piece]:
+    for lengths, topk in (([4096], 4), ([4096] * 16, 4), ([16_384] * 64, 1)):
+        case = f"{_case(lengths, steps=4)}, topk {topk}"
+        make = _flashinfer_draft(lengths, 4, topk)
+        yield Piece("mla.flashinfer-host-indptr", case, make)
+
+
+def _flashinfer_plans() -> Iterator[Piece]:
+    for count in (1, 16, 64):
+        for mode in ("verify, replayed", "verify, eager", "draft-extend"):
+            make = _flashinfer_plan([4096] * count, 4, mode)
+            yield Piece("mla.flashinfer-plan", f"{_case([4096] * count)}, {mode}", make)
+
+
+def _flash_attention_drafts() -> Iterator[Piece]:
+    for lengths in ([80_000], [32_768] * 64, [16_384] * 256):
+        for steps in (3, 5):
+            make = _flash_attention_draft(lengths, steps)
+            yield Piece("mla.shared-draft-tables", _case(lengths, steps=steps), make)
+
+
+def _case(lengths: list[int], steps: int | None = None) -> str:
+    count = f"{len(lengths)} request{'s' if len(lengths) > 1 else ''}"
+    return f"{count}, {lengths[0]:,} tokens" + (f", {steps} steps" if steps else "")
+
+
+def _publish(arguments: Room, *modules: Any) -> None:
+    """Publish a server's arguments until the next ones are."""
+    while _PUBLISHED:
+        _PUBLISHED.pop().close()
+    stack = ExitStack()
+    stack.enter_context(furnished(arguments, *(module.__name__ for module in modules)))
+    _PUBLISHED.append(stack)
+
+
+def _trtllm_draft(lengths: list[int], steps: int) -> Callable[[], Made]:
+    """Preparing the replay of a TRT-LLM MLA draft."""
+
+    def make() -> Made:
+        module, parent = wheels.trtllm()
+        arguments = server_args(speculative_num_steps=steps, page_size=64)
+        _publish(arguments, module, parent)
+        runner = _runner(arguments, lengths, 1920, mla=True)
+        backend = module.TRTLLMMLAMultiStepDraftBackend(runner, 1, steps)
+        act = _replay(backend, runner, lengths)
+        metadata = [step.decode_cuda_graph_metadata[len(lengths)] for step in backend.attn_backends]
+        act()
+        return _republished(act, arguments, module, parent), [
+            held.block_kv_indices.clone() for held in metadata
+        ]
+
+    return make
+
+
+def _flash_attention_draft(lengths: list[int], steps: int) -> Callable[[], Made]:
+    """Preparing the replay of a FlashAttention draft with topk = 1."""
+
+    def make() -> Made:
+        module = import_module(f"{_ATTENTION}.flashattention_backend")
+        arguments = server_args(speculative_num_steps=steps, speculative_num_draft_tokens=steps + 1)
+        _publish(arguments, module)
+        runner = _runner(arguments, lengths, 64, is_draft_worker=True)
+        backend = module.FlashAttentionMultiStepBackend(runner, 1, steps)
+        act = _replay(backend, runner, lengths)
+        act()
+        seen = []
+        for step in backend.attn_backends:
+            metadata = step.decode_cuda_graph_metadata[len(lengths)]
+            reads = metadata.cache_seqlens_int32.tolist()
+            rows = zip(metadata.page_table, reads, strict=True)
+            seen.append([metadata.cache_seqlens_int32.clone(), metadata.cu_seqlens_k.clone()])
+            seen.append([row[:count].clone() for row, count in rows])
+        return _republished(act, arguments, module), seen
+
+    return make
+
+
+def _flashinfer_draft(lengths: list[int], steps: int, topk: int) -> Callable[[], Made]:
+    """Preparing the replay of a FlashInfer draft, up to the wheel's own planning."""
+
+    def make() -> Made:
+        module = wheels.flashinfer()
+        arguments = server_args(speculative_num_steps=steps, speculative_eagle_topk=topk)
+        _publish(arguments, module)
+        runner = _runner(arguments, lengths, 64)
+        backend = module.FlashInferMultiStepDraftBackend(runner, topk, steps)
+        act = _replay(backend, runner, lengths, topk)
+        wrappers: list[Any] = []
+        for step in backend.attn_backends:
+            for kept in step.decode_cuda_graph_metadata.values():
+                wrappers += kept if isinstance(kept, list) else kept.decode_wrappers
+        for wrapper in wrappers:
+            wrapper.plans.clear()
+        act()
+        seen = [list(wrapper.plans) for wrapper in wrappers]
+        for wrapper in wrappers:
+            wrapper.begin_forward = lambda *_given, **_named: None
+        return _republished(act, arguments, module), seen
+
+    return make
+
+
+def _runner(arguments: Room, lengths: list[int], room: int, **more: Any) -> Room:
+    return model_runner(
+        arguments,
+        device=GPU,
+        context=lengths[0] + room,
+        requests=max(len(lengths), 2),
+        **more,
+    )
+
+
+def _replay(backend: Any, runner: Room, lengths: list[int], topk: int = 1) -> Callable[[], None]:
+    """Capture a draft's graph; what prepares its replay."""
+    count = len(lengths)
+    backend.init_cuda_graph_state(count * topk, count * topk)
+    captured = draft_batch(runner, [1] * count, topk=topk, capture=True)
+    prepare(backend, captured, capture=True)
+    batch = draft_batch(runner, lengths, topk=topk)
+    return lambda: prepare(backend, batch)
+
+
+def _republished(act: Callable[[], object], arguments: Room, *modules: Any) -> Callable[[], object]:
+    """The work, under the arguments that it was made with, whatever was made since."""
+    mine: list[ExitStack] = []
+
+    def again() -> object:
+        if not mine or not _PUBLISHED or _PUBLISHED[-1] is not mine[0]:
+            _publish(arguments, *modules)
+            mine[:] = _PUBLISHED
+        return act()
+
+    return again
+
+
+def _flashinfer_plan(lengths: list[int], draft: int, mode: str) -> Callable[[], Made]:
+    """Preparing FlashInfer MLA: the wheel's own plan, up to its C++ half."""
+
+    def make() -> Made:
+        module = wheels.flashinfer_mla()
+        planned: list[Any] = []
+        _plan_by_wheel(module, planned)
+        arguments = server_args(speculative_num_draft_tokens=draft)
+        _publish(arguments, module)
+        runner = _runner(arguments, lengths, 64, mla=True)
+        backend = module.FlashInferMLAAttnBackend(runner)
+        count = len(lengths)
+        batch = _forward(runner, lengths, draft, extends=mode == "draft-extend")
+        if mode == "verify, replayed":
+            backend.init_cuda_graph_state(count, count * draft)
+            prepare_backend(backend, _forward(runner, [1] * count, draft), capture=True)
+            act: Callable[[], object] = lambda: prepare_backend(backend, batch)  # noqa: E731
+        else:
+            act = lambda: backend.init_forward_metadata(batch)  # noqa: E731
+        planned.clear()
+        act()
+        if not planned:
+            raise RuntimeError("nothing was planned")
+        return _republished(act, arguments, module), list(planned)
+
+    return make
+
+
+def _forward(runner: Room, lengths: list[int], draft: int, *, extends: bool = False) -> Batch:
+    batch = draft_batch(runner, lengths)
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.spec_info = verify_input(draft, GPU)
+    batch.positions = torch.zeros(len(lengths) * draft, device=GPU)
+    batch.attn_dcp_metadata = None
+    if extends:
+        batch.forward_mode, batch.spec_info = ForwardMode.DRAFT_EXTEND_V2, None
+        batch.extend_prefix_lens = batch.seq_lens.to(torch.int32)
+        batch.extend_prefix_lens_cpu = batch.seq_lens_cpu.tolist()
+        batch.seq_lens = batch.seq_lens + draft
+        batch.seq_lens_cpu = batch.seq_lens_cpu + draft
+        batch.seq_lens_sum += draft * len(lengths)
+    return batch
+
+
+def _plan_by_wheel(module: Any, planned: list[Any]) -> None:
+    """Take the wheel's wrapper, with a C++ half (whose build takes minutes) that keeps tensors."""
+    try:
+        core: Any = import_module("flashinfer.mla._core")
+    except ImportError:
+        core = import_module("flashinfer.mla")
+    if not isinstance(getattr(core, "BatchMLAPagedAttentionWrapper", None), type):
+        raise Missing("FlashInfer has no MLA wrapper")
+    wrapper = core.BatchMLAPagedAttentionWrapper
+    if wrapper is Wrapper:
+        raise Missing("FlashInfer can't be imported here")
+
+    def plan(*given: Any) -> None:
+        if len(planned) < 8:
+            planned.append([value.clone() for value in given[3:6]])
+
+    core.get_batch_mla_module = lambda *_, **__: Room(plan=plan)
+    module.BatchMLAPagedAttentionWrapper = wrapper
+
+
+def _relay(count: int) -> Callable[[], Made]:
+    """Bringing the lengths of a finished verify to the next step, by the release's own relay."""
+
+    def make() -> Made:
+        module = import_module(f"{_ATTENTION}.triton_backend")
+        hybrid = import_module(f"{_ATTENTION}.hybrid_attn_backend")
+        parent = wheels.flashinfer_mla()
+        overlap: Any = import_module("sglang.srt.managers.overlap_utils")
+        algorithm = import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.EAGLE
+        arguments = server_args(
+            disable_piecewise_cuda_graph=False,
+            speculative_attention_mode="decode",
+            get_model_config=lambda: Room(hf_text_config=Room()),
+        )
+        _publish(arguments, module, hybrid, parent, overlap)
+        runner = model_runner(arguments, mla=True, device=GPU, requests=max(count, 2))
+        backend = module.TritonAttnBackend(runner)
+        prefills = parent.FlashInferMLAAttnBackend(runner)
+        target = hybrid.HybridAttnBackend(runner, prefills, backend)
+        needed = overlap.decide_needs_cpu_seq_lens(arguments, (target, backend, backend))
+        future = overlap.FutureMap(
+            torch.device(GPU), algorithm, runner.req_to_token_pool, needs_cpu_seq_lens=needed
+        )
+        requests = requests_of(runner, count)
+        lengths = torch.arange(count, device=GPU) * 37 % 100 + 1
+        batch = Room(
+            spec_info=Room(future_indices=requests),
+            req_pool_indices=requests,
+            req_pool_indices_cpu=requests.cpu(),
+        )
+
+        def act() -> None:
+            future.publish(requests, lengths)
+            future.resolve_seq_lens_cpu(batch)
+
+        act()
+        return act, [batch.seq_lens.clone()]
+
+    return make
+
+
+def _tree(
+    kind: str, captured: int, draft: int, context: int, bs: int, size: list[int]
+) -> Callable[[], Made]:
+    """Building the trees of a verify in the backend's preallocated mask."""
+
+    def make() -> Made:
+        if kind == "triton":
+            modules = [import_module(f"{_ATTENTION}.triton_backend")]
+            backend_class = modules[0].TritonAttnBackend
+        else:
+            modules = list(wheels.trtllm())
+            backend_class = modules[0].TRTLLMMLABackend
+        arguments = server_args(
+            speculative_num_draft_tokens=draft, page_size=1 if kind == "triton" else 64
+        )
+        _publish(arguments, *modules, eagle_worker_v2)
+        runner = model_runner(
+            arguments, mla=True, device=GPU, context=64, requests=max(captured, 2)
+        )
+        runner.model_config.context_len = context
+        backend = backend_class(runner)
+        # The KV indices of a graph are not what is measured, and would take gigabytes.
+        small = torch.zeros(1, dtype=torch.int64, device=GPU)
+        backend.init_cuda_graph_state(captured, captured * draft, kv_indices_buf=small)
+        has_masks = hasattr(type(backend), "verify_mask")
+        buffer = (
+            backend.verify_mask.buffer
+            if has_masks
+            else backend.get_verify_buffers_to_fill_after_draft()[0]
+        )
+        size.append(buffer.nbytes)
+        given = _chains(bs, draft)
+
+        def act() -> Any:
+            if has_masks:
+                mask = backend.verify_mask
+                return eagle_utils.build_tree_kernel_efficient(
+                    *given, mask.mode, mask.buffer, fill_prefix_mask=mask.is_read
+                )
+            room, positions = backend.get_verify_buffers_to_fill_after_draft()
+            mode = eagle_utils.TreeMaskMode.FULL_MASK
+            return eagle_utils.build_tree_kernel_efficient(*given, mode, room, positions)
+
+        made = act()
+        torch.cuda.synchronize()
+        cells: list[torch.Tensor] = []
+        if kind == "triton":  # TRT-LLM MLA reads no mask
+            at = 0
+            for length in given[4].tolist():
+                rows = made[0][at : at + draft * (length + draft)].reshape(draft, length + draft)
+                cells.append(rows[:, length:].to(torch.uint8).clone())
+                at += rows.numel()
+        again = _republished(act, arguments, *modules, eagle_worker_v2)
+        return again, [*cells, *(value.clone() for value in made[1:])]
+
+    return make
+
+
+def _chains(bs: int, draft: int) -> tuple[Any, ...]:
+    """A tree builder's arguments: two branches where there is room for them, else a chain."""
+    nodes = [0, 1, 2, 4] if draft == 5 else list(range(draft - 1))
+    parents = [-1, 0, 1] if draft == 5 else list(range(-1, draft - 2))
+    topk, steps = (2, 2) if draft == 5 else (1, draft - 1)
+    return (
+        torch.zeros(bs, dtype=torch.int64, device=GPU),
+        torch.tensor([parents] * bs, device=GPU),
+        torch.tensor([nodes] * bs, device=GPU),
+        torch.zeros((bs, draft - 1), dtype=torch.int64, device=GPU),
+        torch.arange(bs, device=GPU) * 37 % 900 + 1000,
+        0,
+        topk,
+        steps,
+        draft,
+    )

@@ -1,0 +1,58 @@
+"""Putting the stand-ins for CUDA wheels where the attention backends would hold the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ..lent import Wrapper
+
+_ATTENTION = "sglang.srt.layers.attention"
+
+
+def flashinfer() -> Any:
+    """The FlashInfer backend's module, planning what keeps its plans."""
+    module: Any = import_module(f"{_ATTENTION}.flashinfer_backend")
+    for kind in ("DecodeWithPaged", "PrefillWithPaged", "PrefillWithRagged"):
+        setattr(module, f"Batch{kind}KVCacheWrapper", Wrapper)
+    module.fast_decode_plan = Wrapper.begin_forward
+    module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(0)
+    module.should_use_tensor_core = lambda **_: False
+    return module
+
+
+def flashinfer_mla() -> Any:
+    """The FlashInfer MLA backend's module, likewise."""
+    module: Any = import_module(f"{_ATTENTION}.flashinfer_mla_backend")
+    for kind in ("MLAPagedAttention", "PrefillWithRaggedKVCache"):
+        setattr(module, f"Batch{kind}Wrapper", Wrapper)
+    module.fast_mla_decode_plan = Wrapper.begin_forward
+    module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(0)
+    return module
+
+
+def trtllm() -> tuple[Any, Any]:
+    """The TRT-LLM MLA backend's module, and the one that it inherits from."""
+    parent = flashinfer_mla()
+    module: Any = import_module(f"{_ATTENTION}.trtllm_mla_backend")
+    module._jit_fixup_module = lambda *_: None  # CUDA, compiled at first use
+    module._multi_ctas_kv_counter_bytes = lambda *_: 0
+    module.can_use_set_mla_kv_concat_q = lambda *_, **__: False
+    module.DEFAULT_WORKSPACE_SIZE_MB = 0  # the kernel's scratch, 128 MB
+    return module, parent
+
+
+class Counted:
+    """A Triton kernel that counts its launches."""
+
+    def __init__(self, kernel: Any) -> None:
+        """Launch `kernel`."""
+        self.kernel = kernel
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        """Count a launch."""
+        self.grids.append(grid)
+        launch: Callable[..., Any] = self.kernel[grid]
+        return launch

@@ -1,0 +1,199 @@
+"""When a step does without lengths on the host, and the masks that a hybrid backend then lends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers import overlap_utils, scheduler
+from sglang.srt.speculative import eagle_worker_v2
+from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
+
+import sglang_perf_patches
+from sglang_perf_patches.proof.comparing import live
+from sglang_perf_patches.proof.mla import trees
+from sglang_perf_patches.proof.mla.rig import CONTEXT, Room, furnished, model_runner
+from sglang_perf_patches.proof.mla.sync_opt_out import (
+    CAPTURED,
+    DRAFT,
+    MODULES,
+    PATCH,
+    TRTLLM,
+    arguments,
+    backend,
+    build,
+    drafting,
+    forward_batch,
+    published,
+)
+
+_DECIDE = overlap_utils.decide_needs_cpu_seq_lens
+PIECEWISE = "disable_piecewise_cuda_graph" in _DECIDE.__code__.co_names
+BOUNDS = "max_context_len" in TRTLLM.TRTLLMMLABackend.init_forward_metadata.__code__.co_names
+
+
+def needs(
+    target: str,
+    draft: str | None,
+    extend: str | None,
+    fallback: str = "triton",
+    **given: Any,
+) -> bool:
+    """The scheduler's decision for a worker's backends."""
+    served = arguments(**given)
+    with furnished(served, *MODULES):
+        runner = model_runner(served, mla=True)
+        of_draft = model_runner(served, mla=True, is_draft_worker=True)
+        worker = Room(
+            _target_worker=Room(model_runner=Room(attn_backend=backend(target, runner))),
+            _draft_worker=Room(
+                draft_attn_backend=drafting(draft, of_draft) if draft else None,
+                draft_extend_attn_backend=backend(extend, of_draft) if extend else None,
+                draft_runner=Room(attn_backend=backend(fallback, of_draft)),
+            ),
+        )
+        backends = eagle_worker_v2.EAGLEWorkerV2.spec_v2_attn_backends.fget(worker)
+        return bool(scheduler.decide_needs_cpu_seq_lens(served, backends))
+
+
+def layered(extends: tuple[str | None, ...], **given: Any) -> bool:
+    """The same of a worker with one draft layer per step."""
+    served = arguments(enable_multi_layer_eagle=True, **given)
+    with furnished(served, *MODULES):
+        runner = model_runner(served, mla=True)
+        worker = Room(
+            _target_worker=Room(model_runner=Room(attn_backend=backend("triton", runner))),
+            _draft_worker=Room(
+                draft_extend_attn_backend_list=[
+                    backend(kind, runner) if kind else None for kind in extends
+                ],
+                draft_runner_list=[Room(attn_backend=backend("flashinfer", runner))] * len(extends),
+            ),
+        )
+        backends = MultiLayerEagleWorkerV2.spec_v2_attn_backends.fget(worker)
+        return bool(scheduler.decide_needs_cpu_seq_lens(served, backends))
+
+
+PLAIN = ("triton", "triton", "triton")
+DECISIONS: list[tuple[dict[str, Any], bool, bool]] = [
+    # case, whether the patched server needs host lengths, whether stock's does
+    ({"of": PLAIN}, False, PIECEWISE),
+    ({"of": ("trtllm", "trtllm", "trtllm")}, False, PIECEWISE),
+    ({"of": ("triton", None, "triton"), "speculative_num_steps": 1}, False, PIECEWISE),
+    ({"of": ("flashinfer", "triton", "triton")}, True, True),
+    ({"of": ("triton", "flashinfer", "triton")}, True, True),
+    ({"of": ("triton", "triton", "flashinfer")}, True, True),
+    ({"of": ("triton", None, "triton")}, True, PIECEWISE),
+    # Stock 0.5.13 misses what an unnamed draft-extend runs on, where piecewise graphs are off.
+    (
+        {"of": ("triton", "triton", None, "flashinfer"), "disable_piecewise_cuda_graph": True},
+        True,
+        not PIECEWISE,
+    ),
+    # decode counts; prefill only where it verifies
+    (
+        {"of": ("flashinfer+triton", "triton", "triton"), "speculative_attention_mode": "decode"},
+        False,
+        True,
+    ),
+    (
+        {"of": ("flashinfer+trtllm", "trtllm", "trtllm"), "speculative_attention_mode": "decode"},
+        BOUNDS,
+        True,
+    ),
+    ({"of": ("flashinfer+triton", "triton", "triton")}, True, True),
+    ({"of": ("triton+flashinfer", "triton", "triton")}, True, True),
+    (
+        {
+            "of": ("triton", "triton", "flashinfer+triton"),
+            "speculative_attention_mode": "decode",
+        },
+        True,
+        True,
+    ),
+]
+UNSERVED = (
+    {"enable_two_batch_overlap": True},
+    {"speculative_algorithm": "NGRAM"},
+    {"speculative_adaptive": True},
+    {"enable_forward_pass_metrics": True},
+    {"speculative_algorithm": "DFLASH"},
+    {"pp_size": 2},
+    {
+        "get_model_config": lambda: Room(
+            hf_text_config=Room(rope_scaling={"mrope_section": [1, 1, 2]})
+        )
+    },
+    *(
+        ({"enable_breakable_cuda_graph": True}, {"enforce_piecewise_cuda_graph": True})
+        if PIECEWISE
+        else ()
+    ),
+)
+
+
+def decisions() -> None:
+    """The rule, on stock and patched; and the situations that it leaves to stock."""
+    for case, _, stock in DECISIONS:
+        assert decided(case) == stock, f"stock: {case}"
+    with live(PATCH):
+        for case, patched, _ in DECISIONS:
+            assert decided(case) == patched, case
+        assert not layered(("triton", "triton"))
+        assert layered(("triton", None))
+        assert layered(("triton", "flashinfer"))
+    hybrid = ("flashinfer+triton", "triton", "triton")
+    for given in UNSERVED:
+        with live(PATCH, ran=False):
+            found = needs(*hybrid, speculative_attention_mode="decode", **given)
+            assert found, given
+            assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated", given
+
+
+def decided(case: dict[str, Any]) -> bool:
+    """The decision in one case of `DECISIONS`."""
+    return needs(*case["of"], **{name: case[name] for name in case if name != "of"})
+
+
+def large_batch() -> None:
+    """An eager batch larger than the captured ones gets a mask of its own, and stays in it."""
+    served = arguments(speculative_attention_mode="decode")
+    lengths = [CONTEXT - 8] * (CAPTURED + 2)
+    case = {"kind": "flashinfer+triton", "mode": "verify", "lengths": lengths}
+    with furnished(served, *MODULES):
+        runner = model_runner(served, mla=True)
+        target = backend(case["kind"], runner)
+        assert not overlap_utils.decide_needs_cpu_seq_lens(served, (target,))
+        target.init_cuda_graph_state(CAPTURED, CAPTURED * DRAFT)
+        child = target.decode_backend
+        guarded = torch.full((child.cuda_graph_custom_mask.numel() + 4096,), 7, dtype=torch.uint8)
+        room = guarded[: child.cuda_graph_custom_mask.numel()]
+        child.cuda_graph_custom_mask = room
+        batch = published(runner, lengths, False)
+        forward = forward_batch(runner, batch, case)
+        build(case, target, batch, forward)
+        assert bool((guarded == 7).all()), "the buffer was written"
+        mask = forward.spec_info.custom_mask
+        assert mask.numel() >= sum(DRAFT * (length + DRAFT) for length in lengths)
+        chain = torch.tril(torch.ones(DRAFT, DRAFT, dtype=torch.uint8))
+        assert all(torch.equal(c, chain) for c in trees.cells(mask, lengths, DRAFT))
+
+
+def no_graphs() -> None:
+    """Without graphs a hybrid has no mask to lend, and stock's worker knows the longest context."""
+    served = arguments(speculative_attention_mode="decode")
+    with furnished(served, *MODULES):
+        runner = model_runner(served, mla=True)
+        target = backend("flashinfer+triton", runner)
+        assert not overlap_utils.decide_needs_cpu_seq_lens(served, (target,))
+        assert target.get_verify_buffers_to_fill_after_draft() == [None, None]
+        assert target.max_context_len == CONTEXT
+        target.update_verify_buffers_to_fill_after_draft(None, None)  # the plan stream's
+
+
+def run() -> None:
+    """The rule, and the lent masks."""
+    decisions()
+    with live(PATCH):
+        large_batch()
+        no_graphs()

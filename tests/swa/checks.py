@@ -8,63 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from invariants import Witness
 
 from sglang_perf_patches.bench.decode_worker import DecodeWorker, Shape
+from sglang_perf_patches.proof.swa.loads import admitted, history, pressed
+from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
-
-
-def admitted(
-    window: int,
-    page_size: int,
-    swa_tokens: int,
-    full_tokens: int,
-    prompt: int,
-    max_new_tokens: int = 128,
-) -> dict[str, Any]:
-    """How many of 64 equal requests an empty worker admits, what they hold, and who is refused."""
-    shape = Shape(
-        window=window,
-        page_size=page_size,
-        swa_tokens=swa_tokens,
-        full_tokens=full_tokens,
-        context=prompt + max_new_tokens + 512,
-    )
-    worker = DecodeWorker(shape)
-    for _ in range(64):
-        worker.submit(prompt, max_new_tokens)
-    reqs = worker.admit()
-    assert [req.rid for req in reqs] == [f"r{n}" for n in range(len(reqs))], "not in order"
-    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
-    return {
-        "admitted": len(reqs),
-        "held": sorted(set(held)),
-        "refused": len(worker.rejected),
-        "message": next(iter(worker.rejected.values()), ""),
-    }
-
-
-def history(window: int, page_size: int, plenty: bool) -> dict[str, Any]:
-    """Order of admission, and tokens of every step, of a mixed load."""
-    shape = Shape(
-        window=window,
-        page_size=page_size,
-        swa_tokens=65536 if plenty else 8 * (window + page_size) // page_size * page_size,
-        full_tokens=65536,
-        context=2048,
-        running=6,
-        in_transfer=3,
-        reserved=16,
-    )
-    worker = DecodeWorker(shape)
-    Witness(worker)
-    for length in (5, 300, 64, 65, 1000, 1, 129, 500, 17):
-        worker.submit(length, 12)
-    tokens = []
-    while not worker.idle and len(tokens) < 300:
-        worker.step()
-        tokens.append(worker.counts.tokens)
-    return {"order": worker.order, "tokens": tokens, "rejected": worker.rejected}
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -101,6 +49,36 @@ def refuses_what_would_block_for_ever() -> None:
     third = worker.submit(100, 3000)
     worker.step()
     assert third.rid not in worker.rejected
+
+
+def resumes_what_fits_in_pages() -> None:
+    """Two retracted requests whose tokens fit together and whose pages don't: one is resumed."""
+    shape = Shape(
+        window=1,
+        page_size=64,
+        swa_tokens=320,
+        full_tokens=448,
+        context=640,
+        running=5,
+        in_transfer=4,
+        reserved=0,
+        transfer_steps=0,
+    )
+    worker = DecodeWorker(shape)
+    witness = Witness(worker)
+    for prompt in (1, 1, 120, 121):
+        worker.submit(prompt, 60)
+    for _ in range(10):
+        worker.step()
+    worker.retract()
+    retracted = len(worker.queue.retracted_queue)
+    assert retracted > 1, "more than one is to be retracted"
+    worker.admit()
+    witness.check()
+    assert len(worker.queue.retracted_queue) == retracted - 1
+    worker.run(300)
+    assert worker.counts.finished == 4
+    witness.check_drained()
 
 
 def gates(page_size: int) -> None:
@@ -245,33 +223,6 @@ def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
     witness.check()
 
 
-def evicts_before_it_retracts(window: int, page_size: int, swa_tokens: int) -> dict[str, int]:
-    """Retractions, and tokens, of a load that the sliding-window pool is too small for."""
-    shape = Shape(
-        window=window,
-        page_size=page_size,
-        swa_tokens=swa_tokens,
-        full_tokens=65536,
-        context=2048,
-        running=8,
-        in_transfer=8,
-        reserved=0,
-    )
-    worker = DecodeWorker(shape)
-    witness = Witness(worker)
-    for number in range(12):
-        worker.submit(20 + 13 * number, 40 + 11 * (number % 5))
-    for step in range(700):
-        if worker.idle:
-            break
-        worker.step()
-        if step % 20 == 0:
-            witness.check()
-    assert worker.idle, "requests are left"
-    witness.check_drained()
-    return {"retractions": worker.counts.retractions, "tokens": worker.counts.tokens}
-
-
 def evicts_only_where_it_would_retract() -> None:
     """Where the step fits, nothing is evicted by the check, and a fresh request is left alone."""
     shape = Shape(
@@ -301,4 +252,4 @@ CHECKS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in list(globals().items())
     if inspect.isfunction(function) and function.__module__ == __name__
-}
+} | {"admitted": admitted, "history": history, "pressed": pressed}

@@ -14,7 +14,7 @@ import pytest
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-sys.path.insert(0, str(_ROOT / "examples"))
+sys.path[:0] = [str(_HERE), str(_ROOT / "examples")]
 
 from linux_mlx.environments import environment, variables  # noqa: E402
 from sglang_perf_patches import releases  # noqa: E402

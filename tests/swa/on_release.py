@@ -9,12 +9,14 @@ of work first, to see that a check notices. Prints one JSON line a job: its ``va
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 import traceback
+import warnings
 from typing import Any
 
-import lent
+from sglang_perf_patches.proof import lent
 
 lent.lend()
 
@@ -24,6 +26,9 @@ from sglang_perf_patches import activation  # noqa: E402
 
 def main(broken: str = "") -> int:
     """Do the jobs; the result of each is its line."""
+    warnings.filterwarnings("ignore")
+    for name in ("sglang", "sglang_perf_patches"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     import sglang.srt.disaggregation.decode  # noqa: F401 - the patches go live on what is there
     from checks import CHECKS
     from machine import play

@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from .. import sets
 from ..proof import Different, Missing
 from . import report
 from .report import Table
 
-NAMES = ("swa",)
+NAMES = sets.NAMES
 """The sets that have a bench, in the order of ``list``."""
 
 

@@ -9,11 +9,9 @@ each running request).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
-import logging
-import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -354,22 +352,22 @@ class DecodeWorker:
                 self._extend(req, missing)
 
     def _extend(self, req: Any, tokens: int) -> None:
-        """Allocate slots behind a request's last one, as speculative decoding does."""
+        """Allocate slots behind a request's last one, as speculative decoding does.
+
+        One token is allocated as a decode step does it: for more, stock wants a free page beyond
+        those that it takes.
+        """
         import torch
 
         held = self.allocated(req)
+        now, then = torch.tensor([held]), torch.tensor([held + tokens])
         if self.shape.page_size == 1:
             slots = self.allocator.alloc(tokens)
+        elif tokens == 1:
+            slots = self.allocator.alloc_decode(then, then, self.slots(req, held - 1, held).long())
         else:
             last = self.slots(req, held - 1, held).long()
-            slots = self.allocator.alloc_extend(
-                torch.tensor([held]),
-                torch.tensor([held]),
-                torch.tensor([held + tokens]),
-                torch.tensor([held + tokens]),
-                last,
-                tokens,
-            )
+            slots = self.allocator.alloc_extend(now, now, then, then, last, tokens)
         assert slots is not None, "the pool is full"
         self.rows.write((self._row(req), slice(held, held + tokens)), slots.to(torch.int32))
         self._set(req, "kv_allocated_len", held + tokens)
@@ -471,20 +469,6 @@ class DecodeWorker:
             stock._init_kv_manager = original
 
 
-def prepare_process() -> None:
-    """Make this process fit for a worker: before sglang or triton is imported.
-
-    Triton's kernels run in its interpreter, on CPU tensors, and sglang says no more than errors.
-    """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return
-    if "triton" in sys.modules or "sglang" in sys.modules:
-        raise RuntimeError("triton or sglang is imported already")
-    os.environ["TRITON_INTERPRET"] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.getLogger("sglang").setLevel(logging.CRITICAL)
-
-
 def _is_done(req: Any) -> bool:
     return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)
 
@@ -493,8 +477,12 @@ def _token_array(ids: list[int], batches: Any) -> Any:
     """Token ids in the type that the release's ``Req`` joins with its output ids."""
     from array import array
 
-    wants_array = "array(" in inspect.getsource(batches.Req.__init__)
-    return array("q", ids) if wants_array else ids
+    return array("q", ids) if _mentions(vars(batches.Req)["__init__"], "array(") else ids
+
+
+@functools.cache
+def _mentions(function: Any, text: str) -> bool:
+    return text in inspect.getsource(function)
 
 
 def _server_args(shape: Shape) -> Any:

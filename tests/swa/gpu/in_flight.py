@@ -95,6 +95,7 @@ def main(out: str, page_size: str, *lengths: str) -> int:
         "mem_fraction_static": 0.7,
         "disable_cuda_graph": True,
         "disable_piecewise_cuda_graph": True,
+        "cuda_graph_backend_prefill": "disabled",
         "random_seed": 0,
         "log_level": "warning",
     }

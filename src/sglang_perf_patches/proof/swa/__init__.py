@@ -4,8 +4,41 @@ from __future__ import annotations
 
 from .. import Case
 
-CASES: tuple[Case, ...] = ()
+_HERE = f"{__name__}.compared"
+
+CASES: tuple[Case, ...] = (
+    Case(
+        patch="swa.tail-prealloc",
+        compare=f"{_HERE}:tail_prealloc",
+        what="order and steps with room for everything, admission in order and no less, the KV of "
+        "random episodes",
+    ),
+    Case(
+        patch="swa.page-size-1",
+        compare=f"{_HERE}:page_size_1",
+        what="order and steps with room for everything, admission in order and no less, the KV of "
+        "random episodes",
+    ),
+    Case(
+        patch="swa.window-bounded-admission",
+        compare=f"{_HERE}:window_bounded_admission",
+        what="order and steps with room for everything, admission whatever max_new_tokens is, the "
+        "KV of random episodes",
+    ),
+    Case(
+        patch="swa.evict-before-retract",
+        compare=f"{_HERE}:evict_before_retract",
+        what="order and steps with room for everything, all tokens of a load that is retracted, "
+        "the KV of random episodes",
+    ),
+)
 
 
 def prepare() -> None:
     """Make this process fit for the cases, before sglang is imported."""
+    import logging
+
+    from .. import lent
+
+    lent.lend()
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)  # of requests that are to be refused

@@ -320,17 +320,22 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
 
 
 def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
-    """The retracted requests whose sliding-window KV fits, first come, first served."""
-    left = _swa_budget(queue, retractable=None, count_retracted=False)
+    """The retracted requests whose KV fits in whole pages, first come, first served.
+
+    Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
+    """
+    swa_left = _swa_budget(queue, retractable=None, count_retracted=False)
+    full_left = queue.token_to_kv_pool_allocator.full_available_size()
     chosen = None if rids_to_check is None else set(rids_to_check)
     resumed = set()
     for req in queue.retracted_queue:
         if chosen is not None and req.rid not in chosen:
             continue
-        held = _swa_tokens(queue, req)
-        if held > left:
+        swa, full = _swa_tokens(queue, req), _pages(queue, fill_length(req))
+        if swa > swa_left or full > full_left:
             break
-        left -= held
+        swa_left -= swa
+        full_left -= full
         resumed.add(req.rid)
     return resumed
 

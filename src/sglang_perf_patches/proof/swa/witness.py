@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.bench.decode_worker import DecodeWorker
+from ...bench.decode_worker import DecodeWorker
+from .. import Different
 
 
 class Witness:
@@ -15,12 +16,14 @@ class Witness:
     Attributes:
         worker: what is watched.
         written: request id → tokens whose KV has been written.
+        checks: how often everything was checked.
     """
 
     def __init__(self, worker: DecodeWorker) -> None:
         """Take over the writing of KV."""
         self.worker = worker
         self.written: dict[str, int] = {}
+        self.checks = 0
         worker.written = self.write
 
     def write(self, req: Any, first: int, end: int) -> None:
@@ -34,22 +37,35 @@ class Witness:
         self.written[req.rid] = end
 
     def check(self) -> None:
-        """Assert every invariant."""
+        """Check every invariant.
+
+        Raises:
+            Different: one does not hold.
+        """
         live = self.worker.live()
         self._pages(live)
         self._mapping(live)
         self._contents(live)
+        self.checks += 1
 
     def check_drained(self) -> None:
-        """Assert that nothing is left of the requests that were there."""
+        """Check that nothing is left of the requests that were there.
+
+        Raises:
+            Different: something is.
+        """
         worker, allocator = self.worker, self.worker.allocator
-        assert worker.idle
+        must(worker.idle, "requests are left")
         page = worker.shape.page_size
-        assert allocator.full_available_size() == worker.shape.full_tokens // page * page
-        assert allocator.swa_available_size() == worker.shape.swa_tokens // page * page
+        for name, free, size in (
+            ("full", allocator.full_available_size(), worker.shape.full_tokens),
+            ("sliding-window", allocator.swa_available_size(), worker.shape.swa_tokens),
+        ):
+            must(free == size // page * page, f"the {name} pool has {free} of {size} after a drain")
         mapping = allocator.full_to_swa_index_mapping
-        assert int(mapping[-1]) == -1
-        assert not mapping[:-1].any(), "slots are still mapped after a drain"
+        must(int(mapping[-1]) == -1, "the mapping's last entry is not -1")
+        must(not mapping[:-1].any(), "slots are still mapped after a drain")
+        self.checks += 1
 
     def _pages(self, live: list[Any]) -> None:
         """Free and live pages are unique, disjoint, and all there are."""
@@ -65,8 +81,8 @@ class Witness:
             (worker.allocator.swa_attn_allocator, swa_live, worker.shape.swa_tokens),
         ):
             pages = torch.cat([_free_pages(part), *owned])
-            assert len(torch.unique(pages)) == len(pages), "a page has two owners"
-            assert sorted(pages.tolist()) == list(range(1, size // page + 1)), "a page is lost"
+            must(len(torch.unique(pages)) == len(pages), "a page has two owners")
+            must(sorted(pages.tolist()) == list(range(1, size // page + 1)), "a page is lost")
 
     def _mapping(self, live: list[Any]) -> None:
         """A request is mapped from its evicted length on, to slots that nobody else has."""
@@ -75,17 +91,17 @@ class Witness:
         owned, charged = [], 0
         for req in live:
             evicted, allocated = worker.evicted(req), worker.allocated(req)
-            assert evicted % page == 0
-            assert worker.committed(req) <= allocated
+            must(evicted % page == 0, "a part of a page is evicted")
+            must(worker.committed(req) <= allocated, "a token has KV and no slot")
             slots = mapping[worker.slots(req, 0, allocated).long()]
-            assert not slots[:evicted].any(), "an evicted token is mapped"
-            assert (slots[evicted:] > 0).all(), "a token that is not evicted is not mapped"
+            must(not slots[:evicted].any(), "an evicted token is mapped")
+            must((slots[evicted:] > 0).all(), "a token that is not evicted is not mapped")
             owned.append(slots[evicted:])
             charged += -(-allocated // page) * page - evicted
         slots = torch.cat(owned) if owned else torch.empty(0)
-        assert len(torch.unique(slots)) == len(slots), "two tokens own one sliding-window slot"
+        must(len(torch.unique(slots)) == len(slots), "two tokens own one sliding-window slot")
         used = worker.shape.swa_tokens // page * page - worker.allocator.swa_available_size()
-        assert used == charged, f"{used} sliding-window tokens are used, {charged} are held"
+        must(used == charged, f"{used} sliding-window tokens are used, {charged} are held")
 
     def _contents(self, live: list[Any]) -> None:
         """Full KV of every token, and sliding-window KV of the window, is what was written."""
@@ -96,12 +112,22 @@ class Witness:
             end = min(self.written[req.rid], worker.committed(req))
             slots = worker.slots(req, 0, end).long()
             values = _values(req, 0, end)
-            assert _read(worker.pool.full_kv_pool, slots).eq(values[:, None]).all()
+            full = _read(worker.pool.full_kv_pool, slots)
+            must(full.eq(values[:, None]).all(), "full KV of a token is another")
             start = max(0, end - (worker.shape.window or end))
-            assert worker.evicted(req) <= start, "a token in the window has been evicted"
+            must(worker.evicted(req) <= start, "a token in the window has been evicted")
             swa = worker.allocator.full_to_swa_index_mapping[slots[start:]]
             read = _read(worker.pool.swa_kv_pool, swa)
-            assert read.eq(values[start:, None]).all(), "sliding-window KV of a token is another"
+            must(
+                read.eq(values[start:, None]).all(),
+                "sliding-window KV of a token is another",
+            )
+
+
+def must(holds: object, otherwise: str) -> None:
+    """Raise `Different` with a text unless something holds."""
+    if not holds:
+        raise Different(otherwise)
 
 
 def _values(req: Any, first: int, end: int) -> Any:

@@ -1,0 +1,361 @@
+"""Outputs of a real disaggregated pair of servers, stock and patched, over a real KV transfer.
+
+usage: python two_gpus.py OUT.json [--page-size 64] [--gpus 0,1] [--backend nixl] [--seconds 540]
+
+Boots one stock prefill server on the first GPU and two decode servers on the second, one stock and
+one with the exact swa patches, of the sglang on PYTHONPATH: the same small GPT-OSS with the same
+random weights, and a sliding-window pool of 12,288 tokens. Each prompt goes to the prefill
+server and to one of the decode servers. First prompts around the window and the page are sent one
+by one, then 64 at once. Compares tokens and their log-probabilities, and writes what
+`probe/sitecustomize.py` counted in each decode server: most requests in flight, retractions, and
+whether both pools are whole after the drain. 0 where every output is equal and the pools are whole.
+
+The servers run with deterministic inference, so that a request's output does not depend on what
+else is in its batch; where a release can't boot with it here, without it, and then what is sent at
+once is compared but decides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE))
+
+from in_flight import CONFIG  # noqa: E402
+
+PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
+BOOTSTRAP = 8998
+ALONE = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300, 1000, 4097)
+REQUESTS, OUTPUT = 64, 192
+FULL, SWA = 1_048_576, 12_288
+WAYS = ("all", "cuda_copy,sm,tcp,self", "cuda_copy,tcp,self")
+"""What UCX may use, in the order in which they are tried."""
+
+_ROOMS = itertools.count(1001)
+
+Output = tuple[list[int], list[float]]
+"""Token ids, and the log-probability of each."""
+
+
+@dataclass
+class Side:
+    """A server: its name, its process and its port."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    probe: Path
+    port: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the port that belongs to the name."""
+        self.port = PORTS[self.name]
+
+
+def main() -> int:
+    """Boot, send, compare and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--gpus", default="0,1")
+    parser.add_argument("--backend", default="nixl")
+    parser.add_argument("--seconds", type=float, default=540.0)
+    given = parser.parse_args()
+    until = time.monotonic() + given.seconds
+    result: dict[str, Any] = {"page_size": given.page_size, "backend": given.backend}
+    if given.backend == "nixl":
+        result["transfer"] = _choose_way(given.gpus.split(","))
+    for deterministic in (True, False):
+        try:
+            with _servers(given, deterministic, until) as sides:
+                result["deterministic"] = deterministic
+                _measure(sides, result, given.out, until)
+            break
+        except _DidNotBoot as error:
+            print(f"did not boot, deterministic={deterministic}: {error}", flush=True)
+            result["error"] = str(error)[-1500:]
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1), flush=True)
+    return 0 if result.get("equal") else 1
+
+
+def _choose_way(gpus: Sequence[str]) -> dict[str, Any]:
+    """Find a way for nixl between the GPUs, and have the servers take it; what was tried last."""
+    told: dict[str, Any] = {}
+    for ways in WAYS:
+        os.environ["UCX_TLS"] = ways
+        done = subprocess.run(
+            [sys.executable, _HERE / "transfer_check.py", *gpus], capture_output=True, text=True
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        told = json.loads(lines[-1]) if lines else {"ok": False}
+        print("transfer", json.dumps(told), "" if told["ok"] else done.stderr[-800:], flush=True)
+        if told["ok"]:
+            break
+    return told
+
+
+class _DidNotBoot(Exception):
+    """A server ended, or did not answer in time."""
+
+
+def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path, until: float) -> None:
+    result["patches"] = _live(sides["patched"].process.pid)
+    for side in ("stock", "patched"):  # kernels compile
+        _send(sides[side], _prompt(900, 300), 8)
+    alone = {
+        side: [_send(sides[side], _prompt(number, n), OUTPUT) for number, n in enumerate(ALONE)]
+        for side in ("stock", "patched")
+    }
+    result["alone"] = {"lengths": ALONE} | _compare(alone["stock"], alone["patched"])
+    print(json.dumps(result["alone"]), flush=True)
+    prompts = [_prompt(100 + n, 4000 - 16 * n) for n in range(REQUESTS)]
+    # What a request answers alone is what it is to answer in company.
+    some = range(0, REQUESTS, 16)
+    lonely = [_send(sides["stock"], prompts[n], OUTPUT) for n in some]
+    at_once: dict[str, list[Output]] = {}
+    for side in ("stock", "patched"):
+        _settled(sides[side])
+        Path(f"{sides[side].probe}.reset").touch()
+        began = time.monotonic()
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            at_once[side] = list(pool.map(lambda p: _send(sides[side], p, OUTPUT), prompts))  # noqa: B023
+        told = {"seconds": round(time.monotonic() - began, 1)} | _settled(sides[side])
+        told["pools_whole"] = (
+            told["swa_free"] == told["swa_size"]
+            and told["full_free"] == told["full_size"]
+            and told["still_mapped"] == 0
+        )
+        result[side] = told
+        print(side, json.dumps(told), flush=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    result["at_once"] = {"requests": REQUESTS} | _compare(at_once["stock"], at_once["patched"])
+    result["at_once_as_alone"] = _compare(lonely, [at_once["patched"][n] for n in some])
+    decisive = [result["alone"]]
+    if result["deterministic"]:
+        decisive += [result["at_once"], result["at_once_as_alone"]]
+    whole = result["stock"]["pools_whole"] and result["patched"]["pools_whole"]
+    result["equal"] = whole and all(part["equal"] == part["compared"] for part in decisive)
+
+
+def _prompt(number: int, length: int) -> list[int]:
+    """Token ids that differ from prompt to prompt and have no period."""
+    state, ids = 12345 + 7919 * number, []
+    for _ in range(length):
+        state = (1103515245 * state + 12345) % 2**31
+        ids.append(10 + (state >> 8) % 30000)
+    return ids
+
+
+def _send(side: Side, ids: list[int], output: int) -> Output:
+    """Send a request to the prefill server and to a decode server; what the latter answers."""
+    body = json.dumps(
+        {
+            "input_ids": ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": output, "ignore_eos": True},
+            "return_logprob": True,
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": BOOTSTRAP,
+            "bootstrap_room": next(_ROOMS),
+        }
+    ).encode()
+    with ThreadPoolExecutor(2) as pool:
+        prefill = pool.submit(_post, PORTS["prefill"], body)
+        answer = pool.submit(_post, side.port, body).result()
+        prefill.result()
+    told = answer["meta_info"]["output_token_logprobs"]
+    reason = answer["meta_info"]["finish_reason"]
+    assert reason["type"] == "length", reason
+    tokens = [int(entry[1]) for entry in told]
+    assert len(tokens) == output, (len(tokens), output)
+    return tokens, [float(entry[0]) for entry in told]
+
+
+def _post(port: int, body: bytes) -> Any:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return json.load(answer)
+
+
+def _compare(first: Sequence[Output], second: Sequence[Output]) -> dict[str, Any]:
+    """How many outputs are equal in all tokens and bits, and how far the others are apart."""
+    equal = sum(a == b for a, b in zip(first, second, strict=True))
+    same = sum(a[0] == b[0] for a, b in zip(first, second, strict=True))
+    apart = [
+        abs(x - y)
+        for a, b in zip(first, second, strict=True)
+        for s, t, x, y in zip(a[0], b[0], a[1], b[1], strict=True)
+        if s == t
+    ]
+    different = {tuple(output[0]) for output in first}
+    return {
+        "compared": len(first),
+        "equal": equal,
+        "same_tokens": same,
+        "largest_logprob_difference": max(apart, default=None),
+        "different_outputs": len(different),
+        "tokens_in_an_output": statistics.mean(len(set(output[0])) for output in first),
+    }
+
+
+@contextlib.contextmanager
+def _servers(
+    given: argparse.Namespace, deterministic: bool, until: float
+) -> Iterator[dict[str, Side]]:
+    first, second = given.gpus.split(",")
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    sides: dict[str, Side] = {}
+    try:
+        for name, gpu in (("prefill", first), ("stock", second), ("patched", second)):
+            log = given.out.with_suffix(f".{name}.log")
+            probe = folder / f"probe-{name}.json"
+            command = [sys.executable, "-m", "sglang.launch_server"]
+            command += _arguments(given, folder, name, gpu, deterministic)
+            if name == "patched":
+                command = [sys.executable, "-m", "sglang_perf_patches", "run", *command]
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    command,
+                    env=_variables(name, probe),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            sides[name] = Side(name, process, log, probe)
+        began = time.monotonic()
+        for side in sides.values():
+            _wait(side, min(until, began + 200))
+        print(f"booted in {time.monotonic() - began:.0f} s", flush=True)
+        yield sides
+    finally:
+        for side in sides.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(side.process.pid, signal.SIGKILL)
+            side.process.wait()
+
+
+def _variables(name: str, probe: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+        "SGLANG_DISABLE_CUDNN_CHECK": "1",
+        "SGLANG_HOST_IP": "127.0.0.1",
+        "PYTHONUNBUFFERED": "1",
+        "SGLANG_PERF_PATCHES": "swa" if name == "patched" else "none",
+        "SWA_PROBE": "" if name == "prefill" else str(probe),
+        "SWA_WEIGHTS": "1",
+    }
+
+
+def _arguments(
+    given: argparse.Namespace, folder: Path, name: str, gpu: str, deterministic: bool
+) -> list[str]:
+    prefill = name == "prefill"
+    wanted: dict[str, Any] = {
+        "model-path": folder,
+        "load-format": "dummy",
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "host": "127.0.0.1",
+        "port": PORTS[name],
+        "base-gpu-id": gpu,
+        "disaggregation-mode": "prefill" if prefill else "decode",
+        "disaggregation-transfer-backend": given.backend,
+        "disaggregation-bootstrap-port": BOOTSTRAP,
+        "attention-backend": "triton",
+        "sampling-backend": "pytorch",
+        "grammar-backend": "none",
+        "moe-runner-backend": "triton",
+        "page-size": given.page_size,
+        "max-total-tokens": FULL,
+        "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
+        "context-length": 16_384,
+        "max-running-requests": REQUESTS,
+        "mem-fraction-static": 0.4,
+        "disable-radix-cache": True,
+        "disable-cuda-graph": True,
+        "disable-piecewise-cuda-graph": True,
+        "enable-deterministic-inference": deterministic,
+        "random-seed": 0,
+        "log-level": "warning",
+    }
+    if prefill:
+        wanted["prefill-max-requests"] = 1  # so that a prompt's KV does not depend on the others
+    known = _known_options()
+    arguments = []
+    for option, value in wanted.items():
+        if f"--{option}" in known and value is not False:
+            arguments += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+    return arguments
+
+
+def _known_options() -> set[str]:
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return {option for action in parser._actions for option in action.option_strings}
+
+
+def _wait(side: Side, until: float) -> None:
+    """Wait until a server listens, which sglang's does once its model is there."""
+    while time.monotonic() < until:
+        if side.process.poll() is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", side.port), 1):
+            return
+        time.sleep(0.5)
+    raise _DidNotBoot(f"{side.name}:\n{side.log.read_text(errors='replace')[-3000:]}")
+
+
+def _settled(side: Side) -> dict[str, Any]:
+    """What the probe counted, once the server is idle."""
+    for _ in range(80):
+        time.sleep(0.5)
+        if side.probe.exists() and side.probe.stat().st_mtime > time.time() - 1:
+            state: dict[str, Any] = json.loads(side.probe.read_text())
+            if state["idle"]:
+                return state
+    raise RuntimeError(f"{side.name} did not become idle, or no probe runs in it")
+
+
+def _live(group: int) -> list[str]:
+    """What is live in the patched server's processes, as the project's own command tells."""
+    command = [sys.executable, "-m", "sglang_perf_patches", "status", "--json"]
+    told = subprocess.run(command, capture_output=True, text=True).stdout or "{}"
+    return sorted(
+        {
+            f"{process['role']}: {patch['id']}: {patch['state']}"
+            for process in json.loads(told).get("processes", [])
+            for patch in process["patches"]
+            if patch["id"].startswith("swa.")
+            and patch["state"] != "off"
+            and os.getpgid(process["pid"]) == group
+        }
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

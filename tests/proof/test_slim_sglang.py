@@ -1,0 +1,130 @@
+"""``verify`` on a slim, stock sglang 0.5.23 without a GPU: it passes, and fails when it should."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linux_mlx.environments import install_checkout, sglang_environment, variables
+from sglang_perf_patches import sets
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+BREAKS = {
+    "mlx.kv-arena": ("mlx/kv_arena.py", "at = self.longest - 1", "at = self.longest - 2"),
+    "mlx.step-mask": ("mlx/step_mask.py", '("zeros", shape, dtype)', '("zeros", dtype)'),
+    "mla.verify-mask-fill": (
+        "mla/verify_mask_fill.py",
+        "cells = (batch.seq_lens.long() + 1).cumsum(0) - 1",
+        "cells = (batch.seq_lens.long() + 1).cumsum(0) - 2",
+    ),
+    "mla.flashinfer-host-indptr": (
+        "mla/flashinfer_host_indptr.py",
+        "torch.outer(torch.arange(1, steps + 1)",
+        "torch.outer(torch.arange(2, steps + 2)",
+    ),
+    "mla.shared-draft-tables": (
+        "mla/shared_draft_tables.py",
+        "torch.arange(steps - 1, 0, -1,",
+        "torch.arange(steps, 1, -1,",
+    ),
+    "mla.shared-block-tables": (
+        "mla/shared_draft_tables.py",
+        "for step in self.attn_backends[1:]:",
+        "for step in self.attn_backends[2:]:",
+    ),
+    "mamba.zero-sync": (
+        "mamba/zero_sync.py",
+        "return host.to_device([indices], self.device)[0]",
+        "return host.to_device([indices + 1], self.device)[0]",
+    ),
+    "mamba.flashinfer-plan": (
+        "mamba/flashinfer_plan.py",
+        "host.to_device(made, device)",
+        "host.to_device([tensor + 1 for tensor in made], device)",
+    ),
+    "mamba.mamba2-chunk-indices": (
+        "mamba/chunk_indices.py",
+        "[start % chunk_size for start in starts]",
+        "[0 for start in starts]",
+    ),
+    "mamba.lightning-rows": (
+        "mamba/lightning_rows.py",
+        "torch.where(rows < 0, rows, stored)",
+        "torch.where(rows < 0, rows, stored.flip(0))",
+    ),
+    "swa.page-size-1": (
+        "swa/page_size_1.py",
+        'record_evicted(decode, named["req"], length - tail)',
+        'record_evicted(decode, named["req"], length)',
+    ),
+    "swa.window-bounded-admission": (
+        "swa/window_bounded_admission.py",
+        "ceil_align(window + eviction_interval(window, page) + page, page)",
+        "ceil_align(64 * window, page)",
+    ),
+    "swa.evict-before-retract": (
+        "swa/evict_before_retract.py",
+        "batch._evict_swa(req, req.seqlen - 1)",
+        "batch._evict_swa(req, req.seqlen + 64)",
+    ),
+}
+"""Patch → a file of its set, and a line of it that is broken on purpose."""
+
+
+def verify(source: Path) -> tuple[int, dict[str, Any]]:
+    """What the command finds with the package of a folder: its exit code, and each outcome."""
+    environment = sglang_environment("0.5.23")
+    install_checkout(environment)
+    done = subprocess.run(
+        [environment.python, "-m", "sglang_perf_patches", "verify", "--json"],
+        env=variables(PYTHONPATH=source),
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.stdout, done.stderr[-3000:]
+    found = {outcome["patch"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}
+    return done.returncode, found
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[int, dict[str, Any]]:
+    return verify(SOURCE)
+
+
+def test_every_set_has_patches_that_are_equal(whole: tuple[int, dict[str, Any]]) -> None:
+    code, found = whole
+    assert code == 0, found
+    equal = {id for id, outcome in found.items() if outcome["word"] == "equal"}
+    assert {id.partition(".")[0] for id in equal} == set(sets.NAMES)
+    assert all(found[id]["compared"] > 0 for id in equal)
+
+
+def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) -> None:
+    _, found = whole
+    assert set(found) == {p.id for name in sets.NAMES for p in sets.declared(name).patches}
+    skipped = [outcome for outcome in found.values() if outcome["word"] == "skipped"]
+    assert {outcome["reason"].partition(":")[0] for outcome in skipped} <= {"built-in", "absent"}
+
+
+def test_it_fails_on_each_patch_that_is_broken(
+    whole: tuple[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    broken = shutil.copytree(SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, before, after in BREAKS.values():
+        path = broken / "sglang_perf_patches" / "sets" / file
+        text = path.read_text(encoding="utf-8")
+        assert before in text, f"{file} no longer has {before!r}"
+        path.write_text(text.replace(before, after), encoding="utf-8")
+    _, found = whole
+    assert set(BREAKS) == {id for id, outcome in found.items() if outcome["word"] == "equal"}
+    code, found = verify(broken)
+    assert code == 1
+    unnoticed = [id for id in BREAKS if found[id]["word"] not in {"different", "failed"}]
+    assert unnoticed == []

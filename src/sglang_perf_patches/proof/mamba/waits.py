@@ -16,6 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ...sets.mamba.host import KnownMask
+
 DEVICE = "cpu:0"
 """A name of the CPU that stands for the GPU: a plain ``cpu`` is the host."""
 
@@ -46,6 +48,8 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
 
     def owns(self, value: Any) -> bool:
         """Whether a tensor is on the device."""
+        if isinstance(value, KnownMask):  # PyTorch does not show a mode how one is made of a mask
+            return True
         return isinstance(value, torch.Tensor) and id(value) in self._ours
 
     @contextmanager

@@ -43,7 +43,8 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
 def test_a_launcher(script: str, release: str, chosen: str) -> None:
     done = example(release, EXAMPLES / script, "--help")
     assert done.returncode == 0, done.stderr[-2000:]
-    listed = {line.split()[1]: line.split()[2:4] for line in done.stdout.splitlines()[3:23] if line}
+    rows = [line.split() for line in done.stdout.splitlines()]
+    listed = {row[1]: row[2:4] for row in rows if row[1:] and row[1].startswith(f"{row[0]}.")}
     assert listed[chosen] == ["applies", "on"]
     assert "--model-path" in done.stdout
 

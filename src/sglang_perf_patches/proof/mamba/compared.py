@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -82,9 +82,11 @@ def flashinfer_plan(inputs: Inputs) -> int:
 
 def chunk_indices(inputs: Inputs) -> int:
     """``mamba.mamba2-chunk-indices``: metadata, and forwards of the release's own mixers."""
-    drawn = [Batch(batch.requests, tracking=False) for batch in (*EDGES, *inputs(draw, METADATA))]
+    tracked = [*EDGES, *inputs(draw, METADATA)]
+    drawn = [*tracked, *(Batch(batch.requests, tracking=False) for batch in tracked)]
     scenarios = prefills("mamba.mamba", ("half", "no mask"))
     count = alike([[CHUNKS]], mixed, drawn)
+    count += alike([[CHUNKS]], mixed_changed, play.UNKNOWN, most=None)
     return count + alike([[CHUNKS, ZERO_SYNC]], mamba2().forwards, scenarios)
 
 
@@ -124,8 +126,18 @@ def _planning(rig: Play) -> Any:
 
 def mixed(wanted: Batch) -> Played:
     """Mamba2's metadata, made of a gated delta net's batch."""
+    return _mixed(wanted, gdn().batch(wanted))
+
+
+def mixed_changed(change: Callable[[Play, Any], None]) -> Played:
+    """As `mixed`, of a batch that something changed on its way."""
+    batch = gdn().batch(play.CHANGED)
+    change(gdn(), batch)
+    return _mixed(play.CHANGED, batch)
+
+
+def _mixed(wanted: Batch, batch: Any) -> Played:
     module = importlib.import_module(play.METADATA)
-    batch = gdn().batch(wanted)
     lens = [request.new for request in wanted.requests]
     start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
     slots = torch.arange(len(lens), dtype=torch.int32)

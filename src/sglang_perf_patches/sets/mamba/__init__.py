@@ -305,24 +305,30 @@ _CHUNK_INDICES = Patch(
     how=(
         "The chunks follow from the lengths alone, which the host has; they go to the device in "
         "one pinned, non-blocking copy. Stock asks for prefixes of a CPU tensor made of the host's "
-        "list. A batch whose list of lengths is missing or does not add up to its tokens is "
-        "stock's."
+        "list; 0.5.14 asks the track mask as well, and where the host does not know that, the one "
+        "question stays. A batch whose list of lengths is missing or does not add up to its tokens "
+        "is stock's."
     ),
     gain=(
         "No wait in place of 8, 78 and 318 for 2, 16 and 64 requests with prefixes, and of 1 where "
         "none has one."
     ),
     condition="Mamba2 models; most with a prefix hit, or a later chunk of a chunked prefill.",
-    variants=(
+    variants=tuple(
         Variant(
-            releases=between("0.5.9", "0.5.23"),
-            install=f"{_SETS}.chunk_indices:install",
+            releases=releases,
+            install=f"{_SETS}.chunk_indices:{install}",
             targets=(
                 f"{_METADATA}:Mamba2Metadata.prepare_mixed",
                 f"{_METADATA}:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
             ),
             depends=_LISTS,
-        ),
+        )
+        for releases, install in (
+            (between("0.5.9", "0.5.13.post1"), "install"),
+            (("0.5.14",), "install_masked"),
+            (between("0.5.15", "0.5.23"), "install"),
+        )
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import accumulate
@@ -20,6 +20,35 @@ _lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
 
 def install(patching: Patching) -> None:
     """Compute the chunks from the host's lengths, and send them to the device in one copy."""
+    _install(patching, _with_prefixes)
+
+
+def install_masked(patching: Patching) -> None:
+    """As `install`, for 0.5.14, whose question about prefixes is put to the track mask too."""
+    _install(patching, _with_prefixes_and_mask)
+
+
+def logical(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]:
+    """Where the logical chunks of a packed batch start.
+
+    A logical chunk starts at each physical chunk and at each sequence.
+
+    Args:
+        lens: tokens per sequence, each at least 1.
+        chunk_size: tokens per physical chunk.
+
+    Returns:
+        for each logical chunk its physical chunk, and the token in it at which it starts.
+
+    >>> logical([5, 5], 8)
+    ([0, 0, 1], [0, 5, 0])
+    """
+    ends = list(accumulate(lens))
+    starts = sorted({*range(0, ends[-1], chunk_size), *ends[:-1]})
+    return [start // chunk_size for start in starts], [start % chunk_size for start in starts]
+
+
+def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
     import torch
 
     from . import host
@@ -34,18 +63,16 @@ def install(patching: Patching) -> None:
             if known is None:
                 return inner.__get__(None, cls)(forward_metadata, chunk_size, forward_batch)
             ran.seen = True
-            # Stock asks the prefix lengths whether there is any; it may ask the CPU.
-            prefixes = forward_batch.extend_prefix_lens
-            shadow = copy.copy(forward_batch)
-            shadow.extend_prefix_lens = torch.tensor(known.prefixes, dtype=prefixes.dtype)
+            asked = ask_cpu(forward_batch, known)
             token = _lens.set(known.lens)
             try:
-                made = inner.__get__(None, cls)(forward_metadata, chunk_size, shadow)
+                made = inner.__get__(None, cls)(forward_metadata, chunk_size, asked)
             finally:
                 _lens.reset(token)
             mixed = made.mixed_metadata
-            if mixed is not None:
-                (has_states,) = host.to_device([mixed.has_initial_states], prefixes.device)
+            if mixed is not None and asked is not forward_batch:
+                device = forward_batch.extend_prefix_lens.device
+                (has_states,) = host.to_device([mixed.has_initial_states], device)
                 made.mixed_metadata = replace(mixed, has_initial_states=has_states)
             return made
 
@@ -74,21 +101,24 @@ def install(patching: Patching) -> None:
     patching.override(f"{_METADATA}._query_start_loc_to_chunk_indices_offsets", chunks)
 
 
-def logical(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]:
-    """Where the logical chunks of a packed batch start.
+def _with_prefixes(forward_batch: Any, known: Any) -> Any:
+    """A copy whose prefix lengths are on the CPU, for stock asks them whether there is any."""
+    import torch
 
-    A logical chunk starts at each physical chunk and at each sequence.
+    shadow = copy.copy(forward_batch)
+    dtype = forward_batch.extend_prefix_lens.dtype
+    shadow.extend_prefix_lens = torch.tensor(known.prefixes, dtype=dtype)
+    return shadow
 
-    Args:
-        lens: tokens per sequence, each at least 1.
-        chunk_size: tokens per physical chunk.
 
-    Returns:
-        for each logical chunk its physical chunk, and the token in it at which it starts.
+def _with_prefixes_and_mask(forward_batch: Any, known: Any) -> Any:
+    """As `_with_prefixes`, with the track mask too; the batch itself where that is not known."""
+    import torch
 
-    >>> logical([5, 5], 8)
-    ([0, 0, 1], [0, 5, 0])
-    """
-    ends = list(accumulate(lens))
-    starts = sorted({*range(0, ends[-1], chunk_size), *ends[:-1]})
-    return [start // chunk_size for start in starts], [start % chunk_size for start in starts]
+    mask = forward_batch.mamba_track_mask
+    if mask is not None and known.track is None:
+        return forward_batch
+    shadow = _with_prefixes(forward_batch, known)
+    if mask is not None:
+        shadow.mamba_track_mask = torch.tensor(known.track.mask, dtype=mask.dtype)
+    return shadow

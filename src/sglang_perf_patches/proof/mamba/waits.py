@@ -2,7 +2,8 @@
 
 Tensors are told apart by provenance: what is made on `DEVICE`, or computed from such a tensor, is
 the device's. Whatever moves a value from there to the host, or blocks to move one there, is counted
-with the place of sglang's or ours that did it.
+with the place of sglang's or ours that did it. Where a tensor of the host meets one of the device,
+which a GPU refuses, the call raises.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _MAKERS = {"tensor", "as_tensor", "new_tensor"}
 _INDEXED = {"__getitem__", "__setitem__"}
 _METHODS = {"clamp", "clamp_", "clip"}
 _SCALARS = {*_METHODS, "arange", "zeros", "empty", "full"}
+_MIXES = {"to", "copy_", *_INDEXED}
+"""Take tensors of the host and of the device together; with anything else a GPU refuses."""
 
 
 class Counter(TorchFunctionMode):  # type: ignore[misc]
@@ -81,6 +84,8 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         waits = int(self._waits(name, args, kwargs, owned, target))
         if name in _INDEXED and self.owns(first):
             waits = sum(map(self._waits_for_index, tree_leaves(args[1])))
+        if owned and name not in _MIXES and any(map(self._is_on_host, tree_leaves((args, kwargs)))):
+            raise AssertionError(f"host and device tensors meet at {_place(name)}")
         if waits:
             self.found += [_place(name)] * waits
         if name == "pin_memory":
@@ -92,6 +97,10 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         if target is False:
             return result
         return self._keep(result) if owned or target else result
+
+    def _is_on_host(self, value: Any) -> bool:
+        """A 0-dim tensor of the CPU is taken as a number everywhere."""
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and not self.owns(value)
 
     def _keep(self, result: Any) -> Any:
         self.own(*tree_leaves(result))

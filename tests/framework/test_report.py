@@ -7,6 +7,9 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 from sglang_perf_patches.bench import report, timing
 from sglang_perf_patches.bench.report import Report, Table
@@ -77,6 +80,19 @@ def test_the_page_stands_alone_and_escapes() -> None:
     assert "many &amp; more" in page
     assert page.count("<svg") == 2
     assert not re.search(r"https?:|src=|href=|@import|url\(", page)
+
+
+def test_a_page_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no folder" / "page.html"):
+        with pytest.raises(report.PageError, match="can't be written"):
+            report.require_writable(place)
+        with pytest.raises(report.PageError, match="can't be written: "):
+            report.write_page(place, REPORT)
+    page = tmp_path / "page.html"
+    report.require_writable(page)
+    report.write_page(page, REPORT)
+    report.require_writable(page)
+    assert page.read_text(encoding="utf-8") == report.to_html(REPORT)
 
 
 def test_the_machine_is_named() -> None:

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Literal
 
 from .. import __version__
@@ -18,6 +19,10 @@ from .timing import Ratio
 
 Cell = str | int | float | Ratio | None
 """A float is shown with three significant digits, None as a dash."""
+
+
+class PageError(RuntimeError):
+    """The page can't be written where it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,29 @@ def to_html(report: Report) -> str:
         "<p>Times were taken in turns in one run; a ratio is patched : stock, the median over the "
         "rounds with its quartiles. A bar shorter than the line is faster than stock.</p></html>\n"
     )
+
+
+def require_writable(path: Path) -> None:
+    """Say that a page can't be written before anything is measured for it.
+
+    Raises:
+        PageError: its folder is not there, or may not be written.
+    """
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise PageError(f"{path} can't be written")
+
+
+def write_page(path: Path, report: Report) -> None:
+    """Write `to_html` to a file.
+
+    Raises:
+        PageError: it can't be written.
+    """
+    try:
+        path.write_text(to_html(report), encoding="utf-8")
+    except OSError as error:
+        raise PageError(f"{path} can't be written: {error.strerror}") from error
 
 
 def _ended(report: Report, name: str) -> str:

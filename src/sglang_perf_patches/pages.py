@@ -1,7 +1,8 @@
 """A page for each patch, made from its declaration, its verdicts, its case and what was measured.
 
 Measurements are sections of ``tests/SET/**/*.md`` that begin with ``<!-- measured: NAME … -->``,
-where a name is a patch's or a set's; a section ends at the next such comment or heading.
+where a name is a patch's or a set's; a section ends at the next such comment or heading, and is
+shown with the heading that it stands below.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from . import proof, releases
 from .patch import Patch, Variant
 from .proof.verify import ON
 
-_SECTION = re.compile(r"<!-- measured: ([^>]*?) -->\n(.*?)(?=\n<!-- measured:|\n#|\Z)", re.DOTALL)
+_HEADED = re.compile(r"^#+ ([^\n]*)\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
+_MEASURED = re.compile(r"^<!-- measured: ([^>]*?) -->\n(.*?)(?=^<!-- |\Z)", re.DOTALL | re.MULTILINE)
+
+
+class Section(NamedTuple):
+    """One measurement.
+
+    Attributes:
+        file: where it is, below a checkout.
+        heading: what it stands below there.
+        text: Markdown.
+    """
+
+    file: str
+    heading: str
+    text: str
 
 
 def folder(patch: Patch) -> str:
@@ -28,13 +45,13 @@ def name(patch: Patch) -> str:
     return patch.id.partition(".")[2] + ".md"
 
 
-def page(patch: Patch, words: Mapping[str, str], measured: Sequence[tuple[str, str]]) -> str:
+def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) -> str:
     """The page of a patch.
 
     Args:
         patch: its declaration.
         words: release → verdict, oldest first.
-        measured: pairs of a file below a checkout and a section of it, as `sections` gives them.
+        measured: as `sections` gives them.
     """
     parts = [
         f"# {patch.id}\n",
@@ -44,21 +61,24 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[tuple[str, s
         f"## On which releases\n\n{_releases(patch, words)}",
         f"## Gain\n\n{patch.gain}\n\n{patch.condition}",
     ]
-    for file, section in measured:
-        up = "../" * folder(patch).count("/") + "../"
-        parts.append(f"From [{file}]({up}{file}):\n\n{section.strip()}")
+    up = "../" * (folder(patch).count("/") + 1)
+    for section in measured:
+        link = f"[{section.file}]({up}{section.file})"
+        parts.append(f"{section.heading}, from {link}:\n\n{section.text}")
     parts.append(f"## Verify it\n\n{_verification(patch)}")
     parts.append(f"## In the code\n\n{_code(patch)}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def sections(root: Path, patch: Patch) -> list[tuple[str, str]]:
-    """The measured sections of a checkout that name a patch, with the files that they are in."""
+def sections(root: Path, patch: Patch) -> list[Section]:
+    """The measured sections of a checkout that name a patch."""
     found = []
     for path in sorted((root / "tests" / patch.set).rglob("*.md")):
-        for names, text in _SECTION.findall(path.read_text(encoding="utf-8")):
-            if {patch.id, patch.set} & set(names.split()):
-                found.append((path.relative_to(root).as_posix(), text))
+        file = path.relative_to(root).as_posix()
+        for heading, below in _HEADED.findall(path.read_text(encoding="utf-8")):
+            for names, text in _MEASURED.findall(below):
+                if {patch.id, patch.set} & set(names.split()):
+                    found.append(Section(file, heading, text.strip()))
     return found
 
 

@@ -185,8 +185,7 @@ class _Activation:
 
     # -- the way in ------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        tree = source.Tree(source.find_installed())
+    def start(self, tree: source.Tree) -> None:
         self.version = tree.version
         for verdict in judge_each(sets.load(), tree):
             member = self.members[verdict.patch.id]
@@ -462,8 +461,10 @@ os.register_at_fork(
 _current: list[_Activation] = []  # at most one; a container, so that nothing rebinds it
 
 
-def activate(text: str | None = None, *, strict: bool | None = None) -> Report:
-    """See `sglang_perf_patches.activate`."""
+def activate(
+    text: str | None = None, *, strict: bool | None = None, tree: source.Tree | None = None
+) -> Report:
+    """See `sglang_perf_patches.activate`; `tree` is the installed sglang, where it was read."""
     with _lock:
         if not _current:
             chosen = selection.parse(
@@ -474,7 +475,7 @@ def activate(text: str | None = None, *, strict: bool | None = None) -> Report:
             _current.append(activation)
             try:
                 if chosen.chosen:
-                    activation.start()
+                    activation.start(tree or source.Tree(source.find_installed()))
                     record.keep(report)
             except BaseException:
                 activation.stop()

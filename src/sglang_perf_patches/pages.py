@@ -18,7 +18,9 @@ from .patch import Patch, Variant
 from .proof.verify import ON
 
 _HEADED = re.compile(r"^#+ ([^\n]*)\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
-_MEASURED = re.compile(r"^<!-- measured: ([^>]*?) -->\n(.*?)(?=^<!-- |\Z)", re.DOTALL | re.MULTILINE)
+_MEASURED = re.compile(
+    r"^<!-- measured: ([^>]*?) -->\n(.*?)(?=^<!-- |\Z)", re.DOTALL | re.MULTILINE
+)
 
 
 class Section(NamedTuple):

@@ -90,12 +90,13 @@ def find_installed() -> Path:
 
 
 class Tree:
-    """A sglang package on disk, read lazily and each file once."""
+    """A sglang package on disk, read lazily: each file, and each definition in it, once."""
 
     def __init__(self, root: Path) -> None:
         """Take `root`, the package folder itself: see `find`."""
         self.root = root
         self._modules: dict[str, _Module | None] = {}
+        self._definitions: dict[str, Definition | None] = {}
 
     @cached_property
     def version(self) -> str:
@@ -133,6 +134,11 @@ class Tree:
         Raises:
             TreeError: the file can't be read or parsed.
         """
+        if reference not in self._definitions:
+            self._definitions[reference] = self._look_up(reference)
+        return self._definitions[reference]
+
+    def _look_up(self, reference: str) -> Definition | None:
         name = module_of(reference)
         if name not in self._modules:
             path = self.path(name)

@@ -1,7 +1,6 @@
 """The mamba patches on the released code: the same values, and how often they wait for the device.
 
-Each release here stands for a group with identical code (but for 0.5.12, 0.5.22 and post releases,
-whose definitions a variant shares with their neighbours').
+Every fingerprint of the set is of one of these releases.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
 
 OLD = ("0.5.9", "0.5.10.post1")
 """Without upstream's change of 0.5.11."""
-OWN_LISTS = ("0.5.21", "0.5.23")
+OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
 """Whose batches carry the host's lists themselves."""
 RELEASES = (
     *OLD,
-    *("0.5.11", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
     *("0.5.17", "0.5.18", "0.5.19", "0.5.20"),
     *OWN_LISTS,
 )
@@ -43,6 +42,13 @@ def applying(release: str) -> tuple[str, ...]:
     mamba = [found for found in sets.load() if found.name == "mamba"]
     tree = source.Tree(source.find(releases.tree(release)))
     return tuple(v.patch.id for v in judge_all(mamba, tree) if v.word == "applies")
+
+
+def test_every_fingerprint_is_of_one_of_the_releases() -> None:
+    known = next(found.known for found in sets.load() if found.name == "mamba")
+    for reference, digests in known.items():
+        for where in digests.values():
+            assert {*where} & {*RELEASES}, (reference, where)
 
 
 @EACH
@@ -108,6 +114,7 @@ def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
         # On the old releases mamba.track-mask still serves it, and asks for the rows itself.
         own = int(release in OLD)
         assert results["mamba"]["fallbacks"][name]["waits"] == stock[name]["waits"] + own, name
+    assert results["mamba"]["fallbacks"]["split"]["waits"] == stock["split"]["waits"]
     # The lengths are known, what is tracked is not.
     for name in ("padded", "exchanged"):
         assert 0 < results["mamba"]["fallbacks"][name]["waits"] < stock[name]["waits"], name
@@ -154,7 +161,7 @@ def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None
 def test_deactivated_is_stock(found: Found, release: str) -> None:
     results = found(release)
     again = results["stock again"]
-    for part in ("fallbacks", "mamba2", "flashinfer", "names"):
+    for part in ("forwards", "fallbacks", "mamba2", "flashinfer", "names"):
         assert again[part] == results["stock"][part], part
     assert again["ran"] == []
 
@@ -163,7 +170,7 @@ def test_deactivated_is_stock(found: Found, release: str) -> None:
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     said = found(release)["broken"]
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
-    assert len(said) == (6 if release in OLD else 8) + tracks_lightning
+    assert len(said) == (7 if release in OLD else 9) + tracks_lightning
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
             assert outcome == "equal: 1", name  # stock's own lists are read there

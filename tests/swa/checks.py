@@ -13,6 +13,7 @@ from sglang_perf_patches.bench.decode_worker import DecodeWorker, Shape
 from sglang_perf_patches.proof.swa.loads import admitted, history, pressed
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
+from sglang_perf_patches.sets.swa.window_bounded_admission import bound
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -221,6 +222,62 @@ def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
     req_evicted = length - tail
     assert req_evicted > worker.evicted(req)
     witness.check()
+
+
+def the_bound_holds(page_size: int) -> None:
+    """A request that runs alone comes to hold what admission expects of it, and never more."""
+    shape = Shape(window=100, page_size=page_size, swa_tokens=1024, full_tokens=1024, context=1024)
+    worker = DecodeWorker(shape)
+    req = worker.submit(200, 500)
+    held = []
+    while not worker.counts.finished:
+        worker.step()
+        if worker.batch.reqs:
+            pages = windows.ceil_align(worker.allocated(req), page_size)
+            held.append(pages - worker.evicted(req))
+    limit = bound(worker.queue)
+    assert limit - page_size <= max(held) <= limit, (max(held), limit)
+
+
+def goes_on_after_a_retraction(page_size: int) -> None:
+    """Two requests that fit one by one, and not together to their ends: both end, none refused."""
+    shape = Shape(
+        window=200, page_size=page_size, swa_tokens=256, full_tokens=4096, context=1024, reserved=0
+    )
+    worker = DecodeWorker(shape)
+    witness = Witness(worker)
+    for _ in range(2):
+        worker.submit(10, 200)
+    worker.run(600)
+    assert worker.counts.retractions, "one is to be retracted"
+    assert not worker.rejected
+    assert worker.counts.finished == 2
+    witness.check_drained()
+
+
+def the_host_backs_the_window_up(page_size: int) -> None:
+    """What stock's backup in the host's pool copies of a request is mapped, and is its window."""
+    shape = Shape(
+        window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024, reserved=0
+    )
+    worker = DecodeWorker(shape)
+    reqs = [worker.submit(prompt, 60) for prompt in (200, 31, 5)]
+    mapping = worker.allocator.full_to_swa_index_mapping
+    for step in range(40):
+        worker.step()
+        if step == 20:
+            retracted = worker.retract()
+            assert retracted
+            worker.admit()
+            assert not worker.queue.retracted_queue, "each is to be resumed"
+        for req in reqs if step == 20 else worker.batch.reqs:
+            length = worker.committed(req)
+            _, transfers = worker.tree_cache._retraction_device_transfers(req)
+            start = max(0, length - 16) // page_size * page_size
+            expected = mapping[worker.slots(req, start, length).long()]
+            named = transfers[0].device_indices[: length - start]
+            assert (named > 0).all()
+            assert expected.eq(named).all()
 
 
 def evicts_only_where_it_would_retract() -> None:

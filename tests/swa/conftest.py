@@ -38,10 +38,10 @@ def cpu_python() -> Path:
 def run_jobs(cpu_python: Path) -> Jobs:
     """``run_jobs(release, jobs)``: what a process with that release answers, one dict a job."""
 
-    def run(release: str, jobs: Sequence[Job], broken: str = "") -> list[dict[str, Any]]:
-        path = [releases.tree(release), _ROOT / "src", _HERE]
+    def run(release: str, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        path = [releases.tree(release), _ROOT / "src", _HERE, _HERE.parent / "support"]
         done = subprocess.run(
-            [cpu_python, _HERE / "on_release.py", broken],
+            [cpu_python, _HERE / "on_release.py"],
             env=variables(PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1"),
             input=json.dumps(jobs),
             capture_output=True,

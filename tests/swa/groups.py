@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-GROUPS = (
-    "0.5.9",
-    "0.5.10.post1",
-    "0.5.11",
-    "0.5.12",
-    "0.5.12.post1",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.20",
-    "0.5.21",
-    "0.5.22",
-    "0.5.23",
-)
-"""The newest release of each group: 0.5.10, 0.5.13 and 0.5.15 differ in nothing here."""
+from sglang_perf_patches import releases, sets
 
+
+def _newest_of_each_group() -> tuple[str, ...]:
+    """The newest of each group of releases that agree in every definition that the set declares."""
+    known = sets.declared("swa").known
+    newest: dict[tuple[tuple[str, str], ...], str] = {}
+    for release in releases.KNOWN:
+        code = tuple(
+            (reference, digest)
+            for reference, digests in known.items()
+            for digest, where in digests.items()
+            if release in where
+        )
+        newest[code] = release
+    return tuple(newest.values())
+
+
+GROUPS = _newest_of_each_group()
 EXACT = "swa"
 ALL = "swa,swa.window-bounded-admission,swa.evict-before-retract"
+
+if __name__ == "__main__":
+    print(*GROUPS)

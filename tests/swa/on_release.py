@@ -1,19 +1,21 @@
-"""Run checks on one release: ``python on_release.py [BROKEN]``, the release on PYTHONPATH.
+"""Run checks on one release: ``python on_release.py``, the release on PYTHONPATH.
 
 Jobs come as JSON on stdin, each ``[name, {arguments}]``: a function of `checks`, ``play`` with so
-many ``episodes``, ``select`` with the ``text`` of a selection to activate from here on, or
-``states`` of the patches. BROKEN names, with commas between, functions of the patches to put out
-of work first, to see that a check notices. Prints one JSON line a job: its ``value``, or ``error``.
+many ``episodes``, ``select`` with the ``text`` of a selection to activate from here on, ``states``
+of the patches, ``prove`` for the cases of ``verify``, or ``broken`` for another job while functions
+of the patches are out of work. Prints one JSON line a job: its ``value``, or ``error``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_perf_patches.proof import lent
@@ -21,20 +23,18 @@ from sglang_perf_patches.proof import lent
 lent.lend()
 
 import sglang_perf_patches  # noqa: E402
-from sglang_perf_patches import activation  # noqa: E402
+from sglang_perf_patches import activation, proof  # noqa: E402
+from sglang_perf_patches.proof import worker  # noqa: E402
 
 
-def main(broken: str = "") -> int:
+def main() -> int:
     """Do the jobs; the result of each is its line."""
     warnings.filterwarnings("ignore")
     for name in ("sglang", "sglang_perf_patches"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     import sglang.srt.disaggregation.decode  # noqa: F401 - the patches go live on what is there
-    from checks import CHECKS
-    from machine import play
 
-    _break([name for name in broken.split(",") if name])
-    functions = {**CHECKS, "play": play, "select": select, "states": states}
+    functions = _functions()
     for name, arguments in json.load(sys.stdin):
         began = time.monotonic()
         line: dict[str, Any] = {"job": name}
@@ -45,6 +45,14 @@ def main(broken: str = "") -> int:
         line["seconds"] = round(time.monotonic() - began, 1)
         print(json.dumps(line), flush=True)
     return 0
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    from checks import CHECKS
+    from machine import play
+
+    own = {"select": select, "states": states, "prove": prove, "broken": broken}
+    return {**CHECKS, "play": play, **own}
 
 
 def select(text: str) -> None:
@@ -63,17 +71,65 @@ def states() -> dict[str, list[Any]]:
     )
 
 
-def _break(names: list[str]) -> None:
-    from sglang_perf_patches.sets.swa import cpu_copy, tail_allocation, tail_prealloc
+def prove(patches: list[str]) -> list[dict[str, Any]]:
+    """The lines of these patches' cases, with inputs from hypothesis."""
+    from prove import drawn
 
+    sglang_perf_patches.deactivate()
+    chosen = [case for case in proof.all_cases() if case.patch in patches]
+    return list(worker.run(chosen, drawn))
+
+
+def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]) -> str | None:
+    """What a job says while these functions of the patches do nothing; None where it passes.
+
+    Args:
+        names: functions of the set's modules.
+        selection: what is live meanwhile.
+        job: which job.
+        arguments: its arguments.
+
+    Raises:
+        Exception: the job failed in another way than by a check.
+    """
+    try:
+        with _out_of_work(names):
+            select(selection)
+            _functions()[job](**arguments)
+    except AssertionError as error:
+        return str(error) or "an assertion"
+    finally:
+        select("none")
+    return None
+
+
+@contextlib.contextmanager
+def _out_of_work(names: list[str]) -> Iterator[None]:
+    from sglang_perf_patches.sets.swa import (
+        cpu_copy,
+        page_size_1,
+        tail_allocation,
+        tail_prealloc,
+    )
+
+    kept = []
     for name in names:
-        for module in (tail_allocation, tail_prealloc, cpu_copy):
-            if hasattr(module, name):
-                setattr(module, name, lambda *_, **__: None)
-                break
-        else:
+        holders = [
+            module
+            for module in (cpu_copy, page_size_1, tail_allocation, tail_prealloc)
+            if hasattr(module, name)
+        ]
+        if not holders:
             raise ValueError(f"there is no {name} to break")
+        kept += [(module, name, getattr(module, name)) for module in holders]
+    try:
+        for module, name, _ in kept:
+            setattr(module, name, lambda *_, **__: None)
+        yield
+    finally:
+        for module, name, function in kept:
+            setattr(module, name, function)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

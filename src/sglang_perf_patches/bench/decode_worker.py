@@ -389,6 +389,8 @@ class DecodeWorker:
     def _scheduler(self) -> Any:
         from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
+        algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+
         def output(reqs: Sequence[Any], *_: Any) -> None:
             for req in reqs:
                 reason = req.finished_reason or req.to_finish
@@ -407,6 +409,7 @@ class DecodeWorker:
             last_batch=None,
             server_args=self.server_args,
             sliding_window_size=self.shape.window,
+            spec_algorithm=algorithm.EAGLE if self.shape.over_allocation else algorithm.NONE,
             tp_worker=SimpleNamespace(is_hybrid_swa=True, model_runner=runner),
             metadata_indices=ReqToMetadataIdxAllocator(4 * self.shape.in_transfer),
             stream_output=output,
@@ -549,7 +552,7 @@ def _pools(shape: Shape) -> tuple[Any, Any]:
         dtype=torch.float32,
         device="cpu",
         kvcache=pool,
-        need_sort=False,
+        need_sort=True,  # as in every disaggregated server
     )
     return pool, allocator
 
@@ -563,15 +566,24 @@ def _tree_cache(shape: Shape, rows: Any, allocator: Any) -> Any:
         page_size=shape.page_size,
         sliding_window_size=shape.window,
     )
-    try:
+    if not _backs_up_in_host_pool():
         chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
-    except ImportError:
-        from sglang.srt.mem_cache.unified_cache.components import ComponentType
-        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+        return chunked.SWAChunkCache(parameters)
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
-        return UnifiedRadixCache(parameters)
-    return chunked.SWAChunkCache(parameters)
+    parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
+    return UnifiedRadixCache(parameters)
+
+
+def _backs_up_in_host_pool() -> bool:
+    """Whether a decode server backs retracted KV up in a pool of the host, from 0.5.18 on.
+
+    With it comes another cache. Its copies need a GPU: here KV goes to tensors instead, which is
+    the same server's other choice.
+    """
+    arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
+    return "disaggregation_decode_retraction_backup" in inspect.signature(arguments).parameters
 
 
 def _gloo_group() -> Any:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import sglang_perf_patches
 
+from .. import activation, source
 from . import Different
 
 T = TypeVar("T")
+
+
+@cache
+def installed() -> source.Tree:
+    """The installed sglang, read once for all the times that a patch goes live."""
+    return source.Tree(source.find_installed())
 
 
 @contextmanager
@@ -24,7 +32,7 @@ def live(patch: str, *, ran: bool = True) -> Iterator[None]:
     Raises:
         Different: it did not go live, or `ran` does not hold.
     """
-    report = sglang_perf_patches.activate(patch)
+    report = activation.activate(patch, tree=installed())
     try:
         state = report.of(patch)
         if state.state != "live":

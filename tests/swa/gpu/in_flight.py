@@ -120,7 +120,7 @@ def main(out: str, page_size: str, *lengths: str) -> int:
         whole = state["swa_free"] == state["swa_size"] and state["full_free"] == state["full_size"]
         result["loads"][-1] |= {"prompt": length, "pools_whole": whole, **state}
         print(json.dumps(result["loads"][-1]), flush=True)
-    Path(out).write_text(json.dumps(result, indent=1) + "\n")
+        Path(out).write_text(json.dumps(result, indent=1) + "\n")
     engine.shutdown()
     return 0 if all(load["pools_whole"] for load in result["loads"]) else 1
 

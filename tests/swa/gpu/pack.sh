@@ -22,7 +22,7 @@ $install --target nixl nixl==1.0.1 nixl-cu13==1.0.1
   find .nixl_cu13.mesonpy.libs/plugins -name 'lib*' ! -name libplugin_UCX.so -delete
   rm -f nixl_cu13.libs/lib{aws,azure,gusli,xml2,s2n,uring,curl}*
 )
-for version in $(sed -n '/^GROUPS = (/,/^)/s/^ *"\(.*\)",/\1/p' "$here/../groups.py"); do
+for version in $(PYTHONPATH="$here/../../../src" python3 "$here/../groups.py"); do
   mkdir -p "src/$version"
   tar -C "$trees/$version" -cf - --exclude=__pycache__ --exclude=multimodal_gen --exclude=sglang/test \
     --exclude=sglang/benchmark --exclude='*.json' --exclude='*.cu*' --exclude='*.so' --exclude='*.h' sglang |

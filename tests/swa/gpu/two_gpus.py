@@ -1,14 +1,15 @@
 """Outputs of a real disaggregated pair of servers, stock and patched, over a real KV transfer.
 
-usage: python two_gpus.py OUT.json [--page-size 64] [--gpus 0,1] [--backend nixl] [--seconds 540]
+usage: python two_gpus.py OUT.json [--page-size 64] [--gpus 0,1] [--backend nixl] [--seconds 240]
 
 Boots one stock prefill server on the first GPU and two decode servers on the second, one stock and
 one with the exact swa patches, of the sglang on PYTHONPATH: the same small GPT-OSS with the same
-random weights, and a sliding-window pool of 12,288 tokens. Each prompt goes to the prefill
-server and to one of the decode servers. First prompts around the window and the page are sent one
-by one, then 64 at once. Compares tokens and their log-probabilities, and writes what
-`probe/sitecustomize.py` counted in each decode server: most requests in flight, retractions, and
-whether both pools are whole after the drain. 0 where every output is equal and the pools are whole.
+random weights, and a sliding-window pool of 6,144 tokens. Each prompt goes to the prefill server
+and to one of the decode servers: some at once, then more, then one by one around the window and the
+page. Compares tokens and their log-probabilities, and writes what `probe/sitecustomize.py` counted
+in each decode server: most requests in flight, retractions, and whether both pools are whole after
+the drain. OUT.json is written after each part, and after S seconds the run ends with what is there.
+0 where every part was played, every output is equal and the pools are whole.
 
 The servers run with deterministic inference, so that a request's output does not depend on what
 else is in its batch; where a release can't boot with it here, without it, and then what is sent at
@@ -43,9 +44,11 @@ from in_flight import CONFIG  # noqa: E402
 
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
-ALONE = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300, 1000, 4097)
-REQUESTS, OUTPUT = 64, 192
-FULL, SWA = 1_048_576, 12_288
+ALONE = (1, 63, 64, 65, 127, 129, 193, 1000)
+AT_ONCE = (8, 24, 48)
+"""How many prompts are sent at once: in the first part, in the second, …"""
+LONGEST, OUTPUT = 1500, 96
+FULL, SWA = 1_048_576, 6144
 WAYS = ("all", "cuda_copy,sm,tcp,self", "cuda_copy,tcp,self")
 """What UCX may use, in the order in which they are tried."""
 
@@ -77,24 +80,41 @@ def main() -> int:
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--gpus", default="0,1")
     parser.add_argument("--backend", default="nixl")
-    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--seconds", type=float, default=240.0)
     given = parser.parse_args()
-    until = time.monotonic() + given.seconds
     result: dict[str, Any] = {"page_size": given.page_size, "backend": given.backend}
-    if given.backend == "nixl":
-        result["transfer"] = _choose_way(given.gpus.split(","))
-    for deterministic in (True, False):
-        try:
-            with _servers(given, deterministic, until) as sides:
-                result["deterministic"] = deterministic
-                _measure(sides, result, given.out, until)
-            break
-        except _DidNotBoot as error:
-            print(f"did not boot, deterministic={deterministic}: {error}", flush=True)
-            result["error"] = str(error)[-1500:]
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, given.seconds)
+    until = time.monotonic() + given.seconds
+    try:
+        if given.backend == "nixl":
+            result["transfer"] = _choose_way(given.gpus.split(","))
+        for deterministic in (True, False):
+            try:
+                with _servers(given, deterministic, until) as sides:
+                    result["deterministic"] = deterministic
+                    _measure(sides, result, given.out)
+                break
+            except _DidNotBoot as error:
+                print(f"did not boot, deterministic={deterministic}: {error}", flush=True)
+                result["error"] = str(error)[-1500:]
+    except _Late:
+        result["error"] = f"no end after {given.seconds:g} s"
+    _write(result, given.out)
     print(json.dumps(result, indent=1), flush=True)
     return 0 if result.get("equal") else 1
+
+
+class _Late(Exception):
+    """The time is over."""
+
+
+def _late(*_: Any) -> None:
+    raise _Late
+
+
+def _write(result: dict[str, Any], out: Path) -> None:
+    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _choose_way(gpus: Sequence[str]) -> dict[str, Any]:
@@ -117,43 +137,59 @@ class _DidNotBoot(Exception):
     """A server ended, or did not answer in time."""
 
 
-def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path, until: float) -> None:
+def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path) -> None:
     result["patches"] = _live(sides["patched"].process.pid)
     for side in ("stock", "patched"):  # kernels compile
         _send(sides[side], _prompt(900, 300), 8)
+    parts: list[dict[str, Any]] = []
+    result["parts"] = parts
+    for requests in AT_ONCE:
+        prompts = [_prompt(100 + n, LONGEST - 16 * n) for n in range(requests)]
+        # What a request answers alone is what it is to answer in company.
+        some = range(0, requests, max(1, requests // 3))
+        part: dict[str, Any] = {"at_once": requests}
+        parts.append(part)
+        given = {side: _at_once(sides[side], prompts, part) for side in ("stock", "patched")}
+        part |= _compare(given["stock"], given["patched"])
+        lonely = [_send(sides["stock"], prompts[n], OUTPUT) for n in some]
+        part["as_alone"] = _compare(lonely, [given["patched"][n] for n in some])
+        print(json.dumps(part), flush=True)
+        _write(result, out)
     alone = {
         side: [_send(sides[side], _prompt(number, n), OUTPUT) for number, n in enumerate(ALONE)]
         for side in ("stock", "patched")
     }
-    result["alone"] = {"lengths": ALONE} | _compare(alone["stock"], alone["patched"])
-    print(json.dumps(result["alone"]), flush=True)
-    prompts = [_prompt(100 + n, 4000 - 16 * n) for n in range(REQUESTS)]
-    # What a request answers alone is what it is to answer in company.
-    some = range(0, REQUESTS, 16)
-    lonely = [_send(sides["stock"], prompts[n], OUTPUT) for n in some]
-    at_once: dict[str, list[Output]] = {}
-    for side in ("stock", "patched"):
-        _settled(sides[side])
-        Path(f"{sides[side].probe}.reset").touch()
-        began = time.monotonic()
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            at_once[side] = list(pool.map(lambda p: _send(sides[side], p, OUTPUT), prompts))  # noqa: B023
-        told = {"seconds": round(time.monotonic() - began, 1)} | _settled(sides[side])
-        told["pools_whole"] = (
-            told["swa_free"] == told["swa_size"]
-            and told["full_free"] == told["full_size"]
-            and told["still_mapped"] == 0
-        )
-        result[side] = told
-        print(side, json.dumps(told), flush=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
-    result["at_once"] = {"requests": REQUESTS} | _compare(at_once["stock"], at_once["patched"])
-    result["at_once_as_alone"] = _compare(lonely, [at_once["patched"][n] for n in some])
-    decisive = [result["alone"]]
+    parts.append({"lengths": ALONE} | _compare(alone["stock"], alone["patched"]))
+    decisive = [parts[-1]]
     if result["deterministic"]:
-        decisive += [result["at_once"], result["at_once_as_alone"]]
-    whole = result["stock"]["pools_whole"] and result["patched"]["pools_whole"]
+        decisive = [*parts, *(part["as_alone"] for part in parts if "as_alone" in part)]
+    whole = all(
+        part[side]["pools_whole"]
+        for part in parts
+        for side in ("stock", "patched")
+        if "at_once" in part
+    )
     result["equal"] = whole and all(part["equal"] == part["compared"] for part in decisive)
+
+
+def _at_once(side: Side, prompts: Sequence[list[int]], part: dict[str, Any]) -> list[Output]:
+    """Send all prompts at once; the answers, and in `part` what the probe counted meanwhile."""
+    _settled(side)
+    Path(f"{side.probe}.reset").touch()
+    began = time.monotonic()
+    pool = ThreadPoolExecutor(len(prompts))
+    try:
+        outputs = list(pool.map(lambda ids: _send(side, ids, OUTPUT), prompts))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a server that hangs ends with its process
+    told = {"seconds": round(time.monotonic() - began, 1)} | _settled(side)
+    told["pools_whole"] = (
+        told["swa_free"] == told["swa_size"]
+        and told["full_free"] == told["full_size"]
+        and told["still_mapped"] == 0
+    )
+    part[side.name] = told
+    return outputs
 
 
 def _prompt(number: int, length: int) -> list[int]:
@@ -177,10 +213,13 @@ def _send(side: Side, ids: list[int], output: int) -> Output:
             "bootstrap_room": next(_ROOMS),
         }
     ).encode()
-    with ThreadPoolExecutor(2) as pool:
+    pool = ThreadPoolExecutor(1)
+    try:
         prefill = pool.submit(_post, PORTS["prefill"], body)
-        answer = pool.submit(_post, side.port, body).result()
+        answer = _post(side.port, body)
         prefill.result()
+    finally:
+        pool.shutdown(wait=False)
     told = answer["meta_info"]["output_token_logprobs"]
     reason = answer["meta_info"]["finish_reason"]
     assert reason["type"] == "length", reason
@@ -193,7 +232,7 @@ def _post(port: int, body: bytes) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=300) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return json.load(answer)
 
 
@@ -290,9 +329,10 @@ def _arguments(
         "moe-runner-backend": "triton",
         "page-size": given.page_size,
         "max-total-tokens": FULL,
+        "num-reserved-decode-tokens": 32,
         "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
         "context-length": 16_384,
-        "max-running-requests": REQUESTS,
+        "max-running-requests": max(AT_ONCE),
         "mem-fraction-static": 0.4,
         "disable-radix-cache": True,
         "disable-cuda-graph": True,

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import sglang_perf_patches
 
+from ... import activation
 from .. import Different
-from ..comparing import differs
+from ..comparing import differs, installed
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def live(*patches: str) -> Iterator[None]:
         Different: one of them did not go live, or none of them ran.
     """
     selection = ",".join(patches)
-    report = sglang_perf_patches.activate(selection)
+    report = activation.activate(selection, tree=installed())
     try:
         for patch in patches:
             state = report.of(patch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from .. import Different, Inputs
 from . import play, waits
 from .alike import Played, alike
-from .batches import EDGES, FORWARDS, Batch, Request, draw, draw_decode
+from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .play import Play
 from .rig import Kda, Lightning, Mamba2, Rig, called
 
@@ -70,7 +70,7 @@ def zero_sync(inputs: Inputs) -> int:
     count += alike(chosen, gdn().metadata, drawn)
     count += alike([[ZERO_SYNC]], gdn().changed, play.UNKNOWN, most=None)
     count += alike([[ZERO_SYNC]], gdn().scheduled, SCHEDULED)
-    if _has("linear.kda_backend", "init_forward_metadata"):
+    if _kda_plans():
         count += alike([[ZERO_SYNC]], _planning(Play(Kda())), drawn)
     return count
 
@@ -84,7 +84,7 @@ def chunk_indices(inputs: Inputs) -> int:
     """``mamba.mamba2-chunk-indices``: metadata, and forwards of the release's own mixers."""
     tracked = [*EDGES, *inputs(draw, METADATA)]
     drawn = [*tracked, *(Batch(batch.requests, tracking=False) for batch in tracked)]
-    scenarios = prefills("mamba.mamba", ("half", "no mask"))
+    scenarios = prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
     count = alike([[CHUNKS]], mixed, drawn)
     count += alike([[CHUNKS]], mixed_changed, play.UNKNOWN, most=None)
     return count + alike([[CHUNKS, ZERO_SYNC]], mamba2().forwards, scenarios)
@@ -92,21 +92,23 @@ def chunk_indices(inputs: Inputs) -> int:
 
 def lightning_rows(_: Inputs) -> int:
     """``mamba.lightning-rows``: forwards with both kernels."""
-    scenarios = prefills("linear.lightning_backend", ("half", "no mask", "none", "chunks"))
+    few = (PREFIX, FORWARDS["none"], FORWARDS["no mask"])
+    more = (FORWARDS["half"], FORWARDS["chunks"], *few)
     count = 0
-    for kernel, most in (("seg_la", 0), ("minimax", 2)):
+    # With minimax, each forward waits once to learn the slots.
+    for kernel, wanted, most in (("seg_la", more, 0), ("minimax", few, 1)):
+        scenarios = prefills("linear.lightning_backend", *wanted)
         if kernel == "seg_la" and len(scenarios) == 1:
             continue  # without tracking, nothing of it is changed
         rig = Play(Lightning(kernel))
-        # Two forwards in a scenario at most, and one wait each to learn the slots.
         count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios, most=most)
     return count
 
 
-def prefills(module: str, names: Sequence[str]) -> list[tuple[Batch, ...]]:
-    """Scenarios of `FORWARDS`; only those without tracking where a release's layers track none."""
+def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
+    """All of them; only those without tracking where a release's layers track none."""
     tracks = source_has(module, "mamba_track")
-    return [FORWARDS[name] for name in names if tracks or not FORWARDS[name][0].tracking]
+    return [batches for batches in scenarios if tracks or not batches[0].tracking]
 
 
 # -- what is played beside forwards and metadata ---------------------------------------------------
@@ -143,9 +145,10 @@ def _mixed(wanted: Batch, batch: Any) -> Played:
     slots = torch.arange(len(lens), dtype=torch.int32)
     gdn().counter.own(start, slots)
     metadata = called(module.ForwardMetadata, query_start_loc=start, mamba_cache_indices=slots)
+    chunk = 16 if len(lens) % 2 else 256  # shorter than a request, or longer than all
     with gdn().counting() as found:
-        made = module.Mamba2Metadata.prepare_mixed(metadata, 16, batch)
-    parts = {name: play.plain(value) for name, value in vars(made.mixed_metadata).items()}
+        made = module.Mamba2Metadata.prepare_mixed(metadata, chunk, batch)
+    parts = {name: play.placed(value) for name, value in vars(made.mixed_metadata).items()}
     return {"mixed": parts, "rest": play.fields_of(made)}, found
 
 
@@ -154,7 +157,8 @@ def checkpoints(wanted: Batch) -> Played:
     name = "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
     module = importlib.import_module(name)
     batch = gdn().batch(wanted)
-    gdn().rig.backend.init_forward_metadata(batch)
+    with gdn().counting():
+        gdn().rig.backend.init_forward_metadata(batch)
     plan = gdn().rig.backend.forward_metadata
     error = None
     with gdn().counting() as found:
@@ -175,9 +179,10 @@ def _module(name: str) -> Any:
         raise
 
 
-def _has(module: str, method: str) -> bool:
-    found = _module(module)
-    return found is not None and method in found.KDAAttnBackend.__dict__
+def _kda_plans() -> bool:
+    """Whether the release's KDA backend makes metadata of its own."""
+    found = _module("linear.kda_backend")
+    return found is not None and "init_forward_metadata" in vars(found.KDAAttnBackend)
 
 
 def source_has(module: str, text: str) -> bool:

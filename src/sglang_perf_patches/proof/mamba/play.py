@@ -86,18 +86,24 @@ class Play:
         self.rig.fill()
         outputs: list[torch.Tensor] = []
         waited: list[str] = []
-        for seed, wanted in enumerate(batches):
-            batch = self.batch(wanted)
-            inputs = self.rig.inputs(wanted.tokens, seed)
-            self.counter.own(*(tensor for given in inputs for tensor in given.values()))
-            with self.counting() as found:
-                outputs += [plain(output) for output in self.rig.forward(batch, inputs)]
+        for made, found in self.each(batches):
+            outputs += [plain(output) for output in made]
             waited += found
         if not all(bool(output.isfinite().all()) for output in outputs):
             raise AssertionError(f"outputs of {batches!r} are not finite")
         if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
             raise AssertionError(f"outputs of {batches!r} are the same: nothing is computed")
         return {"outputs": outputs, "states": [plain(held) for held in self.rig.states()]}, waited
+
+    def each(self, batches: Sequence[Batch]) -> Iterator[tuple[list[torch.Tensor], list[str]]]:
+        """For each forward the outputs of its layers, and what waited."""
+        for seed, wanted in enumerate(batches):
+            batch = self.batch(wanted)
+            inputs = self.rig.inputs(wanted.tokens, seed)
+            self.counter.own(*(tensor for given in inputs for tensor in given.values()))
+            with self.counting() as found:
+                outputs = self.rig.forward(batch, inputs)
+            yield outputs, found
 
     def metadata(self, wanted: Batch) -> Played:
         """Every field of a forward's metadata, and the chunk indices that its layers ask for."""
@@ -116,7 +122,8 @@ class Play:
                 for size in (16, 64)
                 if asks
             ]
-        return {"fields": fields_of(backend.forward_metadata), "chunks": plain(chunks)}, found
+        made = {"fields": fields_of(backend.forward_metadata), "chunks": [*map(placed, chunks)]}
+        return made, found
 
     def changed(self, change: Callable[[Play, Any], None]) -> Played:
         """As `metadata`, of a batch that something changed on its way."""
@@ -125,30 +132,54 @@ class Play:
         return self.planned(batch)
 
     def scheduled(self, requests: Sequence[Request]) -> Played:
-        """As `metadata`, of a prefill and then a decode that the release's own scheduler made."""
-        with self.counting():
+        """As `metadata`, of batches that the release's own scheduler made.
+
+        A prefill, the decode after it, and one more prefill mixed with that decode.
+        """
+        with self._uncounted():
             schedule, prefill = scheduling.scheduled(self.rig, requests)
-        self.own(prefill)
-        first, found = self.planned(prefill)
-        masks = [prefill.mamba_track_mask.tolist(), prefill.mamba_track_seqlens.tolist()]
-        if not any(masks[0]):
+        first, found = self._plan_of(prefill)
+        if not any(prefill.mamba_track_mask.tolist()):
             raise AssertionError("the scheduler tracks nothing of this batch")
-        with self.counting():
+        with self._uncounted():
             decode = scheduling.decoding(self.rig, schedule)
-        self.own(decode)
-        second, more = self.planned(decode)
-        masks.append(decode.mamba_track_mask.tolist())
-        return {"prefill": first, "decode": second, "masks": masks}, found + more
+        second, more = self._plan_of(decode)
+        with self._uncounted():
+            mixed = scheduling.mixed(self.rig, schedule, requests[:2])
+        third, most = self._plan_of(mixed)
+        return [first, second, third], found + more + most
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Within the counter, for memory can't be pinned here, but not counted."""
+        with self.counter, self.counter.paused():
+            yield
+
+    def _plan_of(self, batch: Any) -> Played:
+        self.own(batch)
+        plan, found = self.planned(batch)
+        held = (batch.mamba_track_mask, batch.mamba_track_seqlens)
+        return {"plan": plan, "mode": batch.forward_mode.name, "held": plain(held)}, found
 
 
 def fields_of(metadata: Any) -> dict[str, Any]:
-    """Its tensors and numbers; without upstream's names where they are a patch's doing."""
+    """Its numbers, and its tensors with where they are.
+
+    Without upstream's names where they are a patch's doing.
+    """
     hidden = OWN if is_old() else ()
     return {
-        name: plain(value)
+        name: placed(value)
         for name, value in vars(metadata).items()
         if name not in hidden and isinstance(value, torch.Tensor | bool | int | None)
     }
+
+
+def placed(value: Any) -> Any:
+    """A copy of a tensor and where it is; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return "on the device" if counter().owns(value) else "on the host", plain(value)
 
 
 def plain(value: Any) -> Any:
@@ -188,6 +219,11 @@ def relabelled(_: Play, batch: Any) -> None:
     batch._original_forward_mode = batch.forward_mode
 
 
+def split(_: Play, batch: Any) -> None:
+    """A prefill that is split by layers."""
+    batch.forward_mode = type(batch.forward_mode).SPLIT_PREFILL
+
+
 def longer(_: Play, batch: Any) -> None:
     """A list of another length."""
     batch.extend_prefix_lens_cpu = [*batch.extend_prefix_lens_cpu, 0]
@@ -200,7 +236,7 @@ def exchanged(play: Play, batch: Any) -> None:
     batch.mamba_track_seqlens_cpu = None
 
 
-UNKNOWN = (padded, tensors, half, relabelled, longer, exchanged)
+UNKNOWN = (padded, tensors, half, relabelled, split, longer, exchanged)
 
 
 def _chunk_functions() -> list[Any]:

@@ -17,7 +17,6 @@ from .rig import Rig, Without, alone, called
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests."""
     alone()
-    schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
     allocators = _allocators()
     allocator = called(
         allocators.PagedTokenToKVPoolAllocator,
@@ -28,8 +27,22 @@ def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
         kvcache=SimpleNamespace(),
         need_sort=False,
     )
-    tree = _tree(rig, allocator)
     rig.pool.clear()
+    return _extending(rig, allocator, _tree(rig, allocator), requests)
+
+
+def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
+    """The ForwardBatch of a prefill of further requests, mixed with the step of `decoding`."""
+    allocator, tree = running.token_to_kv_pool_allocator, running.tree_cache
+    batch, _ = _extending(rig, allocator, tree, requests)
+    batch.mix_with_running(running)
+    if batch.input_ids is None:
+        batch.input_ids = torch.full((batch.extend_num_tokens,), 5, device=rig.device)
+    return _forward_batch(rig, batch)
+
+
+def _extending(rig: Rig, allocator: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
+    schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
     batch = called(
         schedule.ScheduleBatch.init_new,
         reqs=[_request(rig, allocator, tree, wanted, n) for n, wanted in enumerate(requests)],

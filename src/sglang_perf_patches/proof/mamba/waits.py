@@ -2,8 +2,8 @@
 
 Tensors are told apart by provenance: what is made on `DEVICE`, or computed from such a tensor, is
 the device's. Whatever moves a value from there to the host, or blocks to move one there, is counted
-with the place of sglang's or ours that did it. Where a tensor of the host meets one of the device,
-which a GPU refuses, the call raises.
+with the place of sglang's or ours that did it. A call that a GPU refuses, for a tensor of the host
+meets one of the device in it, raises.
 """
 
 from __future__ import annotations
@@ -23,14 +23,23 @@ DEVICE = "cpu:0"
 """A name of the CPU that stands for the GPU: a plain ``cpu`` is the host."""
 
 _DEVICE = torch.device(DEVICE)
-_READS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "cpu"}
-_COUNTED = {"nonzero", "masked_select", "unique", "argwhere"}
-_MAKERS = {"tensor", "as_tensor", "new_tensor"}
-_INDEXED = {"__getitem__", "__setitem__"}
+_READS = {
+    *("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__"),
+    *("item", "tolist", "numpy", "cpu", "is_nonzero"),
+}
+_COUNTED = {
+    *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+    *("equal", "allclose"),
+}
+_MAKERS = {"tensor", "as_tensor"}
+_INDEXED = {"__getitem__", "__setitem__", "index_put", "index_put_"}
 _METHODS = {"clamp", "clamp_", "clip"}
 _SCALARS = {*_METHODS, "arange", "zeros", "empty", "full"}
-_MIXES = {"to", "copy_", *_INDEXED}
+_COPIES = {"to", "type_as", "copy_"}
+_MIXES = {*_COPIES, *_MAKERS, "new_tensor", "view_as", "expand_as", "reshape_as"}
 """Take tensors of the host and of the device together; with anything else a GPU refuses."""
+_STRICT = {"cat", "stack", "index_select", "gather", "scatter", "scatter_"}
+"""Refuse even a 0-dim tensor of the host, which elsewhere is taken as a number."""
 
 
 class Counter(TorchFunctionMode):  # type: ignore[misc]
@@ -41,7 +50,16 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.found: list[str] = []
         self._ours: dict[int, Any] = {}
+        self._paused = True  # until it is entered
+
+    def __enter__(self) -> Counter:
         self._paused = False
+        entered: Counter = super().__enter__()
+        return entered
+
+    def __exit__(self, *error: object) -> None:
+        self._paused = True
+        super().__exit__(*error)
 
     def own(self, *tensors: Any) -> None:
         """Say of tensors that they are on the device."""
@@ -55,9 +73,15 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
             return True
         return isinstance(value, torch.Tensor) and id(value) in self._ours
 
+    def launch(self, kernel: str, *arguments: Any) -> None:
+        """Refuse a kernel that is given a tensor of the host."""
+        tensors = [value for value in tree_leaves(arguments) if isinstance(value, torch.Tensor)]
+        if not self._paused and not all(map(self.owns, tensors)):
+            raise _refused(kernel)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For what runs on the device: a kernel."""
+        """For what runs on the device, as a kernel does, or is not to be counted."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -69,10 +93,12 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         kwargs = {**(kwargs or {})}
         if kwargs.get("pin_memory"):  # which needs a GPU
             kwargs["pin_memory"] = False
-        if self._paused:
-            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
+        if name == "pin_memory":
+            return first
+        if self._paused:
+            return func(*args, **kwargs)
         if name == "__get__":
             is_device = getattr(func, "__self__", None) is torch.Tensor.device
             if is_device and self.owns(first):
@@ -80,27 +106,29 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
             result = func(*args, **kwargs)
             return self._keep(result) if self.owns(first) else result
         target = self._target(name, args, kwargs)
-        owned = [value for value in tree_leaves((args, kwargs)) if self.owns(value)]
-        waits = int(self._waits(name, args, kwargs, owned, target))
-        if name in _INDEXED and self.owns(first):
-            waits = sum(map(self._waits_for_index, tree_leaves(args[1])))
-        if owned and name not in _MIXES and any(map(self._is_on_host, tree_leaves((args, kwargs)))):
-            raise AssertionError(f"host and device tensors meet at {_place(name)}")
+        leaves = tree_leaves((args, kwargs))
+        owned = [value for value in leaves if self.owns(value)]
+        if name in _INDEXED:
+            waits = self._waits_for_index(name, *args[:3])
+        else:
+            waits = self._waits(name, args, kwargs, owned, target)
+            if owned and name not in _MIXES and any(self._is_apart(name, leaf) for leaf in leaves):
+                raise _refused(name)
         if waits:
             self.found += [_place(name)] * waits
-        if name == "pin_memory":
-            return first
         result = func(*args, **kwargs)
-        if name in {"to", "cpu"} and target is not None and target != self.owns(first):
+        if name in {*_COPIES, "cpu"} and target is not None and target != self.owns(first):
             result = first.clone() if result is first else result
             return self._keep(result) if target else result
         if target is False:
             return result
         return self._keep(result) if owned or target else result
 
-    def _is_on_host(self, value: Any) -> bool:
-        """A 0-dim tensor of the CPU is taken as a number everywhere."""
-        return isinstance(value, torch.Tensor) and value.dim() > 0 and not self.owns(value)
+    def _is_apart(self, name: str, value: Any) -> bool:
+        """Whether a value is a tensor of the host that can't meet one of the device."""
+        if not isinstance(value, torch.Tensor) or self.owns(value):
+            return False
+        return value.dim() > 0 or name in _STRICT
 
     def _keep(self, result: Any) -> Any:
         self.own(*tree_leaves(result))
@@ -110,51 +138,90 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         """Whether the result is asked for on the device, on the host, or wherever."""
         if name == "cpu":
             return False
-        asked = [kwargs.get("device"), *(args[1:] if name == "to" else ())]
+        if name == "copy_":
+            return self.owns(args[0])
+        asked = [kwargs.get("device"), *(args[1:] if name in {"to", "type_as"} else ())]
         for value in asked:
             if isinstance(value, str | torch.device):
                 return bool(torch.device(value).index == _DEVICE.index)
-            if name == "to" and isinstance(value, torch.Tensor):
+            if name in _COPIES and isinstance(value, torch.Tensor):
                 return self.owns(value)
-        if name in {"tensor", "as_tensor", *_SCALARS - _METHODS}:
-            return False
-        return None
+        if name in _MAKERS:  # a tensor stays where it is
+            return self.owns(args[0])
+        return False if name in _SCALARS - _METHODS else None
 
     def _waits(
         self, name: str, args: Any, kwargs: Any, owned: list[Any], target: bool | None
-    ) -> bool:
+    ) -> int:
         first = args[0] if args else None
         if name in _READS | _COUNTED and self.owns(first):
-            return True
-        if name == "to" and target is not None and target != self.owns(first):
-            return not target or not kwargs.get("non_blocking", False)
+            return 1
+        if name == "where" and len(args) == 1:
+            return len(owned)
+        if name in _COPIES:
+            other = args[1] if name == "copy_" else first
+            apart = target is not None and target != self.owns(other)
+            return int(apart and not (target and kwargs.get("non_blocking", False)))
+        if name in _MAKERS and isinstance(first, torch.Tensor):
+            return int(target != self.owns(first))
         if name in _MAKERS:
-            return bool(target) or (name == "new_tensor" and self.owns(first))
+            return len(owned) + bool(target)
+        if name == "new_tensor":
+            return int(self.owns(first))
         if name in _SCALARS:
             of_self = first if name in _METHODS else None
-            return any(value.dim() == 0 for value in owned if value is not of_self)
+            return int(any(value.dim() == 0 for value in owned if value is not of_self))
         if name == "repeat_interleave" and owned:
-            return kwargs.get("output_size") is None and len(args) > 1 and self.owns(args[1])
-        return False
+            known = kwargs.get("output_size") is not None
+            return int(not known and len(args) > 1 and self.owns(args[1]))
+        return 0
 
-    def _waits_for_index(self, index: Any) -> int:
-        """A mask is counted out; a scalar, or the end of a slice, must be known to make a view."""
-        if isinstance(index, slice):
-            return self.owns(index.start) + self.owns(index.stop)
-        return int(self.owns(index) and (index.dtype == torch.bool or index.dim() == 0))
+    def _waits_for_index(self, name: str, held: Any, index: Any, value: Any = None) -> int:
+        """Of a read or, with a value, a write of a part of a tensor.
+
+        A mask is counted out; a scalar, or the end of a slice, must be known to make a view; an
+        index of the host is brought to the device first.
+        """
+        on_device = self.owns(held)
+        waits = 0
+        selects = False
+        for part in index if isinstance(index, tuple) else (index,):
+            if isinstance(part, slice):
+                waits += self.owns(part.start) + self.owns(part.stop)
+            elif self.owns(part) and part.dim() > 0:
+                if not on_device:
+                    raise _refused(name)
+                waits += part.dtype == torch.bool
+                selects = True
+            elif isinstance(part, list) or (isinstance(part, torch.Tensor) and part.dim() > 0):
+                waits += on_device
+                selects = True
+            else:
+                waits += self.owns(part)
+        if isinstance(value, torch.Tensor) and self.owns(value) != on_device:
+            if selects and value.dim() > 0:
+                raise _refused(name)
+            is_filled = on_device and value.dim() == 0 and not selects and held[index].dim() > 0
+            waits += not is_filled
+        return waits
 
 
 def counting_kernels_as_device(counter: Counter) -> None:
-    """Let Triton's interpreter read what it likes: on a GPU no value leaves the device there."""
+    """Let Triton's interpreter read what it is given: on a GPU no value leaves the device there."""
     from triton.runtime import interpreter
 
     run = interpreter.GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        counter.launch(self.fn.__name__, args, kwargs)
         with counter.paused():
             return run(self, *args, **kwargs)
 
     interpreter.GridExecutor.__call__ = call
+
+
+def _refused(name: str) -> AssertionError:
+    return AssertionError(f"host and device tensors meet at {_place(name)}")
 
 
 def _place(name: str) -> str:

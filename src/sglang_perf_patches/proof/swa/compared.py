@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from .. import Inputs
-from ..comparing import live, same
+from ..comparing import differs, live
 from .episodes import PAGES, play
 from .loads import admitted, history, pressed
 from .witness import must
 
-LOADS, EPISODES = 5, 3
+LOADS, EPISODES = 4, 2
 """How many are drawn of each."""
 
 PAGED = tuple(page for page in PAGES if page > 1)
@@ -33,26 +33,29 @@ def page_size_1(inputs: Inputs) -> int:
 def window_bounded_admission(inputs: Inputs) -> int:
     """``swa.window-bounded-admission``: what a request may generate does not keep it out."""
     patch = "swa.window-bounded-admission"
-    count = same(patch, _history, _plenty(inputs, PAGED))
     load = {"window": 128, "page_size": 64, "swa_tokens": 4096, "full_tokens": 1_048_576}
+    lengths = (128, 3072, 4096, 8000)
+    same = _histories(inputs, PAGED)
     with live(patch):
-        for new in (128, 3072, 4096, 8000):
+        count = same(patch)
+        for new in lengths:
             found = admitted(**load, prompt=1000, max_new_tokens=new)
             must(
                 (found["admitted"], found["refused"]) == (20, 0),
                 f"{patch}, max_new_tokens {new}: 20 requests fit, and {found} is what came of it",
             )
-            count += 1
-        return count + _episodes(inputs, PAGED)
+        return count + len(lengths) + _episodes(inputs, PAGED)
 
 
 def evict_before_retract(inputs: Inputs) -> int:
     """``swa.evict-before-retract``: fewer retractions, and every token of every request."""
     patch = "swa.evict-before-retract"
-    count = same(patch, _history, _plenty(inputs, PAGES), ran=False)
     loads = ((16, 1, 420), (32, 1, 440), (32, 1, 520))
+    same = _histories(inputs, PAGES)
     # On stock alone, whose pools other patches of the set mend.
     stock = [pressed(*load, watched=False) for load in loads]
+    with live(patch, ran=False):
+        count = same(patch)
     with live(patch):
         for load, expected in zip(loads, stock, strict=True):
             found = pressed(*load)
@@ -65,33 +68,44 @@ def evict_before_retract(inputs: Inputs) -> int:
 
 def _exact(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
     """With room for everything nothing changes; without, no fewer are admitted, and none mixed."""
-    count = same(patch, _history, _plenty(inputs, pages))
+    same = _histories(inputs, pages)
     loads = inputs(lambda random: _scarce(random, pages), LOADS)
     stock = [admitted(**load)["admitted"] for load in loads]
     with live(patch):
+        count = same(patch)
         for load, expected in zip(loads, stock, strict=True):
             found = admitted(**load)["admitted"]
             must(found >= expected, f"{patch}, {load}: {found} admitted, stock {expected}")
         return count + len(loads) + _episodes(inputs, pages)
 
 
-def _episodes(inputs: Inputs, pages: Sequence[int]) -> int:
-    """Play random episodes with what is live; how often every invariant was checked."""
-    seeds = inputs(lambda random: random.getrandbits(32), EPISODES)
-    return sum(play(Random(seed), pages) for seed in seeds)  # noqa: S311
+def _histories(inputs: Inputs, pages: Sequence[int]) -> Callable[[str], int]:
+    """Play loads with room for everything on stock; call the result to compare with what is live.
 
+    One call of `live` for all that a case compares: putting patches live takes a second.
+    """
 
-def _history(load: Load) -> dict[str, Any]:
-    return history(**load)
-
-
-def _plenty(inputs: Inputs, pages: Sequence[int]) -> list[Load]:
     def drawn(random: Random) -> Load:
         prompts = tuple(random.randint(1, 400) for _ in range(random.randint(1, 6)))
         window = random.choice((1, 20, 100, 700))
         return {"window": window, "page_size": random.choice(pages), "prompts": prompts}
 
-    return [*({"window": 100, "page_size": page} for page in pages), *inputs(drawn, LOADS)]
+    loads = [*({"window": 100, "page_size": page} for page in pages), *inputs(drawn, LOADS)]
+    stock = [history(**load) for load in loads]
+
+    def same(patch: str) -> int:
+        for load, expected in zip(loads, stock, strict=True):
+            difference = differs(expected, history(**load))
+            must(difference is None, f"{patch}, {load}: {difference}")
+        return len(loads)
+
+    return same
+
+
+def _episodes(inputs: Inputs, pages: Sequence[int]) -> int:
+    """Play random episodes with what is live; how often every invariant was checked."""
+    seeds = inputs(lambda random: random.getrandbits(32), EPISODES)
+    return sum(play(Random(seed), pages) for seed in seeds)  # noqa: S311
 
 
 def _scarce(random: Random, pages: Sequence[int]) -> Load:

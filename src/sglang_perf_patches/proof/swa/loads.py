@@ -18,6 +18,7 @@ def admitted(
     prompt: int,
     max_new_tokens: int = 128,
     requests: int = 64,
+    over_allocation: int = 0,
 ) -> dict[str, Any]:
     """How many equal requests an empty worker admits, what they hold, and who is refused.
 
@@ -30,6 +31,7 @@ def admitted(
         swa_tokens=swa_tokens,
         full_tokens=full_tokens,
         context=prompt + max_new_tokens + 512,
+        over_allocation=over_allocation,
     )
     worker = DecodeWorker(shape)
     for _ in range(requests):
@@ -54,13 +56,13 @@ def history(window: int, page_size: int, prompts: tuple[int, ...] = PROMPTS) -> 
         swa_tokens=65536,
         full_tokens=65536,
         context=2048,
-        running=6,
+        running=4,
         in_transfer=3,
         reserved=16,
     )
     worker = DecodeWorker(shape)
     for length in prompts:
-        worker.submit(length, 12)
+        worker.submit(length, 6)
     tokens: list[int] = []
     while not worker.idle and len(tokens) < 300:
         worker.step()

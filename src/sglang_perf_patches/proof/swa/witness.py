@@ -46,6 +46,7 @@ class Witness:
         self._pages(live)
         self._mapping(live)
         self._contents(live)
+        self._refused()
         self.checks += 1
 
     def check_drained(self) -> None:
@@ -122,6 +123,12 @@ class Witness:
                 read.eq(values[start:, None]).all(),
                 "sliding-window KV of a token is another",
             )
+
+    def _refused(self) -> None:
+        """A request that was admitted is not refused later, but for want of any memory."""
+        for rid in self.worker.order:
+            message = self.worker.rejected.get(rid, "")
+            must("Out of memory" in message or not message, f"{rid} was admitted: {message}")
 
 
 def must(holds: object, otherwise: str) -> None:

@@ -14,6 +14,7 @@ _GDN_OF_059 = f"{_HYBRID}:GDNAttnBackend"
 _METADATA = f"{_ATTENTION}.mamba.mamba2_metadata"
 _FLASHINFER = f"{_ATTENTION}.linear.kernels.gdn_flashinfer"
 _BATCH = "sglang.srt.model_executor.forward_batch_info:ForwardBatch"
+_HALVES = "sglang.srt.batch_overlap.two_batch_overlap:TboForwardBatchPreparer"
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _OLD_FLA = f"{_ATTENTION}.fla"
 _FLA = "sglang.kernels.ops.attention.fla"
@@ -28,8 +29,9 @@ _LISTS = (
     f"{_BATCH}.init_new",
     f"{_BATCH}.prepare_mlp_sync_batch",
     f"{_BATCH}._pad_inputs_to_size",
+    f"{_HALVES}.filter_batch",
 )
-"""What relates the lists of lengths to the device tensors."""
+"""What relates the lists of lengths to the device tensors, and tells a batch from half of one."""
 _LAYERS = (f"{_BASE}._track_mamba_state_extend", f"{_METADATA}:ForwardMetadata")
 _ENTRY = (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry",)
 
@@ -132,9 +134,8 @@ _ZERO_SYNC = Patch(
         "(since 0.5.21 the batch has it). Stock's own arithmetic then runs on CPU tensors made of "
         "those lists, and its results go to the device in pinned, non-blocking copies; slots "
         "stay on the device. Layers that ask the mask, also those of Mamba2 and KDA, are answered "
-        "from the host. A batch whose "
-        "lists are missing or of another length (data-parallel padding, two-batch overlap, merged "
-        "batches, speculative phases, replayed graphs) is stock's. "
+        "from the host. A batch whose lists are missing or of another length (data-parallel "
+        "padding, two-batch overlap, speculative phases, replayed graphs) is stock's. "
         "SGLANG_PERF_PATCHES_DEBUG=1 compares the host's lists with the device on each forward "
         "and raises with both where they differ. A decode without a CUDA graph, which from 0.5.11 "
         "on asks the device once or twice, is answered from the list that its mask was made of. "

@@ -55,7 +55,9 @@ _FEATURE_DEPENDS = (
         "load_cpu_copy",
     ),
     *_of(f"{_OLD_PARTS}:PagedTokenToKVPoolAllocator", "alloc_extend", "free"),
-    *_of(f"{_OLD_PARTS}:TokenToKVPoolAllocator", "alloc", "free"),
+    *_of(f"{_OLD_PARTS}:TokenToKVPoolAllocator", "alloc", "free", "available_size"),
+    f"{_OLD_PARTS}:BaseTokenToKVPoolAllocator.available_size",
+    *_of("sglang.srt.mem_cache.memory_pool:MHATokenToKVPool", "get_cpu_copy", "load_cpu_copy"),
     *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa", "release_req"),
     *_of(f"{_BATCH}:Req", "offload_kv_cache", "load_kv_cache", "reset_for_retract"),
     "sglang.srt.mem_cache.chunk_cache:SWAChunkCache",
@@ -64,8 +66,20 @@ _FEATURE_DEPENDS = (
     "sglang.srt.disaggregation.utils:prepare_abort",
 )
 _PRICE = f"{_QUEUE}._prealloc_required_tokens"
-_FIX_DEPENDS = _of(
-    _QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len", "_prealloc_kv_lens", "pop_preallocated"
+_PRICE_DEPENDS = _of(
+    _QUEUE,
+    "_uses_swa_tail_prealloc",
+    "_swa_tail_len",
+    "_prealloc_kv_lens",
+    "_swa_tail_allocatable_token_budget",
+    "pop_preallocated",
+    "resume_retracted_reqs",
+)
+_FIX_DEPENDS = (
+    *_PRICE_DEPENDS,
+    f"{_BATCH}:ScheduleBatch._evict_swa",
+    f"{_BATCH}:Req.reset_for_retract",
+    "sglang.srt.mem_cache.common:release_kv_cache",
 )
 
 TAIL_PREALLOC = Patch(
@@ -104,7 +118,9 @@ TAIL_PREALLOC = Patch(
         "Prompts longer than the window, and a sliding-window pool that is the scarcer: with r "
         "its size over the full pool's, the gain in requests is at most min(1/r, prompt/window), "
         "so at the default r = 0.8 at most 1.25. These are requests waiting for their transfer; "
-        "upstream measured 1 % of throughput and 4 % of time to first token."
+        "upstream measured 1 % of throughput and 4 % of time to first token. Up to 0.5.10.post1 "
+        "a prompt longer than the sliding-window pool is still refused where it arrives: stock "
+        "takes that pool's size for the longest request."
     ),
     upstream=(
         "sgl-project/sglang#24857",
@@ -160,7 +176,7 @@ TAIL_PREALLOC = Patch(
             releases=releases.between("0.5.14", "0.5.17"),
             install=f"{_TAIL}:install_page_price",
             targets=(_PRICE,),
-            depends=_FIX_DEPENDS,
+            depends=_PRICE_DEPENDS,
             note="The mend #33794.",
         ),
     ),
@@ -185,6 +201,34 @@ _STOCK_RULE = _of(
     "resume_retracted_reqs",
 )
 _ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
+_EVICTED = (  # what reads how far a request is evicted, or copies what is mapped
+    f"{_BATCH}:ScheduleBatch._evict_swa",
+    f"{_BATCH}:Req.reset_for_retract",
+    "sglang.srt.mem_cache.common:release_kv_cache",
+    *_of(f"{_OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
+)
+
+
+def _in_function(first: str, last: str, *more: str) -> Variant:
+    """swa.page-size-1 from 0.5.16 on: one body, and what some releases have besides."""
+    return Variant(
+        releases=releases.between(first, last),
+        install=f"{_UNPAGED}:install_in_function",
+        targets=(_GATE, f"{_DECODE}:alloc_for_decode_prealloc"),
+        depends=(
+            *_STOCK_RULE,
+            f"{_QUEUE}._pre_alloc",
+            *_of(_NEW_ALLOCATOR, *_ALLOCATES),
+            *_EVICTED,
+            *more,
+        ),
+    )
+
+
+_SEGMENTS = (
+    "sglang.srt.mem_cache.common:free_kv_row_segments",
+    *_of(_NEW_ALLOCATOR, "free_swa_segment", "free_full_segment"),
+)
 
 PAGE_SIZE_1 = Patch(
     id="swa.page-size-1",
@@ -225,24 +269,21 @@ PAGE_SIZE_1 = Patch(
             releases=releases.between("0.5.12", "0.5.12.post1"),
             install=f"{_UNPAGED}:install_in_queue",
             targets=(_GATE, f"{_QUEUE}._pre_alloc"),
-            depends=(*_STOCK_RULE, *_of(_OLD_ALLOCATOR, *_ALLOCATES)),
+            depends=(*_STOCK_RULE, *_of(_OLD_ALLOCATOR, *_ALLOCATES), *_EVICTED),
         ),
         Variant(
             releases=_FIRST_WITH_ALLOCATOR_MODULE,
             install=f"{_UNPAGED}:install_in_queue",
             targets=(_GATE, f"{_QUEUE}._pre_alloc"),
-            depends=(*_STOCK_RULE, *_of(_NEW_ALLOCATOR, *_ALLOCATES)),
+            depends=(*_STOCK_RULE, *_of(_NEW_ALLOCATOR, *_ALLOCATES), *_EVICTED),
         ),
-        Variant(
-            releases=releases.between("0.5.16", "0.5.23"),
-            install=f"{_UNPAGED}:install_in_function",
-            targets=(_GATE, f"{_DECODE}:alloc_for_decode_prealloc"),
-            depends=(
-                *_STOCK_RULE,
-                f"{_QUEUE}._pre_alloc",
-                *_of(_NEW_ALLOCATOR, *_ALLOCATES),
-                "sglang.srt.mem_cache.common:release_kv_cache",
-            ),
+        _in_function("0.5.16", "0.5.18"),
+        _in_function("0.5.19", "0.5.19", "sglang.srt.mem_cache.common:free_kv_row_segments"),
+        _in_function("0.5.20", "0.5.20", *_SEGMENTS),
+        _in_function(
+            *("0.5.21", "0.5.23", *_SEGMENTS),
+            *_of(_QUEUE, "_alloc_for_decode_prealloc", "_uses_swa_reservation"),
+            "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.evict_sliding_windows",
         ),
     ),
 )
@@ -261,9 +302,10 @@ WINDOW_BOUNDED_ADMISSION = Patch(
     ),
     how=(
         "What a request is expected to hold is bounded by its window, the tokens that it decodes "
-        "between two evictions, and a page, in whole pages; so is what is kept for the largest "
-        "running request. A request whose bound is beyond the whole pool is answered with a 400. "
-        "Requests are admitted in stock's order."
+        "between two evictions, and the pages that eviction spares, in whole pages; so is what is "
+        "kept for the largest running request. A request whose bound is beyond the whole pool is "
+        "answered with a 400. Requests are admitted in stock's order. With speculative decoding "
+        "stock's rule stays: the bound counts one token a step."
     ),
     gain=(
         "Window 128, page 64, sliding-window pool 4096, prompts of 1000, 64 queued, 0.5.23, real "
@@ -349,10 +391,20 @@ EVICT_BEFORE_RETRACT = Patch(
             depends=_EVICTS,
         ),
         Variant(
-            releases=releases.between("0.5.14", "0.5.23"),
+            releases=releases.between("0.5.14", "0.5.20"),
             install=f"{_SETS}.evict_before_retract:install",
             targets=(f"{_BATCH}:ScheduleBatch.check_decode_mem",),
             depends=(*_EVICTS, "sglang.srt.mem_cache.common:free_swa_out_of_window_slots"),
+        ),
+        Variant(
+            releases=releases.between("0.5.21", "0.5.23"),
+            install=f"{_SETS}.evict_before_retract:install",
+            targets=(f"{_BATCH}:ScheduleBatch.check_decode_mem",),
+            depends=(
+                *_EVICTS,
+                "sglang.srt.mem_cache.common:free_swa_out_of_window_slots",
+                "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.evict_sliding_windows",
+            ),
         ),
     ),
 )

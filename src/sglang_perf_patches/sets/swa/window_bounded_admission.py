@@ -7,6 +7,7 @@ more in the sliding-window pool, though KV behind the window is given back while
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,15 @@ logger = logging.getLogger("sglang_perf_patches")
 
 def install(patching: Patching) -> None:
     """Before 0.5.12, where swa.tail-prealloc asks one method what a request grows to."""
+    serves = _serving(patching)
 
     def make(inner: Any) -> Any:
         def peak(self: Any, req: Any, held: int) -> int:
             """Sliding-window tokens that a request needs until it ends, at most."""
-            patching.ran.seen = True
             tokens: int = inner(self, req, held)
+            if not serves(self):
+                return tokens
+            patching.ran.seen = True
             return min(tokens, bound(self))
 
         return MISSING if inner is MISSING else peak
@@ -38,6 +42,7 @@ def install(patching: Patching) -> None:
 def install_in_stock_rule(patching: Patching) -> None:
     """From 0.5.12: stock's own rule, given figures that bound what it adds up."""
     decode = patching.module(DECODE)
+    serves = _serving(patching)
 
     def wanted(queue: Any, req: Any, held: int) -> int:
         new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
@@ -46,7 +51,7 @@ def install_in_stock_rule(patching: Patching) -> None:
     def make_lengths(inner: Any) -> Any:
         def _prealloc_kv_lens(self: Any, req: Any) -> tuple[int, int]:
             full, swa = inner(self, req)
-            if vars(self).get("_swa_prices_allocation") or not _serves(self):
+            if vars(self).get("_swa_prices_allocation") or not serves(self):
                 return full, swa
             # Stock adds max_new_tokens to this: take off what is beyond the bound.
             patching.ran.seen = True
@@ -69,7 +74,7 @@ def install_in_stock_rule(patching: Patching) -> None:
         def _swa_tail_allocatable_token_budget(self: Any, *args: Any, **named: Any) -> int:
             running = self.scheduler.running_batch.reqs
             retractable = named.get("retractable_swa_tokens")
-            if retractable is not None and running and _serves(self):
+            if retractable is not None and running and serves(self):
                 # Stock takes this off the largest want among running requests.
                 wants = [
                     wanted(self, r, self._swa_tail_len(len(r.origin_input_ids))) for r in running
@@ -85,11 +90,13 @@ def install_in_stock_rule(patching: Patching) -> None:
         def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
             if inner(self, req):
                 return True
-            if not _serves(self):
+            if not serves(self):
                 return False
-            _, held = self._prealloc_kv_lens(req)
+            # The prompt's tail, of a retracted request too: max_new_tokens has what it decoded.
+            held = self._swa_tail_len(len(req.origin_input_ids))
             page = self.token_to_kv_pool_allocator.page_size
-            need = max(self._prealloc_required_tokens(req)[1], wanted(self, req, held))
+            peak = min(wanted(self, req, held), bound(self))
+            need = max(self._prealloc_required_tokens(req)[1], peak)
             size = self.token_to_kv_pool_allocator.size_swa // page * page
             if need <= size:
                 return False
@@ -115,12 +122,15 @@ def install_in_stock_rule(patching: Patching) -> None:
 def bound(queue: Any) -> int:
     """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
 
-    Its window, what it decodes until stock evicts again, and the page that the window begins in.
+    Its window, what it decodes until stock evicts again, the page that the window begins in, and
+    the page before it, where stock keeps that too. From 0.5.14 to 0.5.17 stock evicts in every
+    n-th step of the server: a request that does not decode in that step holds more for a while.
     """
     if "_swa_bound" not in vars(queue):
         page = queue.token_to_kv_pool_allocator.page_size
         window = queue.scheduler.sliding_window_size
-        queue._swa_bound = ceil_align(window + eviction_interval(window, page) + page, page)
+        held = window + eviction_interval(window, page) + page + kept_margin(page)
+        queue._swa_bound = ceil_align(held, page)
     return int(queue._swa_bound)
 
 
@@ -136,7 +146,25 @@ def eviction_interval(window: int, page_size: int) -> int:
     return window
 
 
-def _serves(queue: Any) -> bool:
-    if "_swa_growth_bounded" not in vars(queue):
-        queue._swa_growth_bounded = queue._uses_swa_tail_prealloc() and unserved(queue) is None
-    return bool(queue._swa_growth_bounded)
+def kept_margin(page_size: int) -> int:
+    """How many tokens before the window eviction spares, in tokens: a page, 0.5.11 to 0.5.13."""
+    from sglang.srt.environ import envs
+
+    return page_size if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER") else 0
+
+
+def _serving(patching: Patching) -> Callable[[Any], bool]:
+    """A function that tells whether a queue is served; settled once for each queue."""
+
+    def serves(queue: Any) -> bool:
+        if "_swa_growth_bounded" not in vars(queue):
+            reason = unserved(queue)
+            if reason is None and not queue.scheduler.spec_algorithm.is_none():
+                # A step decodes several tokens, and allocates for more: `bound` counts neither.
+                reason = "speculative decoding is on"
+            queue._swa_growth_bounded = reason is None and queue._uses_swa_tail_prealloc()
+            if reason is not None:
+                patching.gate(reason)
+        return bool(queue._swa_growth_bounded)
+
+    return serves

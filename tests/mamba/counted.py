@@ -1,0 +1,42 @@
+"""What the counter of waits makes of statements: reads a JSON list of them, prints a JSON object.
+
+For each the number of waits, or "refused". In a statement `d` and `m` are five numbers and a mask
+of the device, `s` a scalar of it, `h`, `b` and `n` the same of the host; `launch` is a kernel's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from sglang_perf_patches.proof.mamba.waits import DEVICE, Counter
+
+
+def main() -> None:
+    found: dict[str, int | str] = {}
+    for statement in json.load(sys.stdin):
+        counter = Counter()
+        names: dict[str, Any] = {
+            "torch": torch,
+            "D": DEVICE,
+            "h": torch.arange(5),
+            "n": torch.tensor(3),
+        }
+        names["b"] = names["h"] > 2
+        names |= {"d": torch.arange(5), "m": names["h"] > 2, "s": torch.tensor(3)}
+        names["launch"] = counter.launch
+        counter.own(names["d"], names["m"], names["s"])
+        try:
+            with counter:
+                exec(statement, names)
+            found[statement] = len(counter.found)
+        except AssertionError:
+            found[statement] = "refused"
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -32,7 +32,7 @@ def run() -> None:
                         plans({**case, "host": host or decoding, "mode": mode, "graph": graph})
     finally:
         flashinfer_plan._HostPlanned = stock
-    eager = [[0, 3, 6], [0, 43, 53], [43, 10]]
-    replayed = [[0, 3, 6, 9], [0, 43, 53, 57], [43, 10, 4]]
-    served = [replayed, eager, eager, eager]  # an extend is eager either way
+    verified = [[0, 3, 6, 9], [0, 43, 53, 57], [43, 10, 4]]  # with a row of padding
+    extended = [[0, 3, 6], [0, 43, 53], [43, 10]]
+    served = [verified, verified, extended, extended]  # an extend is eager either way
     assert asked == served, asked

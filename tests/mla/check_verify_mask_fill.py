@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.rig import furnished, server_args
+from sglang_perf_patches.proof.mla.rig import CONTEXT, REQUESTS, furnished, server_args
 from sglang_perf_patches.proof.mla.verify_mask_fill import (
     HAS_MASKS,
     HAS_TRIVIAL,
     MODULES,
     PATCH,
+    Case,
     build,
     make,
     mask_of,
 )
 from sglang_perf_patches.sets.mla import verify_mask_fill
+
+_CASE: Case = {
+    "draft": 3,
+    "requests": [(30, (0, 1)), (9, (0, 0))],
+    "mla": False,
+    "window": None,
+    "trivial": False,
+    "deterministic": False,
+    "seed": 0,
+}
+_ONE_NODE: Case = {"draft": 1, "requests": [(30, ()), (9, ())], "trivial": True}
 
 
 def run() -> None:
@@ -27,8 +37,12 @@ def run() -> None:
             assert prefix_filled(trivial)
             with live(PATCH):
                 assert not prefix_filled(trivial)
+        if HAS_TRIVIAL:
+            larger_than_captured()
+            with live(PATCH, ran=HAS_MASKS):
+                larger_than_captured()
         with live(PATCH, ran=False):
-            assert prefix_filled(False, enable_deterministic_inference=True)
+            assert prefix_filled(False, deterministic=True)
             report = sglang_perf_patches.activate(PATCH)
             assert report.of(PATCH).state == "gated"
             assert "deterministic" in report.of(PATCH).reason
@@ -39,20 +53,20 @@ def run() -> None:
             assert prefix_filled(True), "a small buffer is filled faster"
 
 
-def prefix_filled(trivial: bool, **more: Any) -> bool:
+def larger_than_captured() -> None:
+    """A batch of one-node trees that the buffer has no room for is left to stock."""
+    case = {**_CASE, **_ONE_NODE, "requests": [(CONTEXT - 1, ())] * REQUESTS}
+    with furnished(server_args(speculative_num_draft_tokens=1), *MODULES):
+        backend, _ = make(case)
+        assert mask_of(backend).numel() < CONTEXT * REQUESTS
+        assert bool(build(case, backend).custom_mask.all())
+
+
+def prefix_filled(trivial: bool, *, deterministic: bool = False) -> bool:
     """Whether building a tree writes the mask's prefix cells."""
-    draft = 1 if trivial else 3
-    case = {
-        "draft": draft,
-        "requests": [(30, tuple(range(draft - 1))), (9, (0,) * (draft - 1))],
-        "mla": False,
-        "window": None,
-        "trivial": trivial,
-        "seed": 0,
-    }
-    arguments = server_args(speculative_num_draft_tokens=draft, **more)
-    with furnished(arguments, *MODULES):
-        backend, _, _ = make(case, **more)
+    case = {**_CASE, **(_ONE_NODE if trivial else {}), "deterministic": deterministic}
+    with furnished(server_args(speculative_num_draft_tokens=case["draft"]), *MODULES):
+        backend, _ = make(case)
         buffer = mask_of(backend)
         buffer.zero_()
         verify_input = build(case, backend)

@@ -22,7 +22,7 @@ Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
 
 RELEASES = (
     *("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1"),
-    *("0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1", "0.5.16"),
     *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
 )
 PATCHES = tuple(patch.id for patch in sets.declared("mla").patches)
@@ -51,6 +51,11 @@ def test_the_work_is_gone_and_exceptions_are_left_to_stock(checked: Checked, rel
     assert not errors, "\n\n".join(errors)
 
 
+def test_every_body_that_a_patch_relies_on_is_proved() -> None:
+    known = sets.declared("mla").known
+    assert all(set(RELEASES) & set(where) for found in known.values() for where in found.values())
+
+
 def test_every_patch_is_proved_on_some_release() -> None:
     assert set(PATCHES) == {id for release in RELEASES for id in applying(release)}
 
@@ -69,6 +74,7 @@ PLAIN = {
     [
         ("enable_two_batch_overlap", True, "two-batch overlap"),
         ("speculative_algorithm", "NGRAM", "ngram"),
+        ("speculative_algorithm", "ngram", "ngram"),
         ("pp_size", 2, "pipeline parallelism"),
         ("enable_unified_memory", True, "unified memory"),
         ("dcp_size", 2, "context parallelism"),
@@ -92,10 +98,13 @@ def test_situations_that_are_left_to_stock(
     assert said in gates[0]
 
 
-@pytest.mark.parametrize("platform", ["is_hip", "is_npu", "is_xpu"])
+PLATFORMS = ("is_hip", "is_npu", "is_xpu", "is_musa")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_accelerators_that_are_left_to_stock(platform: str) -> None:
     def patching(yes: str) -> Any:
-        asks = {name: (lambda name=name: name == yes) for name in ("is_hip", "is_npu", "is_xpu")}
+        asks = {name: (lambda name=name: name == yes) for name in PLATFORMS}
         return SimpleNamespace(module=lambda _: SimpleNamespace(**asks))
 
     situations.refuse_platforms(patching("none"))

@@ -114,6 +114,21 @@ def generate(server: Any, count: int, seed: int, output: int = OUTPUT) -> tuple[
     return time.time() - started, outputs
 
 
+def patches(began: float) -> dict[str, list[str]]:
+    """The patches that ran in a process since `began`, and those that stayed out, with why."""
+    from sglang_perf_patches import record
+
+    processes = [process for process in record.read_all() if process["started"] >= began]
+    states = [state for process in processes for state in process["patches"]]
+    ran = {state["id"] for state in states if state["ran"]}
+    out = {
+        f"{state['id']} {state['state']}: {state['reason']}"
+        for state in states
+        if state["state"] in {"gated", "conflict", "failed", "refused"}
+    }
+    return {"ran": sorted(ran), "left_out": sorted(out)}
+
+
 def main(tag: str, out: str, given: list[str]) -> None:
     """Boot, time, profile; append one line of JSON to `out`."""
     options: dict[str, Any] = {
@@ -169,8 +184,8 @@ def main(tag: str, out: str, given: list[str]) -> None:
         whole.update(digest.digest())
         keep()
     found["outputs"] = whole.hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / "profiles" / tag
-    server.start_profile(output_dir=str(folder))
+    folder = tempfile.mkdtemp(prefix="profile-")  # a boot of the same tag may have left its own
+    server.start_profile(output_dir=folder)
     _, outputs = generate(server, 1, 99, 128)
     server.stop_profile()
     time.sleep(3)
@@ -183,6 +198,7 @@ def main(tag: str, out: str, given: list[str]) -> None:
             for name in COUNTED:
                 counts[name] += str(event.get("name", "")).startswith(name)
     found["verify_steps"] = steps
+    found |= patches(began)
     found["per_step"] = {name: round(count / steps, 2) for name, count in counts.items()}
     keep()
     print("ENGINE", json.dumps(found), flush=True)

@@ -11,3 +11,4 @@ for side in $sides; do
     python3 "$here/engine.py" "$side-$number" "$out" "$@" 2>&1 |
     grep -E "sglang-perf-patches|dropped|ENGINE|Error|error:" | cut -c1-600
 done
+python3 "$here/summary.py" "$out"

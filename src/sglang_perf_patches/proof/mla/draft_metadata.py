@@ -19,6 +19,10 @@ from .rig import REQUESTS, furnished, model_runner, server_args
 PATCH = "mla.draft-metadata"
 
 MODULE, PARENT = wheels.trtllm()
+HEIRS = (
+    ("tokenspeed_mla_backend", "TokenspeedMLAMultiStepDraftBackend"),
+    ("cutedsl_mla_backend", "CuteDslMLAMultiStepDraftBackend"),
+)
 _POISON = -7
 
 Case = dict[str, Any]
@@ -32,9 +36,15 @@ EDGES: tuple[Case, ...] = (
 
 
 def compare(inputs: Inputs) -> int:
-    """Compare the drafts of TRT-LLM MLA and of TokenSpeed MLA, which inherits them."""
-    cases = [*EDGES, *inputs(drawn)]
-    return sum(same(PATCH, partial(draft, of=backend), cases) for backend in backends())
+    """Compare the drafts of TRT-LLM MLA and of the backends that inherit them."""
+    return compare_drafts(PATCH, inputs)
+
+
+def compare_drafts(patch: str, inputs: Inputs) -> int:
+    """Compare them with one patch live; those that inherit by the edge cases alone."""
+    first, *heirs = backends()
+    compared = same(patch, partial(draft, of=first), [*EDGES, *inputs(drawn)])
+    return compared + sum(same(patch, partial(draft, of=heir), EDGES) for heir in heirs)
 
 
 def drawn(random: Random) -> Case:
@@ -50,13 +60,15 @@ def drawn(random: Random) -> Case:
 
 
 def backends() -> list[Any]:
-    """The draft backends that the release has."""
+    """The draft backends that the release has: TRT-LLM MLA's, and those that inherit it."""
     found = [MODULE.TRTLLMMLAMultiStepDraftBackend]
-    try:
-        tokenspeed = import_module("sglang.srt.layers.attention.tokenspeed_mla_backend")
-    except ImportError:
-        return found
-    return [*found, tokenspeed.TokenspeedMLAMultiStepDraftBackend]
+    for name, kind in HEIRS:
+        try:
+            module = import_module(f"sglang.srt.layers.attention.{name}")
+        except ImportError:
+            continue
+        found.append(getattr(module, kind))
+    return found
 
 
 def draft(case: Case, of: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _PLAIN: Case = {
     "graph": True,
     "idle": False,
     "host": True,
+    "parallel": False,
 }
 EDGES: tuple[Case, ...] = (
     _PLAIN,
@@ -39,6 +40,7 @@ EDGES: tuple[Case, ...] = (
     {**_PLAIN, "topk": 4, "lengths": [80] * CAPTURED, "padding": 0},
     {**_PLAIN, "lengths": [], "padding": 2, "idle": True},
     {**_PLAIN, "host": False},
+    {**_PLAIN, "parallel": True},
 )
 
 
@@ -58,6 +60,7 @@ def drawn(random: Random) -> Case:
         "graph": random.random() < 0.6,
         "idle": random.random() < 0.2,
         "host": random.random() < 0.8,
+        "parallel": random.random() < 0.2,
     }
 
 
@@ -73,8 +76,12 @@ def draft(case: Case) -> dict[str, Any]:
         lengths = case["lengths"]
         if not case["graph"]:
             lengths = lengths or [1]  # stock prepares no eager idle batch
-        padding = min(case["padding"], CAPTURED - len(lengths)) if case["graph"] else 0
+        padded = case["graph"] or case["parallel"]
+        padding = min(case["padding"], CAPTURED - len(lengths)) if padded else 0
         batch = draft_batch(runner, lengths, padding, topk=topk, steps=steps)
+        if case["parallel"]:  # data parallelism pads what the draft starts from too
+            batch._original_batch_size = len(lengths)
+            batch.spec_info.topk_p = torch.zeros(batch.batch_size, topk, device=runner.device)
         if case["idle"]:
             batch.forward_mode = ForwardMode.IDLE
         if not case["host"]:

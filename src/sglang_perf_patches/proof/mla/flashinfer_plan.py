@@ -68,7 +68,9 @@ def plans(case: Case) -> list[Any]:
         runner = model_runner(arguments, mla=True)
         backend = MODULE.FlashInferMLAAttnBackend(runner)
         if case["mode"] in EXTENDING or not case["graph"]:
-            prepared = forward_batch(runner, case, case["lengths"], 0, case["host"])
+            # Data parallelism pads an eager verify.
+            padding = case["padding"] if case["mode"] is ForwardMode.TARGET_VERIFY else 0
+            prepared = forward_batch(runner, case, case["lengths"], padding, case["host"])
             backend.init_forward_metadata(prepared)
             planned = [
                 backend.prefill_wrapper_paged,

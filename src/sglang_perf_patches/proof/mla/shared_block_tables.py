@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from .. import Inputs
-from ..comparing import same
-from .draft_metadata import EDGES, MODULE, draft, drawn
+from .draft_metadata import compare_drafts
 
 PATCH = "mla.shared-block-tables"
 
 
 def compare(inputs: Inputs) -> int:
-    """Compare the drafts of TRT-LLM MLA."""
-    of = MODULE.TRTLLMMLAMultiStepDraftBackend
-    return same(PATCH, partial(draft, of=of), [*EDGES, *inputs(drawn)])
+    """Compare the drafts of TRT-LLM MLA and of the backends that inherit them."""
+    return compare_drafts(PATCH, inputs)

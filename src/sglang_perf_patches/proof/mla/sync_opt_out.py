@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention import hybrid_attn_backend, triton_backend
+from sglang.srt.layers.attention import triton_backend
 from sglang.srt.managers import overlap_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import eagle_info, spec_info
@@ -24,6 +24,7 @@ KINDS = ("triton", "trtllm", "flashinfer+triton", "flashinfer+trtllm")
 MODES = ("verify", "extend", "draft")
 
 TRTLLM, FLASHINFER = wheels.trtllm()
+hybrid_attn_backend = wheels.hybrid()
 MODULES = tuple(
     module.__name__
     for module in (FLASHINFER, TRTLLM, triton_backend, hybrid_attn_backend, overlap_utils)

@@ -37,6 +37,7 @@ _PLAIN: Case = {
     "mla": True,
     "window": None,
     "trivial": False,
+    "deterministic": False,
     "seed": 0,
 }
 EDGES: tuple[Case, ...] = (
@@ -46,6 +47,7 @@ EDGES: tuple[Case, ...] = (
     {**_PLAIN, "requests": [(12, (0, 0, 0))] * (CAPTURED + 1)},
     {**_PLAIN, "draft": 1, "requests": [(30, ()), (9, ())], "trivial": True},
     {**_PLAIN, "draft": 1, "requests": [(3, ())], "trivial": True, "graph": False},
+    {**_PLAIN, "deterministic": True},
 )
 
 
@@ -68,13 +70,14 @@ def drawn(random: Random) -> Case:
         "mla": random.random() < 0.5,
         "window": random.choice([None, None, 6]),
         "trivial": random.random() < 0.5,
+        "deterministic": random.random() < 0.2,
         "seed": random.randint(0, 3),
     }
 
 
-def make(case: Case, **more: Any) -> tuple[Any, Room, Room]:
-    """A Triton backend whose mask buffer, if any, holds noise."""
-    arguments = server_args(speculative_num_draft_tokens=case["draft"], **more)
+def make(case: Case) -> tuple[Any, Room]:
+    """A Triton backend whose mask buffer, if any, holds noise, and its runner."""
+    arguments = server_args(speculative_num_draft_tokens=case["draft"])
     tokens = REQUESTS * CONTEXT + 1
     noise = torch.Generator().manual_seed(case["seed"])
     heads = 1 if case["mla"] else KV_HEADS
@@ -94,11 +97,13 @@ def make(case: Case, **more: Any) -> tuple[Any, Room, Room]:
     )
     runner.model_config.head_dim = runner.model_config.v_head_dim = DIM
     backend = triton_backend.TritonAttnBackend(runner)
+    # sglang may resolve this by itself, and then it is not among the server's arguments.
+    backend.enable_deterministic = case["deterministic"]
     backend.init_cuda_graph_state(CAPTURED, CAPTURED * max(case["draft"], 2))
     buffer = mask_of(backend)
     if buffer is not None:
         buffer.copy_(torch.randint(0, 2, buffer.shape, generator=noise))
-    return backend, runner, arguments
+    return backend, runner
 
 
 def mask_of(backend: Any) -> Any:
@@ -163,7 +168,7 @@ def _options(function: Any, **given: Any) -> dict[str, Any]:
 def verify(case: Case) -> dict[str, Any]:
     """Build a tree and attend with it; the mask's tree cells and the output."""
     with furnished(server_args(speculative_num_draft_tokens=case["draft"]), *MODULES):
-        backend, runner, _ = make(case)
+        backend, runner = make(case)
         verify_input = build(case, backend)
         lengths = [length for length, _ in case["requests"]]
         return {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ..lent import Wrapper
+from ..lent import StandIns, Wrapper
 
 _ATTENTION = "sglang.srt.layers.attention"
 
@@ -41,6 +42,12 @@ def trtllm() -> tuple[Any, Any]:
     module.can_use_set_mla_kv_concat_q = lambda *_, **__: False
     module.DEFAULT_WORKSPACE_SIZE_MB = 0  # the kernel's scratch, 128 MB
     return module, parent
+
+
+def hybrid() -> Any:
+    """The hybrid backend's module; with it 0.5.15 imports kernels that CUTLASS's wheel compiles."""
+    sys.meta_path.insert(0, StandIns(("sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits",)))
+    return import_module(f"{_ATTENTION}.hybrid_attn_backend")
 
 
 class Counted:

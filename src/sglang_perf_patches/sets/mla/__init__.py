@@ -21,11 +21,50 @@ _EAGLE_WORKER = f"{_SPECULATIVE}.eagle_worker_v2"
 _COMMON = f"{_SPECULATIVE}.eagle_worker_common"
 _DRAFT_GRAPH = f"{_SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
 _FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
+_OVERLAP = "sglang.srt.managers.overlap_utils"
+
+# Backends that inherit TRT-LLM MLA's draft.
+_TOKENSPEED = (
+    f"{_ATTENTION}.tokenspeed_mla_backend:TokenspeedMLABackend",
+    f"{_ATTENTION}.tokenspeed_mla_backend:TokenspeedMLAMultiStepDraftBackend",
+)
+_CUTEDSL = (
+    f"{_ATTENTION}.cutedsl_mla_backend:CuteDslMLABackend",
+    f"{_ATTENTION}.cutedsl_mla_backend:CuteDslMLAMultiStepDraftBackend",
+)
+
+# What keeps the host's lengths of a speculative batch exact.
+_EXACT_BY_VERIFY = (
+    f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_decode",
+    f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.verify",
+)
+_EXACT_BY_RELAY = (f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",)
 
 
 def _kernels(module: str) -> tuple[str, ...]:
     """What says that the verify skips the prefix cells of its mask."""
     return (f"{module}:extend_attention_fwd", f"{module}:_fwd_kernel")
+
+
+def _draft_metadata(first: str, last: str, *heirs: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_metadata:install",
+        targets=(),
+        adds=(
+            f"{_TRTLLM_DRAFT}.init_forward_metadata",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata_replay_cuda_graph",
+        ),
+        depends=(
+            _TRTLLM_DRAFT,
+            _FLASHINFER_MLA_DRAFT,
+            f"{_TRTLLM}.init_forward_metadata",
+            f"{_TRTLLM}.init_forward_metadata_replay_cuda_graph",
+            f"{_TRTLLM}.forward_decode",
+            *heirs,
+        ),
+        awaits=(_FORWARD_BATCH,),
+    )
 
 
 _DRAFT_METADATA = Patch(
@@ -55,23 +94,8 @@ _DRAFT_METADATA = Patch(
     markers=(Marker(definition=f"{_TRTLLM_DRAFT}.init_forward_metadata"),),
     anchors=(_TRTLLM_DRAFT,),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.12.post1"),
-            install=f"{_HERE}.draft_metadata:install",
-            targets=(),
-            adds=(
-                f"{_TRTLLM_DRAFT}.init_forward_metadata",
-                f"{_TRTLLM_DRAFT}.init_forward_metadata_replay_cuda_graph",
-            ),
-            depends=(
-                _TRTLLM_DRAFT,
-                _FLASHINFER_MLA_DRAFT,
-                f"{_TRTLLM}.init_forward_metadata",
-                f"{_TRTLLM}.init_forward_metadata_replay_cuda_graph",
-                f"{_TRTLLM}.forward_decode",
-            ),
-            awaits=(_FORWARD_BATCH,),
-        ),
+        _draft_metadata("0.5.9", "0.5.11"),
+        _draft_metadata("0.5.12", "0.5.12.post1", *_TOKENSPEED),
     ),
 )
 
@@ -93,6 +117,25 @@ _GRAPH_METADATA = (
     f"{_TRITON}._build_cuda_graph_forward_metadata",
 )
 
+
+def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.verify_mask_fill:install_masks",
+        targets=(f"{_TRITON}.verify_mask", _TRIVIAL),
+        depends=(
+            *_VERIFY_METADATA,
+            *_GRAPH_METADATA,
+            *_NEW_KERNELS,
+            *kernels,
+            f"{_ATTENTION}.verify_mask:VerifyMask",
+            _BUILD_TREE,
+            f"{_COMMON}:build_eagle_verify_input",
+        ),
+        awaits=(_UTILS, "msgspec.structs"),
+    )
+
+
 _VERIFY_MASK_FILL = Patch(
     id="mla.verify-mask-fill",
     summary="the Triton verify's tree mask is not filled where nothing reads it",
@@ -109,7 +152,8 @@ _VERIFY_MASK_FILL = Patch(
         "from 0.5.17 on the backend says of its mask that its prefix is not read, which the "
         "builder heeds. For trees of one node the cell of each request is written instead, "
         "where the buffer has 16 MiB or more. The deterministic kernel reads the prefix, so the "
-        "patch stays out there, as on HIP, NPU and XPU."
+        "patch stays out there, as on HIP, NPU, XPU and MUSA. Rows that only pad a replayed graph "
+        "attend by what an earlier step left in their cells; their outputs are dropped."
     ),
     gain=(
         "One H200: building the verify input takes 43 to 84 µs instead of 111 with a mask of 336 "
@@ -161,20 +205,8 @@ _VERIFY_MASK_FILL = Patch(
             ),
             awaits=(_UTILS,),
         ),
-        Variant(
-            releases=between("0.5.17", "0.5.23"),
-            install=f"{_HERE}.verify_mask_fill:install_masks",
-            targets=(f"{_TRITON}.verify_mask", _TRIVIAL),
-            depends=(
-                *_VERIFY_METADATA,
-                *_GRAPH_METADATA,
-                *_NEW_KERNELS,
-                f"{_ATTENTION}.verify_mask:VerifyMask",
-                _BUILD_TREE,
-                f"{_COMMON}:build_eagle_verify_input",
-            ),
-            awaits=(_UTILS, "msgspec.structs"),
-        ),
+        _verify_masks("0.5.17", "0.5.21"),
+        _verify_masks("0.5.22", "0.5.23", f"{_TRITON}._forward_extend_kernel"),
     ),
 )
 
@@ -184,10 +216,7 @@ _HOST_INDPTR_COMMON = (
     f"{_FORWARD_BATCH}:ForwardBatch.prepare_mlp_sync_batch",
 )
 _INDEX_KERNEL = "generate_draft_decode_kv_indices"
-_OUT_GRAPH = (
-    f"{_FLASHINFER_DRAFT}.init_forward_metadata",
-    f"{_FLASHINFER_DRAFT}.init_forward_metadata_out_graph",
-)
+_OUT_GRAPH = (f"{_FLASHINFER_DRAFT}.init_forward_metadata_out_graph",)
 
 _FLASHINFER_HOST_INDPTR = Patch(
     id="mla.flashinfer-host-indptr",
@@ -198,10 +227,11 @@ _FLASHINFER_HOST_INDPTR = Patch(
         "The kernel that wrote it only summed sequence lengths that the host has."
     ),
     how=(
-        "While a draft is prepared, the backend's kv_indptr answers that one copy with the same "
-        "numbers computed from the host's lengths, padding rows of a replayed graph included. The "
-        "device's kv_indptr is computed as before. Graph capture, batches padded for data "
-        "parallelism, windowed drafts and batches without host lengths are left to stock."
+        "While the replay of a draft is prepared, the backend's kv_indptr answers that one copy "
+        "with the same numbers computed from the host's lengths, padding rows included. The "
+        "device's kv_indptr is computed as before. Graph capture, eager drafts, whose plan makes a "
+        "copy of its own, batches padded for data parallelism, windowed drafts and batches "
+        "without host lengths are left to stock."
     ),
     gain=(
         "One H200, six releases from 0.5.12.post1 to 0.5.23, behind 2.8 ms of queued work: the "
@@ -209,25 +239,23 @@ _FLASHINFER_HOST_INDPTR = Patch(
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
-        "default on Hopper with topk > 1. Where the GPU is idle there is nothing to wait for, and "
-        "the patch costs up to 0.07 ms a step. From 0.5.23 on upstream has it behind "
-        "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default, with other numbers in the "
+        "default on Hopper with topk > 1, CUDA graphs on. Where the GPU is idle there is nothing "
+        "to wait for, and the patch costs up to 0.07 ms a step. From 0.5.23 on upstream has it "
+        "behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default, with other numbers in the "
         "padding rows; where that is on, this patch changes nothing."
     ),
     variants=(
         Variant(
             releases=between("0.5.9", "0.5.12.post1"),
             install=f"{_HERE}.flashinfer_host_indptr:install_replay",
-            targets=(
-                f"{_FLASHINFER_DRAFT}.init_forward_metadata",
-                f"{_FLASHINFER_DRAFT}.init_forward_metadata_replay_cuda_graph",
-            ),
+            targets=(f"{_FLASHINFER_DRAFT}.init_forward_metadata_replay_cuda_graph",),
             depends=(
                 *_HOST_INDPTR_COMMON,
                 f"{_SPECULATIVE}.spec_utils:{_INDEX_KERNEL}",
                 f"{_DRAFT_GRAPH}.replay",
                 f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_v2_draft",
                 f"{_SPECULATIVE}.eagle_worker:EAGLEWorker._draft_preprocess_decode",
+                *_EXACT_BY_VERIFY,
             ),
             awaits=(_UTILS,),
         ),
@@ -240,6 +268,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.triton_ops.cache_locs:{_INDEX_KERNEL}",
                 f"{_DRAFT_GRAPH}.replay",
                 f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_v2_draft",
+                *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
         ),
@@ -252,6 +281,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.triton_ops.cache_locs:{_INDEX_KERNEL}",
                 f"{_DRAFT_GRAPH}.execute",
                 f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft",
+                *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
         ),
@@ -264,6 +294,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"sglang.kernels.ops.speculative.cache_locs:{_INDEX_KERNEL}",
                 f"{_DRAFT_GRAPH}.execute",
                 f"{_COMMON}:prepare_for_draft",
+                *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
         ),
@@ -331,7 +362,6 @@ _MASK_SCRATCH = Patch(
     ),
 )
 
-_OVERLAP = "sglang.srt.managers.overlap_utils"
 _HYBRID = f"{_ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
 _BASE = f"{_ATTENTION}.base_attn_backend:AttentionBackend"
 _TRITON_DRAFT = f"{_ATTENTION}.triton_backend:TritonMultiStepDraftBackend"
@@ -342,7 +372,7 @@ _OPT_OUT_TARGETS = (
     _BUILD_TREE,
 )
 _OPT_OUT_DEPENDS = (
-    f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",
+    *_EXACT_BY_RELAY,
     "sglang.srt.managers.scheduler:Scheduler.init_overlap",
     f"{_EAGLE_WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
     f"{_SPECULATIVE}.multi_layer_eagle_worker_v2:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
@@ -520,6 +550,7 @@ _FLASHINFER_PLAN = Patch(
                 *_MLA_PLAN_DEPENDS,
                 _OLD_GRAPH_RUNNER,
                 _OLD_DRAFT_EXTEND,
+                *_EXACT_BY_VERIFY,
             ),
             awaits=(_UTILS,),
         ),
@@ -532,6 +563,7 @@ _FLASHINFER_PLAN = Patch(
                 f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
                 _OLD_GRAPH_RUNNER,
                 _OLD_DRAFT_EXTEND,
+                *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
         ),
@@ -544,6 +576,7 @@ _FLASHINFER_PLAN = Patch(
                 f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
                 _GRAPH_RUNNER,
                 f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
+                *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
         ),
@@ -556,6 +589,7 @@ _FLASHINFER_PLAN = Patch(
                 f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
                 _GRAPH_RUNNER,
                 f"{_COMMON}:prepare_for_draft_extend",
+                *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
         ),
@@ -565,6 +599,29 @@ _FLASHINFER_PLAN = Patch(
 _FLASH = f"{_ATTENTION}.flashattention_backend"
 _FLASH_STEP = f"{_FLASH}:FlashAttentionBackend"
 _FLASH_DRAFT = f"{_FLASH}:FlashAttentionMultiStepBackend"
+
+
+def _draft_tables(first: str, last: str, *helpers: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.shared_draft_tables:install_flash_attention",
+        targets=(
+            f"{_FLASH_DRAFT}.init_cuda_graph_state",
+            f"{_FLASH_DRAFT}.init_forward_metadata_out_graph",
+        ),
+        depends=(
+            _FLASH_DRAFT,
+            f"{_FLASH_STEP}.init_cuda_graph_state",
+            f"{_FLASH_STEP}.init_forward_metadata_out_graph",
+            f"{_FLASH_STEP}._init_full_cg_decode_metadata",
+            f"{_FLASH_STEP}._bind_metadata_buffers",
+            f"{_FLASH_STEP}._apply_cuda_graph_metadata",
+            *(f"{_FLASH_STEP}.{helper}" for helper in helpers),
+            "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
+        ),
+        awaits=(_UTILS,),
+    )
+
 
 _SHARED_DRAFT_TABLES = Patch(
     id="mla.shared-draft-tables",
@@ -593,31 +650,57 @@ _SHARED_DRAFT_TABLES = Patch(
     absent_because="before 0.5.17 the draft's tables are built by other code",
     anchors=(f"{_ATTENTION}.verify_mask:VerifyMask",),  # came with that code
     variants=(
-        Variant(
-            releases=between("0.5.17", "0.5.23"),
-            install=f"{_HERE}.shared_draft_tables:install_flash_attention",
-            targets=(
-                f"{_FLASH_DRAFT}.init_cuda_graph_state",
-                f"{_FLASH_DRAFT}.init_forward_metadata_out_graph",
-            ),
-            depends=(
-                _FLASH_DRAFT,
-                f"{_FLASH_STEP}.init_cuda_graph_state",
-                f"{_FLASH_STEP}.init_forward_metadata_out_graph",
-                f"{_FLASH_STEP}._init_full_cg_decode_metadata",
-                f"{_FLASH_STEP}._bind_metadata_buffers",
-                f"{_FLASH_STEP}._apply_cuda_graph_metadata",
-                "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
-            ),
-            awaits=(_UTILS,),
-        ),
+        _draft_tables("0.5.17", "0.5.19"),
+        _draft_tables("0.5.20", "0.5.21", "_set_decode_page_metadata"),
+        _draft_tables("0.5.22", "0.5.23", "_set_decode_page_metadata", "_spec_read_seq_len_delta"),
     ),
 )
 
-_TRTLLM_OUT_GRAPH = (
-    f"{_TRTLLM_DRAFT}.init_forward_metadata_out_graph",
-    f"{_TRTLLM_DRAFT}.init_forward_metadata",
-)
+
+def _block_tables_replay(first: str, last: str, *heirs: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.shared_draft_tables:install_trtllm_replay",
+        targets=(),
+        adds=(
+            f"{_TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata_replay_cuda_graph",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata",
+        ),
+        depends=(
+            _TRTLLM_DRAFT,
+            _FLASHINFER_MLA_DRAFT,
+            f"{_TRTLLM}.init_forward_metadata",
+            f"{_TRTLLM}.init_forward_metadata_capture_cuda_graph",
+            f"{_TRTLLM}.init_forward_metadata_replay_cuda_graph",
+            f"{_TRTLLM}.forward_decode",
+            *heirs,
+        ),
+        awaits=(_UTILS,),
+    )
+
+
+def _block_tables(first: str, last: str, *heirs: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.shared_draft_tables:install_trtllm_out_graph",
+        targets=(
+            f"{_TRTLLM_DRAFT}.init_forward_metadata_out_graph",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata",
+        ),
+        depends=(
+            _TRTLLM_DRAFT,
+            _FLASHINFER_MLA_DRAFT,
+            f"{_TRTLLM}.init_forward_metadata",
+            f"{_TRTLLM}.init_forward_metadata_out_graph",
+            f"{_TRTLLM}._init_cuda_graph_metadata",
+            f"{_TRTLLM}._apply_cuda_graph_metadata",
+            f"{_TRTLLM}.forward_decode",
+            *heirs,
+        ),
+        awaits=(_UTILS,),
+    )
+
 
 _SHARED_BLOCK_TABLES = Patch(
     id="mla.shared-block-tables",
@@ -637,45 +720,17 @@ _SHARED_BLOCK_TABLES = Patch(
     ),
     condition=(
         "EAGLE or MTP with three or more steps and --attention-backend trtllm_mla (or "
-        "tokenspeed_mla) for the draft. The attention kernel itself needs a Blackwell GPU."
+        "cutedsl_mla, tokenspeed_mla) for the draft. The attention kernel itself needs a "
+        "Blackwell GPU."
     ),
     requires=("mla.draft-metadata",),
     anchors=(_TRTLLM_DRAFT,),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.12.post1"),
-            install=f"{_HERE}.shared_draft_tables:install_trtllm_replay",
-            targets=(),
-            adds=(
-                f"{_TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph",
-                f"{_TRTLLM_DRAFT}.init_forward_metadata_replay_cuda_graph",
-                f"{_TRTLLM_DRAFT}.init_forward_metadata",
-            ),
-            depends=(
-                _TRTLLM_DRAFT,
-                _FLASHINFER_MLA_DRAFT,
-                f"{_TRTLLM}.init_forward_metadata",
-                f"{_TRTLLM}.init_forward_metadata_capture_cuda_graph",
-                f"{_TRTLLM}.init_forward_metadata_replay_cuda_graph",
-                f"{_TRTLLM}.forward_decode",
-            ),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=between("0.5.13", "0.5.23"),
-            install=f"{_HERE}.shared_draft_tables:install_trtllm_out_graph",
-            targets=_TRTLLM_OUT_GRAPH,
-            depends=(
-                _TRTLLM_DRAFT,
-                _FLASHINFER_MLA_DRAFT,
-                f"{_TRTLLM}.init_forward_metadata",
-                f"{_TRTLLM}.init_forward_metadata_out_graph",
-                f"{_TRTLLM}._init_cuda_graph_metadata",
-                f"{_TRTLLM}._apply_cuda_graph_metadata",
-                f"{_TRTLLM}.forward_decode",
-            ),
-            awaits=(_UTILS,),
-        ),
+        _block_tables_replay("0.5.9", "0.5.11"),
+        _block_tables_replay("0.5.12", "0.5.12.post1", *_TOKENSPEED),
+        _block_tables("0.5.13", "0.5.16", *_TOKENSPEED),
+        # Not TokenSpeed's, which 0.5.23 lacks: without them 0.5.22's code reads as 0.5.23's.
+        _block_tables("0.5.17", "0.5.23", *_CUTEDSL),
     ),
 )
 

@@ -1,7 +1,8 @@
 """mla.flashinfer-host-indptr: the FlashInfer draft plans from lengths that the host has.
 
 Before the steps of a draft are planned, stock copies ``kv_indptr`` from the device, which waits
-for everything queued on the stream. The device computed it from lengths that the host knows.
+for everything queued on the stream. The device computed it from lengths that the host knows. Only
+the plan of a replayed graph takes the copy; an eager draft's plan makes another, and waits anyway.
 Upstream has this from 0.5.23 on behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default,
 whose values differ from the device's in the padding rows of a replayed graph.
 """
@@ -18,10 +19,8 @@ BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferMultiStepDra
 
 
 def install_replay(patching: Patching) -> None:
-    """Up to 0.5.12.post1: eager batches and replayed graphs have entries of their own."""
-    around = _around(patching)
-    patching.override(f"{BACKEND}.init_forward_metadata", around)
-    patching.override(f"{BACKEND}.init_forward_metadata_replay_cuda_graph", around)
+    """Up to 0.5.12.post1, where replayed graphs have an entry of their own."""
+    patching.override(f"{BACKEND}.init_forward_metadata_replay_cuda_graph", _around(patching))
 
 
 def install_out_graph(patching: Patching) -> None:
@@ -41,7 +40,6 @@ def install_out_graph(patching: Patching) -> None:
 
         return init_forward_metadata_out_graph
 
-    patching.override(f"{BACKEND}.init_forward_metadata", around)
     patching.override(f"{BACKEND}.init_forward_metadata_out_graph", make)
 
 
@@ -90,10 +88,10 @@ def _around(patching: Patching) -> Any:
     known = _known_tensor()
 
     def make(inner: Any) -> Any:
-        def init(self: Any, forward_batch: Any, *more: Any) -> None:
+        def init(self: Any, forward_batch: Any, *more: Any, **named: Any) -> None:
             rows = _requests(self, forward_batch)
             if rows is None or not served():
-                inner(self, forward_batch, *more)
+                inner(self, forward_batch, *more, **named)
                 return
             ran.seen = True
             indptr = self.kv_indptr
@@ -102,7 +100,7 @@ def _around(patching: Patching) -> Any:
             )
             self.kv_indptr = known(indptr, host)
             try:
-                inner(self, forward_batch, *more)
+                inner(self, forward_batch, *more, **named)
             finally:
                 self.kv_indptr = indptr
 

@@ -161,7 +161,7 @@ def host_arguments(lengths: Any, draft: int) -> tuple[Any, Any, Any]:
 
 
 def extend_arguments(lengths: Any, prefixes: Any) -> tuple[Any, Any, Any]:
-    """The same of a draft-extend, whose `lengths` count the tokens that it adds to `prefixes`."""
+    """The same of a draft-extend: `lengths` are of the prefixes and the tokens added to them."""
     return _sums(lengths - prefixes)[0], *_sums(lengths)
 
 

@@ -10,11 +10,9 @@ from typing import Any
 
 from ...activation import Patching
 from .situations import Served, refuse_platforms
+from .tree_builder import BUFFER, BUILD_TREE, DRAFT, MODE, SEQ_LENS
 
 BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend"
-BUILD_TREE = "sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient"
-
-_MODE, _BUFFER = 9, 10  # places of tree_mask_mode and tree_mask_buf among the tree's arguments
 
 
 def install(patching: Patching) -> None:
@@ -63,13 +61,13 @@ def install(patching: Patching) -> None:
     def make_build(inner: Any) -> Any:
         def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
             ours = small[0]() if small else None
-            if ours is None or len(given) <= _BUFFER or given[_BUFFER] is not ours:
+            if ours is None or len(given) <= BUFFER or given[BUFFER] is not ours:
                 return inner(*given, **named)
             ran.seen = True
-            seq_lens, draft = given[4], given[8]
+            seq_lens, draft = given[SEQ_LENS], given[DRAFT]
             fits = seq_lens.numel() * draft * draft <= ours.numel()
             mask = ours if fits else None
-            return inner(*given[:_MODE], qlen_only, mask, *given[_BUFFER + 1 :], **named)
+            return inner(*given[:MODE], qlen_only, mask, *given[BUFFER + 1 :], **named)
 
         return build_tree_kernel_efficient
 

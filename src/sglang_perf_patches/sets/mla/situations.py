@@ -11,7 +11,12 @@ from ...activation import Gated, Patching
 UTILS = "sglang.srt.utils"
 """To be awaited by every variant whose install function calls `refuse_platforms`."""
 
-_PLATFORMS = (("is_hip", "AMD GPUs (HIP)"), ("is_npu", "Ascend NPUs"), ("is_xpu", "Intel GPUs"))
+_PLATFORMS = (
+    ("is_hip", "AMD GPUs (HIP)"),
+    ("is_npu", "Ascend NPUs"),
+    ("is_xpu", "Intel GPUs"),
+    ("is_musa", "Moore Threads GPUs (MUSA)"),
+)
 
 
 def refuse_platforms(patching: Patching) -> None:
@@ -56,7 +61,7 @@ def unserved(arguments: Any) -> str | None:
     """Why no patch of this set acts on a server with these arguments; None where it may."""
     if arguments.enable_two_batch_overlap:
         return "two-batch overlap splits the metadata of a batch between two backends"
-    if arguments.speculative_algorithm == "NGRAM":
+    if (arguments.speculative_algorithm or "").upper() == "NGRAM":
         return "ngram speculation builds its own masks and needs the lengths on the host"
     if arguments.pp_size > 1:
         return "pipeline parallelism verifies in other processes than it drafts in"
@@ -68,7 +73,11 @@ def unserved(arguments: Any) -> str | None:
 
 
 def server_arguments() -> Any:
-    """The arguments of this process's server, as its release publishes them."""
+    """The arguments of this process's server, as its release publishes them.
+
+    From 0.5.19 on these are what the user gave, a name in small letters too: what sglang makes of
+    them is held elsewhere. So ask for nothing here that it resolves.
+    """
     context = sys.modules.get("sglang.srt.runtime_context")
     if hasattr(context, "get_server_args"):
         return context.get_server_args()  # type: ignore[union-attr]

@@ -12,10 +12,10 @@ from typing import Any
 
 from ...activation import Patching
 from .situations import Served, refuse_platforms
+from .tree_builder import BUFFER, BUILD_TREE, DRAFT, SEQ_LENS, SEQ_LENS_SUM
 
 DECIDE = "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens"
 BASE = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend"
-BUILD_TREE = "sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient"
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
 """Whose workers name every backend that a step touches."""
@@ -24,7 +24,6 @@ TRITON = ("TritonAttnBackend", "TritonMultiStepDraftBackend")
 TRTLLM = ("TRTLLMMLABackend", "TRTLLMMLAMultiStepDraftBackend")
 """Backends that give their kernels the same numbers with and without host lengths."""
 
-_SEQ_LENS, _SUM, _DRAFT, _BUFFER = 4, 5, 8, 10  # places among the tree's arguments
 _HYBRID = "HybridAttnBackend"
 _LENDS = "sglang_perf_patches_lends"
 
@@ -189,14 +188,14 @@ def _lend_masks(patching: Patching) -> None:
     def make_build(inner: Any) -> Any:
         def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
             ours, context = (lent[0][0](), lent[0][1]) if lent else (None, 0)
-            if ours is None or len(given) <= _BUFFER or given[_BUFFER] is not ours:
+            if ours is None or len(given) <= BUFFER or given[BUFFER] is not ours:
                 return inner(*given, **named)
-            count, draft = given[_SEQ_LENS].numel(), given[_DRAFT]
+            count, draft = given[SEQ_LENS].numel(), given[DRAFT]
             if count * draft * context <= ours.numel():
                 return inner(*given, **named)
             # An eager batch larger than the captured ones: as without a buffer.
             larger = list(given)
-            larger[_SUM], larger[_BUFFER] = count * context, None
+            larger[SEQ_LENS_SUM], larger[BUFFER] = count * context, None
             return inner(*larger, **named)
 
         return build_tree_kernel_efficient

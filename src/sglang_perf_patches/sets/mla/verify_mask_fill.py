@@ -2,7 +2,8 @@
 
 The buffer holds draft x (prefix + draft) cells per request. The tree kernel writes the draft x
 draft cells, and attention skips the prefix cells (``skip_prefix_custom_mask``), so filling the
-whole buffer every step is dead work. Upstream has no such change.
+whole buffer every step is dead work. Rows that only pad a replayed graph, whose outputs are
+dropped, then attend by what an earlier step left in their cells. Upstream has no such change.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ from typing import Any
 
 from ...activation import Patching
 from .situations import Served, refuse_platforms
+from .tree_builder import BUFFER, BUILD_TREE, MODE
 
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
 BUFFERS = f"{BACKEND}.get_verify_buffers_to_fill_after_draft"
 MASK = f"{BACKEND}.verify_mask"
-BUILD_TREE = "sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient"
 TRIVIAL = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._build_trivial_verify_input"
 
 WORTH = 16 << 20
 """Bytes of mask from which marking one cell per request is faster than filling the buffer."""
-
-_MODE, _BUFFER = 9, 10  # places of tree_mask_mode and tree_mask_buf among the tree's arguments
 
 
 def install_buffers(patching: Patching) -> None:
@@ -44,7 +43,7 @@ def install_masks(patching: Patching) -> None:
     refuse_platforms(patching)
     ran = patching.ran
     trivial = _Trivial()
-    served = Served(patching, _reads_prefix)
+    skips = _Skips(patching)
     copied = patching.module("msgspec.structs").replace
 
     def make(inner: property) -> property:
@@ -52,10 +51,10 @@ def install_masks(patching: Patching) -> None:
 
         def verify_mask(self: Any) -> Any:
             mask = stock(self)
-            if mask is None or not served():
+            if mask is None or not skips(self):
                 return mask
             ran.seen = True
-            if trivial.lends(mask.buffer):
+            if trivial.lends(mask.buffer, self.max_context_len):
                 return copied(mask, buffer=trivial.lend(mask.buffer))
             return copied(mask, is_read=False)
 
@@ -65,34 +64,53 @@ def install_masks(patching: Patching) -> None:
     _mark_single_cells(patching, trivial)
 
 
+class _Skips:
+    """Whether the attention of a backend skips the prefix cells of its mask."""
+
+    def __init__(self, patching: Patching) -> None:
+        self._gate = patching.gate
+        self._served = Served(patching)
+        self._told = False
+
+    def __call__(self, backend: Any) -> bool:
+        # The backend knows. The server's arguments don't: from 0.5.19 on they hold what the user
+        # gave, and --rl-on-policy-target makes the backend deterministic too.
+        if backend.enable_deterministic:
+            if not self._told:
+                self._told = True
+                self._gate("the deterministic attention kernel reads the mask's prefix cells")
+            return False
+        return self._served()
+
+
 class _Trivial:
     """The building of a one-node tree, which fills the buffer that it is given.
 
     While one is built it gets the first cell alone, as a tensor of its own.
+
+    Attributes:
+        requests: how many it is built for; 0 while none is built.
+        buffer: the whole buffer, once it was asked for.
     """
 
     def __init__(self) -> None:
-        self.building = False
+        self.requests = 0
         self.buffer: Any = None
 
-    def lends(self, buffer: Any) -> bool:
-        return self.building and buffer.nbytes >= WORTH
+    def lends(self, buffer: Any, context: int) -> bool:
+        """Whether marking is faster, and has room: up to 0.5.16 a batch may be too large for it."""
+        room = 0 < self.requests * context <= buffer.numel()
+        return room and bool(buffer.nbytes >= WORTH)
 
     def lend(self, buffer: Any) -> Any:
         self.buffer = buffer
         return buffer[:1]
 
 
-def _reads_prefix(arguments: Any) -> str | None:
-    if arguments.enable_deterministic_inference:
-        return "the deterministic attention kernel reads the prefix cells of the mask"
-    return None
-
-
 def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
     """Show the tree builder a buffer of one cell, which it fills; its kernel writes by address."""
     ran = patching.ran
-    served = Served(patching, _reads_prefix)
+    skips = _Skips(patching)
     full_mask = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.FULL_MASK
     # The buffer that a Triton backend gave out last, and its first cell.
     handed: list[tuple[weakref.ref[Any], Any]] = []
@@ -100,8 +118,8 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
     def make_buffers(inner: Any) -> Any:
         def get_verify_buffers_to_fill_after_draft(self: Any) -> list[Any]:
             mask, positions = inner(self)
-            if mask is not None and served():
-                if trivial.lends(mask):
+            if mask is not None and skips(self):
+                if trivial.lends(mask, self.max_context_len):
                     return [trivial.lend(mask), positions]
                 if not handed or handed[0][0]() is not mask:
                     handed[:] = [(weakref.ref(mask), mask[:1])]
@@ -111,14 +129,14 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
 
     def make_build(inner: Any) -> Any:
         def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
-            if not handed or len(given) <= _BUFFER or given[_MODE] != full_mask:
+            if not handed or len(given) <= BUFFER or given[MODE] != full_mask:
                 return inner(*given, **named)
             ours, first = handed[0]
-            buffer = given[_BUFFER]
+            buffer = given[BUFFER]
             if buffer is None or ours() is not buffer:
                 return inner(*given, **named)
             ran.seen = True
-            made = inner(*given[:_BUFFER], first, *given[_BUFFER + 1 :], **named)
+            made = inner(*given[:BUFFER], first, *given[BUFFER + 1 :], **named)
             return (buffer, *made[1:])
 
         return build_tree_kernel_efficient
@@ -136,12 +154,12 @@ def _mark_single_cells(patching: Patching, trivial: _Trivial) -> None:
 
     def make(inner: Any) -> Any:
         def _build_trivial_verify_input(self: Any, batch: Any) -> Any:
-            trivial.building = True
+            trivial.requests = batch.seq_lens.numel()
             try:
                 verify_input = inner(self, batch)
                 buffer = trivial.buffer
             finally:
-                trivial.building, trivial.buffer = False, None
+                trivial.requests, trivial.buffer = 0, None
             if buffer is None or verify_input.custom_mask.data_ptr() != buffer.data_ptr():
                 return verify_input  # stock allocated a mask for a batch that does not fit
             ran.seen = True

@@ -25,10 +25,12 @@ def arguments_of(release: str) -> tuple[str, ...]:
     """What a release's server has to be told to serve requests with MLX correctly.
 
     0.5.10 forgets a request that decodes while another one is prefilled, unless both are in one
-    batch, and takes a prefix out of the radix cache that its MLX runner does not have.
+    batch; takes a prefix out of the radix cache that its MLX runner does not have; and where it
+    cuts a prompt, to have no more than 2048 tokens in a batch, forgets the rest of it.
     """
     if release.startswith("0.5.10"):
-        return ("--enable-mixed-chunk", "--disable-radix-cache")
+        uncut = ("--chunked-prefill-size", "16384")
+        return ("--enable-mixed-chunk", "--disable-radix-cache", *uncut)
     return ()
 
 

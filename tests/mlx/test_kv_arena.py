@@ -17,10 +17,16 @@ EACH = pytest.mark.parametrize("release", RELEASES)
 def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release: str) -> None:
     verdicts = found(release, "broken_arena")
     assert verdicts.pop("whole") == "equal"
-    assert len(verdicts) == 6
-    # On 0.5.11, layers of different lengths can't be concatenated.
-    assert set(verdicts.values()) <= {"different", "raised ValueError"}
-    assert list(verdicts.values()).count("different") >= 5
+    # Requests of the wrong length, or layers of different lengths, can't be concatenated.
+    assert verdicts == {
+        "V is K": "different",
+        "a row comes back without its last token": "different",
+        "a batch in another order is taken for the same": "raised ValueError",
+        "the pool is given the tokens before": "different",
+        "everything is left to stock": "different",
+        "a failed step counts": "raised ValueError",
+        "a row that stays where it is is not longer": "raised ValueError",
+    }
 
 
 @EACH
@@ -32,9 +38,11 @@ def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
     assert patched["peak"] <= stock["peak"]
     assert patched["steady"] < stock["steady"] / 4
     assert patched["fewer"] < patched["steady"]
-    assert patched["gone"] == 0
-    assert patched["counts"]["steps"] == 200
-    assert patched["counts"]["builds"] == 1
+    # The one zero of each buffer that the next request is to use: 6 requests, 4 layers, float32.
+    assert patched["gone"] <= 6 * 4 * 2 * 4
+    assert patched["counts"] == {"steps": 199, "stock steps": 1, "builds": 1} | {
+        name: patched["counts"][name] for name in ("layers", "growths")
+    }
 
 
 @EACH
@@ -79,8 +87,16 @@ def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: st
     """Padded to the longest they would take more than the buffers that stock has for them."""
     far = found(release, "far_apart")
     assert far["mlx.kv-arena"]["played"] == far["none"]["played"]
-    assert far["mlx.kv-arena"]["counts"]["stock steps"] == 3
-    assert far["mlx.kv-arena"]["counts"]["steps"] == 3
+    # The first step of the two that are left is stock's too.
+    assert far["mlx.kv-arena"]["counts"]["stock steps"] == 3 + 1
+    assert far["mlx.kv-arena"]["counts"]["steps"] == 3 - 1
+
+
+def test_two_requests_that_change_at_every_step_stay_with_stock(found: Found) -> None:
+    """Of more, most lie together already, and moving them costs no more than stock's step."""
+    changing = found("0.5.23", "changing")
+    assert changing["2"] == {"stock steps": 6}
+    assert changing["4"]["builds"] == changing["4"]["steps"] == 6
 
 
 def test_a_batch_goes_on_past_4096_tokens_where_stock_raises(found: Found) -> None:

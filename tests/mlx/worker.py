@@ -171,7 +171,7 @@ def broken_arena() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx import arena, kv_arena
 
     write, take_back, part = kv_arena._Step.write, arena.Rows.take_back, arena.Rows.part
-    layer_if_row = arena.Rows._layer_if_row
+    layer_if_row, append = arena.Rows._layer_if_row, arena.Rows.append
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
@@ -190,6 +190,10 @@ def broken_arena() -> dict[str, Any]:
     def late(self: Any, row: Any, start: int, end: int) -> Any:
         return part(self, row, start - 1, end - 1)
 
+    def not_longer(self: Any, row: Any, k: Any, v: Any) -> None:
+        append(self, row, k, v)
+        row.offset -= 1
+
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
         "V is K": (kv_arena._Step, "write", wrong_token),
@@ -198,6 +202,7 @@ def broken_arena() -> dict[str, Any]:
         "the pool is given the tokens before": (arena.Rows, "part", late),
         "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
         "a failed step counts": (kv_arena._Step, "has_served", _counts_each_layer),
+        "a row that stays where it is is not longer": (arena.Rows, "append", not_longer),
     }
     return {what: verdict_of(comparisons.kv_arena, change) for what, change in broken.items()}
 
@@ -229,6 +234,25 @@ def broken_merged_cache() -> dict[str, Any]:
         "a failed step counts": (merged_cache._Batch, "_settle", lambda self: None),
     }
     return {what: verdict_of(comparisons.merged_cache, change) for what, change in broken.items()}
+
+
+def older_mlx_lm() -> dict[str, Any]:
+    """What the case of ``mlx.merged-cache`` says where mlx-lm's batch cache is as it was before.
+
+    Up to 0.30.2 it had no ``size()``, and up to 0.31.1 that of its base class, which says 0.
+    """
+    from mlx_lm.models.cache import BatchKVCache, _BaseCache
+
+    from sglang_perf_patches.proof.mlx import comparisons
+
+    @property  # type: ignore[misc]
+    def no_size(self: Any) -> Any:
+        raise AttributeError("size")
+
+    return {
+        name: verdict_of(comparisons.merged_cache, (BatchKVCache, "size", size))
+        for name, size in (("0.30.2", no_size), ("0.31.1", _BaseCache.size))
+    }
 
 
 def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
@@ -320,6 +344,30 @@ def _growths(capacity_for: Any) -> dict[str, int]:
     return {"copies": copies, "spare": spare}
 
 
+def changing() -> dict[str, Any]:
+    """The counts of a batch that changes at every step, by how many requests it has."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import kv_arena
+
+    found = {}
+    with models.model("qwen3", "float32") as made:
+        sglang_perf_patches.activate("mlx.kv-arena", strict=True)
+        for requests in (2, 4):
+            player = playing.Player(made)
+            names = [f"r{number}" for number in range(requests + 6)]
+            for name in names:
+                player.join(name, 9)
+            player.decode(names[:requests], 3)
+            kv_arena.COUNTS.clear()
+            for first in range(1, 7):
+                player.leave(names[first - 1])
+                player.decode(names[first : first + requests])
+            found[str(requests)] = dict(kv_arena.COUNTS)
+        sglang_perf_patches.deactivate()
+    return found
+
+
 def far_apart() -> dict[str, Any]:
     """Requests of very different lengths, where padded rows would take more than stock's buffers.
 
@@ -380,7 +428,7 @@ def arena_nodes() -> dict[str, Any]:
                     player = playing.Player(made)
                     for number, name in enumerate(names):
                         player.join(name, 9 + number * (kind == "skewed"))
-                    player.decode(names)
+                    player.decode(names, 2)
                     nodes = player.primitives(names)
                     found[f"{selection} {kind} {requests}"] = {
                         "all": sum(nodes.values()),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure `bench mlx` on a GPU machine where the kit of pack.sh is unpacked.
-# usage: [ONLY="N ..."] run.sh KIT OUT [SECONDS]     KIT has site/ and src/; writes OUT/VERSION-cudnn-{on,off}-N.jsonl as it
-# goes; ONLY names the measurements to make, by number
+# usage: [ONLY="N ..."] run.sh KIT OUT [SECONDS]     KIT has site/ and src/; writes OUT/bench.jsonl as it goes, and what went
+# wrong to OUT/bench.err; the most important first; ONLY names the measurements to make, by number
 set -uo pipefail
 kit=$1 out=$2 limit=${3:-520} began=$SECONDS
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -15,27 +15,29 @@ bench() { # VERSION CUDNN OPTION...
   number=$((number + 1)); case " ${ONLY:-$number} " in *" $number "*) ;; *) return ;; esac
   [ "$left" -lt 25 ] && { echo "no time for $version $*"; return; }
   name=$version-cudnn-$([ "$cudnn" = 1 ] && echo on || echo off)-$number
-  echo "== $name $* ($left s left)"
+  echo "== $name $* ($left s left)" | tee -a "$out/bench.err"
+  echo "{\"run\": \"$name\", \"options\": \"$*\"}" >> "$out/bench.jsonl"
   timeout "$left" env SGLANG_PERF_PATCHES=none MLX_CUDA_USE_CUDNN_SDPA="$cudnn" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 \
     PYTHONPATH="$kit/src/$version:$kit/site:$root/src" \
-    python3 -W ignore -m sglang_perf_patches.bench mlx "$@" > "$out/$name.jsonl" 2> "$out/$name.err"
-  tail -1 "$out/$name.jsonl" | cut -c1-300; tail -2 "$out/$name.err" | cut -c1-300
+    python3 -W ignore -m sglang_perf_patches.bench mlx "$@" >> "$out/bench.jsonl" 2>> "$out/bench.err"
+  echo "   ended with $? after $((SECONDS - began)) s: $(tail -1 "$out/bench.jsonl" | cut -c1-200)"
 }
-quick="--rounds 5 --steps 8"
-bench 0.5.23 0 --batch 16 --context 256,1024 $quick
-bench 0.5.10.post1 1 --batch 16 --context 256,1024 $quick
-bench 0.5.23 1 --batch 16 --context 256,1024 $quick
-bench 0.5.11 0 --batch 16 --context 256,1024 $quick
-bench 0.5.17 0 --batch 16 --context 256,1024 $quick
-bench 0.5.23 1 --batch 2,4,8 --context 256,1024 $quick
-bench 0.5.23 1 --batch 4,16 --context 1024 --taken changing --rounds 5 --steps 4
-bench 0.5.23 1 --batch 4,16 --context 4000 $quick
-bench 0.5.11 1 --batch 4,16 --context 256,1024 $quick
-bench 0.5.17 1 --batch 4,16 --context 256,1024 $quick
-bench 0.5.10.post1 1 --batch 2,4,8 --context 256,1024 $quick
-bench 0.5.23 0 --batch 2,4,8 --context 256,4000 $quick
-bench 0.5.23 1 --batch 2,8 --context 4000 $quick
+# Prompts of 254 tokens, for the compared steps to cross 256, where MLX's CUDA backend changes its kernel.
+quick="--rounds 3 --steps 8"
+bench 0.5.23 1 --batch 2,4,16 --context 1024 --taken changing --rounds 3 --steps 6
+bench 0.5.23 1 --batch 16 --context 254,1024 --taken read,chained $quick
+bench 0.5.23 1 --batch 2,8 --context 4000 --taken read,chained $quick
+bench 0.5.10.post1 1 --batch 2,4,8 --context 254,1024 $quick
+bench 0.5.11 1 --batch 4 --context 254,1024 --taken read,chained $quick
+bench 0.5.17 1 --batch 4 --context 254,1024 --taken read,chained $quick
+bench 0.5.10.post1 1 --batch 2,16 --context 1024 --taken changing --rounds 3 --steps 6
+bench 0.5.23 1 --batch 2,4,8 --context 254 --taken read,chained $quick
+bench 0.5.23 0 --batch 16 --context 254,1024 --taken chained $quick
+bench 0.5.11 0 --batch 16 --context 254,1024 --taken chained $quick
+bench 0.5.17 0 --batch 16 --context 254,1024 --taken chained $quick
+bench 0.5.23 1 --batch 4,16 --context 4000 --taken read,chained $quick
 bench 0.5.10.post1 1 --batch 4,16 --context 4000 $quick
-bench 0.5.17 1 --batch 2,8 --context 256,4000 $quick
-bench 0.5.11 1 --batch 2,8 --context 256,4000 $quick
+bench 0.5.23 0 --batch 2,4,8 --context 254,4000 --taken chained $quick
+bench 0.5.11 1 --batch 2,8 --context 254,4000 --taken chained $quick
+bench 0.5.17 1 --batch 2,8 --context 254,4000 --taken chained $quick
 echo "done in $((SECONDS - began)) s"

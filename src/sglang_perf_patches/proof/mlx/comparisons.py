@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from .. import Different, Inputs
@@ -24,19 +25,33 @@ def kv_arena(inputs: Inputs) -> int:
 
     patch = "mlx.kv-arena"
     drawn, drawn_hits = inputs(playing.random_schedule), inputs(playing.random_hits)
-    scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING]
+    scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING, playing.CHANGING]
+    served = "steps", "stock steps"
     compared = 0
-    with models.model("qwen3", "float32") as made, counted(COUNTS, "steps") as batched:
+    with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), [*scripted, *drawn])
+        if COUNTS["steps"] < 2 * COUNTS["stock steps"]:
+            raise Different(f"{patch}: {dict(COUNTS)}")
         hits = [playing.HITTING, *drawn_hits]
         compared += same(patch, _played(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _failing(patch, made)
-    with models.model("qwen3", "bfloat16") as made, counted(COUNTS, "steps") as batched:
+    with models.model("qwen3", "bfloat16") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), [*scripted, *drawn[:_FEW]])
     for name in _further_models():
-        with models.model(name, "float32") as made, counted(COUNTS, "steps") as batched:
+        with models.model(name, "float32") as made, counted(COUNTS, *served) as batched:
             compared += same(patch, _played(made, batched), [*scripted[:2], *drawn[:_FEW]])
+    if _can_sample():
+        with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
+            compared += same(patch, _played(made, batched, sampling=True), scripted)
+    # Where the pool is in another dtype, so are requests that begin with what it holds, and those
+    # that are given their buffers afterwards.
+    with (
+        models.model("qwen3", "bfloat16", quantized=True) as made,
+        counted(COUNTS, *served) as batched,
+    ):
+        hits = [playing.HITTING, *drawn_hits[:_FEW]]
+        compared += same(patch, _played(made, batched, radix=True), hits)
     return compared
 
 
@@ -56,8 +71,13 @@ def merged_cache(inputs: Inputs) -> int:
                 raise Different(f"{patch}: every step merged")
         with models.model("qwen3", dtype) as made:
             compared += _failing(patch, made)
-    with models.model("gpt_oss", "float32") as made, counted(COUNTS, "merges") as batched:
-        compared += same(patch, _played(made, batched), [*scripted[:1], *drawn[:_FEW]], ran=False)
+    # Within the window: mlx-lm before 0.31.2 can't merge longer ones.
+    with (
+        models.model("gpt_oss", "float32", sliding_window=1024) as made,
+        counted(COUNTS, "merges") as batched,
+    ):
+        schedules = [*scripted[:1], *drawn[:_FEW]]
+        compared += same(patch, _played(made, batched), schedules, ran=False)
     return compared
 
 
@@ -117,10 +137,10 @@ def _all_models(patch: str, inputs: Inputs) -> int:
 
 
 def _played(
-    made: Model, batched: list[int], *, radix: bool = False
+    made: Model, batched: list[int], *, radix: bool = False, sampling: bool = False
 ) -> Callable[[Sequence[Step]], dict[str, Any]]:
     def play(schedule: Sequence[Step]) -> dict[str, Any]:
-        played = Player(made, radix=radix).play(schedule)
+        played = Player(made, radix=radix, sampling=sampling).play(schedule)
         batched.append(played.batched)
         return asdict(played)
 
@@ -151,6 +171,11 @@ def _read(schedule: Sequence[Step]) -> tuple[Step, ...]:
     for step in schedule:
         steps += [("decode", step[1])] * step[2] if step[0] == "chain" else [step]
     return tuple(steps)
+
+
+def _can_sample() -> bool:
+    """Whether the release can draw tokens, which it does by their positions."""
+    return find_spec(playing.SAMPLING) is not None
 
 
 def _further_models() -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner"
@@ -91,8 +92,12 @@ class Model:
 
 
 @contextmanager
-def model(name: str, dtype: str, **sizes: Any) -> Iterator[Model]:
-    """A model of `CONFIGS` with some of its configuration changed; the same weights every time."""
+def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> Iterator[Model]:
+    """A model of `CONFIGS` with some of its configuration changed; the same weights every time.
+
+    Quantized to 4 bits, it computes in its dtype still, but some releases keep its KV in a pool of
+    another one.
+    """
     config = _COMMON | CONFIGS[name] | sizes
     model_class, arguments = import_module("mlx_lm.utils")._get_classes(config)
     module = model_class(arguments.from_dict(config))
@@ -102,6 +107,8 @@ def model(name: str, dtype: str, **sizes: Any) -> Iterator[Model]:
         for path, value in tree_flatten(module.parameters())
     ]
     module.update(tree_unflatten(made))
+    if quantized:
+        nn.quantize(module, group_size=32, bits=4)
     mx.eval(module.parameters())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))

@@ -18,6 +18,9 @@ import mlx.core as mx
 
 from .models import RUNNER, Model, runner
 
+SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
+"""Where releases that draw tokens on MLX do it."""
+
 Step = tuple[Any, ...]
 """One of
 
@@ -83,18 +86,43 @@ EXTENDING: tuple[Step, ...] = (
 )
 """More prompt for requests that decode in a batch."""
 
+CHANGING: tuple[Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 9),
+    ("chain", "ab", 3),
+    ("leave", "a"),
+    ("join", "c", 12),
+    ("decode", "bc"),
+    ("leave", "b"),
+    ("join", "d", 5),
+    ("decode", "cd"),
+    ("chain", "cd", 70),
+    ("leave", "c"),
+    ("join", "e", 6),
+    ("chain", "de", 2),
+    ("decode", "d"),
+    ("chain", "ed", 60),
+    ("join", "f", 150),
+    ("decode", "df"),
+    ("decode", "ef"),
+    ("decode", "df"),
+    ("chain", "def", 3),
+)
+"""A batch of two that changes again and again, at rows with room and at full ones."""
+
 FAILING: tuple[Step, ...] = (
     ("join", "a", 9),
     ("join", "b", 12),
-    ("fail", "ab", 1),
     ("decode", "ab"),
+    ("decode", "ab"),
+    ("fail", "ab", 1),
     ("decode", "ab"),
     ("fail", "ab", 2),
     ("leave", "a"),
     ("join", "c", 5),
     ("decode", "bc"),
 )
-"""Steps that end in the middle of the model, and go on as if nothing had been."""
+"""Steps of a settled batch that end in the middle of the model, as if nothing had been."""
 
 HITTING: tuple[Step, ...] = (
     ("join", "a", 12),
@@ -187,14 +215,27 @@ class Player:
         pending: the logits of the forward passes since they were last taken.
     """
 
-    def __init__(self, made: Model, *, radix: bool = False, slots: int = 4096) -> None:
-        """Make a runner, with a pool of so many tokens where the radix cache is on."""
+    def __init__(
+        self, made: Model, *, radix: bool = False, sampling: bool = False, slots: int = 4096
+    ) -> None:
+        """Make a runner.
+
+        Args:
+            made: its model.
+            radix: whether the radix cache is on, with a pool of so many `slots`, in tokens.
+            sampling: whether decoded tokens are drawn, each by its request's seed and its position,
+                where they are the most likely ones otherwise.
+            slots: see `radix`.
+        """
         self._made = made
         self._pool: _RequestPool | None = None
+        self._is_sampling = sampling
+        options: dict[str, Any] = {}
         if _has_pool():
-            self.runner = runner(made, disable_radix_cache=not radix, pool_size=slots)
-        else:
-            self.runner = runner(made)
+            options = {"disable_radix_cache": not radix, "pool_size": slots}
+        if sampling:
+            options["enable_sampling"] = True
+        self.runner = runner(made, **options)
         if radix:
             self._pool = _RequestPool(slots)
             start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
@@ -315,6 +356,11 @@ class Player:
             new_slots = self._pool.slots(who, len(prefix_slots), len(prompt))
         new = prompt[len(prefix_slots) :]
         self.runner.prefill(who, new, prompt, prefix_slots, new_slots, row)
+        if self._is_sampling:
+            sampling: Any = import_module(SAMPLING)
+            self.runner._req_sampling[who] = sampling.MlxSamplingParams(
+                temperature=0.9, top_k=20, top_p=0.9, min_p=0.0, seed=self._words(who, 1)[0]
+            )
 
     def _extend(self, who: str, more: int) -> None:
         new = self._words(f"{who}+{self._held[who]}", more)

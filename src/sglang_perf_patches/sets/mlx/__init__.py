@@ -44,6 +44,7 @@ _ARENA_DEPENDS_2 = (
     f"{_RUNNER}._decode_with_hybrid_batching",
     f"{_RUNNER}._build_batched_decode_context",
     f"{_RUNNER}._materialize_pool_backed_attention",
+    f"{_RUNNER}._cache_arrays",
     f"{_RUNNER}.clear",
 )
 
@@ -109,6 +110,7 @@ PATCHES: tuple[Patch, ...] = (
             "answer from their row; anything but a batched decode takes the row back into a buffer "
             "of its own first. Buffers are rebuilt when the batch changes, grow by a sixteenth at "
             "least 64 tokens ahead, and go when the requests go. Left to stock: a batch of one; "
+            "the first step of a batch in which no two requests were decoded together before; "
             "layers with a sliding window, which share their padding as with mlx.step-mask; "
             "batches whose padded rows would take more memory than stock's buffers; the fused RoPE "
             "kernel (SGLANG_MLX_USE_CUSTOM_ROPE)."
@@ -134,7 +136,7 @@ PATCHES: tuple[Patch, ...] = (
                 releases=releases.between("0.5.11", "0.5.12.post1"),
                 install=f"{_HERE}.kv_arena:install_contiguous",
                 targets=(*_ARENA_TARGETS, f"{_RUNNER}.clear"),
-                depends=(*_ARENA_DEPENDS, _CONTIGUOUS_CACHE),
+                depends=(*_ARENA_DEPENDS, f"{_RUNNER}._cache_state_arrays", _CONTIGUOUS_CACHE),
                 note="every layer is served; a batched decode also goes on past 4096 tokens",
             ),
             Variant(

@@ -8,6 +8,7 @@ takes the KV back into a buffer of stock's kind before anything but a batched de
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,7 @@ class Rows:
         # What stock's two slots hold while a cache is a row: its layer, and its number there.
         self._keys, self._values = cache_class.keys, cache_class.values
         self.row_class = _row_class(self, cache_class)
+        self._expected: tuple[list[int], list[int]] = [], []
 
     def layer_of(self, row: Any) -> Layer:
         """The layer that holds a row."""
@@ -108,6 +110,22 @@ class Rows:
                         return arena
                 return None
         return None
+
+    def is_new(self, caches: Sequence[Sequence[Any]], lengths: list[int]) -> bool:
+        """Whether a batch was not there in the step before, and no two of its rows lie together.
+
+        Such a batch costs no more as stock takes it, and may be gone in the next step.
+        """
+        # By identity alone: whatever is kept here would outlive its request.
+        batch, before = [id(cache) for cache in caches[0]], self._expected
+        self._expected = batch, [length + 1 for length in lengths]
+        if before == (batch, lengths):
+            return False
+        for of_layer in caches:
+            layers = [id(layer) for layer in map(self._layer_if_row, of_layer) if layer is not None]
+            if layers:
+                return len(set(layers)) == len(layers)
+        return True
 
     def can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
         """Whether one layer's caches can share a buffer: of stock's class, filled, of one shape."""
@@ -155,25 +173,49 @@ class Rows:
         arena = Arena(capacity, list(lengths))
         # Stock's evaluation of a prefill has left its buffers in cycles, see `Row.state`.
         gc.collect(1)
-        for of_layer in caches:
-            arena.layers.append(
-                self._layer(arena, of_layer) if self.can_hold(of_layer, lengths) else None
-            )
+        can_hold = [self.can_hold(of_layer, lengths) for of_layer in caches]
+        # Old and new buffers add up until the new ones are evaluated: K of a layer, then V, or as
+        # many at once as take no more than stock would hold beyond what is held here, in tokens.
+        in_stock = self.room_in_stock(caches, lengths)
+        spare = sum(in_stock - self._room(each) for each in itertools.compress(caches, can_hold))
+        cost = len(lengths) * capacity
+        waiting: list[Any] = []
+        made = replaced = 0
+        for of_layer, holds in zip(caches, can_hold, strict=True):
+            if not holds:
+                arena.layers.append(None)
+                continue
+            if made + cost > spare:
+                self._core.eval(waiting)
+                waiting.clear()
+                spare, made, replaced = spare + replaced - made, 0, 0
+            made, replaced = made + cost, replaced + self._room(of_layer)
+            layer = self._layer(arena, of_layer)
+            arena.layers.append(layer)
+            waiting += [layer.keys, layer.values]
+            if made > spare:
+                self._core.eval(layer.keys)
+        self._core.eval(waiting)
         return arena
 
+    def _room(self, caches: Sequence[Any]) -> int:
+        """Tokens that the buffers of one layer's caches have room for, together."""
+        layers = map(self._layer_if_row, caches)
+        return sum(
+            cache.max_seq_len if layer is None else layer.arena.capacity
+            for cache, layer in zip(caches, layers, strict=True)
+        )
+
     def _layer(self, arena: Arena, caches: Sequence[Any]) -> Layer:
-        """One layer, K and then V, each evaluated: else old and new buffers would add up."""
+        """One layer, not evaluated."""
         self._take_back_but(caches)
         runs = list(self._runs(caches))
         layer = Layer(arena, list(caches), None, None)
         for name in ("keys", "values"):
             parts = [(getattr(source, name)[rows], length) for source, rows, length in runs]
-            joined = self._joined(parts, arena.capacity)
-            parts.clear()
-            for source, _, _ in runs:
-                setattr(source, name, None)
-            self._core.eval(joined)
-            setattr(layer, name, joined)
+            setattr(layer, name, self._joined(parts, arena.capacity))
+        for source, _, _ in runs:
+            source.keys = source.values = None
         for number, cache in enumerate(caches):
             cache.__class__ = self.row_class
             self._keys.__set__(cache, layer)
@@ -214,12 +256,32 @@ class Rows:
             row.max_seq_len = room = _doubled(row.max_seq_len, length)
             row.keys, row.values = self._widened(keys, room), self._widened(values, room)
 
+    def take_all_back(self, caches: Sequence[Sequence[Any]]) -> None:
+        """Take back every row, by layer and request: for a step that is left to stock."""
+        for of_layer in caches:
+            for cache in of_layer:
+                if type(cache) is self.row_class:
+                    self.take_back(cache)
+
+    def append(self, row: Any, k: Any, v: Any) -> None:
+        """Write one token of a row where it is; k and v are (1, n_kv_heads, 1, head_dim)."""
+        layer, number, at = self.layer_of(row), self.number_of(row), row.offset
+        layer.arena.intact = False
+        layer.keys[number : number + 1, :, at : at + 1] = k
+        layer.values[number : number + 1, :, at : at + 1] = v
+        row.offset = at + 1
+
     def drop(self, row: Any) -> None:
-        """Forget a row's KV: a cache that stock fills anew."""
+        """Forget a row's KV: a cache that stock fills anew, with tokens of the same dtype.
+
+        Stock reuses the buffers, and where the pool's dtype is not the model's it is theirs that
+        decides what the next request is computed in. Zeros take no memory before they are used.
+        """
         layer = self.layer_of(row)
         layer.arena.intact = False
         row.__class__ = self.cache_class
-        row.keys = row.values = None
+        row.keys = self._empty(layer.keys, row.max_seq_len)
+        row.values = self._empty(layer.values, row.max_seq_len)
         layer.held -= 1
         if not layer.held:
             layer.keys = layer.values = None  # at once, and not when Python collects cycles
@@ -277,6 +339,10 @@ class Rows:
             row = end
         return gathered
 
+    def _empty(self, like: Any, room: int) -> Any:
+        """A buffer of one request, not evaluated, (1, n_kv_heads, room, head_dim)."""
+        return self._core.zeros((1, like.shape[1], room, like.shape[3]), dtype=like.dtype)
+
     def _widened(self, array: Any, capacity: int) -> Any:
         batch, heads, length, head_dim = array.shape
         if length == capacity:
@@ -330,8 +396,15 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
             return ()
 
         def write_token(self, k: Any, v: Any) -> None:
-            rows.take_back(self)
-            self.write_token(k, v)
+            """For a step that is left to stock; which then reads the tokens by ``get_kv``.
+
+            MLX would copy a buffer for each row but one that is written and read so.
+            """
+            if self.offset < rows.layer_of(self).arena.capacity:
+                rows.append(self, k, v)
+            else:
+                rows.take_back(self)
+                self.write_token(k, v)
 
         def update_and_fetch(self, keys: Any, values: Any) -> Any:
             rows.take_back(self)

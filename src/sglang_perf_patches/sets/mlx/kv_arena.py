@@ -114,13 +114,21 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
 
 def _begin(rows: Rows, core: Any, ctx: Any, field: str) -> _Step | None:
     """At the first layer of a step: the batch's arena with room for a token, or None for stock."""
-    if ctx.batch_size < 2 or getattr(getattr(ctx, "aot", None), "rope", None) is not None:
-        return None
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
+    has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
+    if ctx.batch_size < 2 or has_rope_kernel:
+        # Stock attends to a single request's buffer as it lies: its length decides on the kernel.
+        rows.take_all_back(caches)
+        return None
     arena = rows.arena_of(caches, lengths)
     needed = max(lengths) + 1
     most = rows.room_in_stock(caches, lengths) // len(lengths)
-    if needed > most:
+    can_serve = arena or any(rows.can_hold(of_layer, lengths) for of_layer in caches)
+    if needed > most or not can_serve:
+        rows.take_all_back(caches)
+        COUNTS["stock steps"] += 1
+        return None
+    if arena is None and rows.is_new(caches, lengths):
         COUNTS["stock steps"] += 1
         return None
     if arena is None:
@@ -129,9 +137,6 @@ def _begin(rows: Rows, core: Any, ctx: Any, field: str) -> _Step | None:
     elif needed > arena.capacity:
         rows.grow(arena, capacity_for(needed, most))
         COUNTS["growths"] += 1
-    if not any(arena.layers):
-        COUNTS["stock steps"] += 1
-        return None
     COUNTS["steps"] += 1
     return _Step(core, ctx, arena, field)
 
@@ -149,7 +154,6 @@ class _Step:
         self._equal = min(self._lengths) + 1 == self.longest
         self._indices_by_shape: dict[tuple[int, ...], Any] = {}
         unpadded = [0] * ctx.batch_size
-        self._context.pad_sizes = unpadded
         if hasattr(ctx, "decode_padding"):
             self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
         else:

@@ -47,7 +47,7 @@ def install(patching: Patching) -> None:
             merged = inner(caches_list)
             for old in left.values():
                 old.dissolve(core)
-            if merged and all(type(cache) is batch_cache for cache in merged):
+            if merged and all(_can_be_kept(cache, batch_cache) for cache in merged):
                 return _Batch(merged, len(caches_list), inner_extract[0]).begin()
             return merged
 
@@ -90,7 +90,7 @@ class _Batch:
         self._extract = extract
         # Weak, for the caches are to go with the last request, and not with a collection of cycles.
         self._rows: list[Callable[[], _Row | None]] = [lambda: None] * size
-        self._length: int = merged[0].size()
+        self._length = _tokens_in(merged[0])
         self._running = False
 
     def begin(self) -> list[Any]:
@@ -102,7 +102,7 @@ class _Batch:
     def row(self, number: int) -> _Row:
         """A request's caches after a step."""
         self._running = False
-        self._length = self._merged[0].size()
+        self._length = _tokens_in(self._merged[0])
         row = self._rows[number]()
         if row is None:
             row = _Row(self, number)
@@ -125,8 +125,8 @@ class _Batch:
         if self._running:
             self._running = False
             for cache in self._merged:
-                if cache.size() > self._length:
-                    cache.trim(cache.size() - self._length)
+                if _tokens_in(cache) > self._length:
+                    cache.trim(_tokens_in(cache) - self._length)
 
 
 class _Row(Sequence[Any]):
@@ -156,6 +156,20 @@ class _Row(Sequence[Any]):
             self._own = self.batch.cut(self.number)
             self.batch = None
         return self._own
+
+
+def _can_be_kept(cache: Any, batch_cache: type) -> bool:
+    """Whether a merged cache is one of full attention, of a kind that this module knows."""
+    return type(cache) is batch_cache and hasattr(cache, "_idx")
+
+
+def _tokens_in(cache: Any) -> int:
+    """The length of a merged cache, padding included, in tokens.
+
+    mlx-lm's own ``size()`` for it came with 0.31.2: before, it is missing or says 0.
+    """
+    length: int = cache._idx
+    return length
 
 
 def _batch_of(caches_list: Sequence[Any]) -> _Batch | None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,13 +9,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import released
 
-from linux_mlx.environments import environment, variables
-from sglang_perf_patches import releases
-
-_HERE = Path(__file__).parent
-_LIMIT_S = 900
+_WORKER = Path(__file__).with_name("worker.py")
 
 Found = Callable[[str], Any]
 
@@ -29,16 +22,6 @@ def found() -> Found:
 
     @cache
     def run(release: str) -> Any:
-        python = environment(_HERE.parent / "support" / "cpu.txt").python
-        search = f"{releases.tree(release)}:{_HERE.parents[1] / 'src'}"
-        done = subprocess.run(
-            [python, _HERE / "worker.py"],
-            env=variables(PYTHONPATH=search, OMP_NUM_THREADS="1"),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        return released.answers(released.tree(release), _WORKER)[-1]
 
     return run

@@ -89,7 +89,7 @@ def gates(page_size: int) -> None:
     assert windows.unserved(queue) is None
     scheduler = vars(queue.scheduler)
     arguments = SimpleNamespace(pp_size=2, dp_size=1)
-    data_parallel = SimpleNamespace(pp_size=1, dp_size=2)
+    data_parallel = [{"dp_size": 2, "dwdp_size": 1}, {"dp_size": 1, "dwdp_size": 2}, {"dp_size": 2}]
     for changed in (
         {"sliding_window_size": None},
         {"sliding_window_size": 0},
@@ -100,10 +100,12 @@ def gates(page_size: int) -> None:
     ):
         queue.scheduler = SimpleNamespace(**(scheduler | changed))
         assert windows.unserved(queue), changed
-    queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": data_parallel}))
-    assert windows.unserved(queue) is None
-    queue.draft_token_to_kv_pool = object()
-    assert windows.unserved(queue)
+    for sizes in data_parallel:
+        queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": SimpleNamespace(**sizes)}))
+        queue.draft_token_to_kv_pool = None
+        assert windows.unserved(queue) is None
+        queue.draft_token_to_kv_pool = object()
+        assert windows.unserved(queue), sizes
     queue.draft_token_to_kv_pool, queue.scheduler = None, SimpleNamespace(**scheduler)
     for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
         kept = getattr(queue, name)

@@ -1,10 +1,8 @@
-"""The environment of the swa tests: stock sglang's modules on a CPU, and jobs in a process."""
+"""Fixtures of the swa tests: jobs in a process of stock sglang's modules on a CPU."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +10,10 @@ from typing import Any
 
 import pytest
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
-sys.path[:0] = [str(_HERE), str(_ROOT / "examples")]
+import released
 
-from linux_mlx.environments import environment, variables  # noqa: E402
-from sglang_perf_patches import releases  # noqa: E402
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
 
 Job = tuple[str, dict[str, Any]]
 Jobs = Callable[..., list[dict[str, Any]]]
@@ -29,27 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def cpu_python() -> Path:
-    """An interpreter that has what sglang imports."""
-    return environment(_HERE.parent / "support" / "cpu.txt").python
-
-
-@pytest.fixture(scope="session")
-def run_jobs(cpu_python: Path) -> Jobs:
+def run_jobs() -> Jobs:
     """``run_jobs(release, jobs)``: what a process with that release answers, one dict a job."""
 
     def run(release: str, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        path = [releases.tree(release), _ROOT / "src", _HERE, _HERE.parent / "support"]
-        done = subprocess.run(
-            [cpu_python, _HERE / "on_release.py"],
-            env=variables(PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1"),
-            input=json.dumps(jobs),
-            capture_output=True,
-            text=True,
+        place = released.tree(release)
+        return released.answers(
+            place, _HERE / "on_release.py", given=json.dumps(jobs), limit_s=None
         )
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"job"')]
-        answers: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        assert len(answers) == len(jobs), f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
-        return answers
 
     return run

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from linux_mlx.environments import variables
-from sglang_perf_patches import releases
-
-_SRC = Path(__file__).parents[2] / "src"
+import released
 
 
-def test_bench_compares_stock_and_patched(cpu_python: Path, tmp_path: Path) -> None:
+def test_bench_compares_stock_and_patched(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    path = [releases.tree("0.5.23"), _SRC]
-    done = subprocess.run(
-        [
-            *(cpu_python, "-m", "sglang_perf_patches", "bench", "swa"),
-            *("--quick", "--json", "--html", page),
-        ],
-        env=variables(PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout)
+    command = ("-m", "sglang_perf_patches", "bench", "swa", "--quick", "--json", "--html", page)
+    result: dict[str, Any] = json.loads(released.run(released.tree("0.5.23"), *command))
     assert result["sglang"].startswith("0.5.23 at ")
     assert result["ended"] == {"swa": "equal"}
     admission, decoding = (

@@ -35,7 +35,9 @@ def unserved(queue: Any) -> str | None:
         return "decode KV offload is on"
     if getattr(arguments, "pp_size", 1) > 1:
         return "pipeline parallelism is on"
-    if queue.draft_token_to_kv_pool is not None and getattr(arguments, "dp_size", 1) > 1:
+    # From 0.5.19 on dp_size may be unresolved: distributed weights imply data parallelism.
+    replicas = max(getattr(arguments, name, 1) for name in ("dp_size", "dwdp_size"))
+    if queue.draft_token_to_kv_pool is not None and replicas > 1:
         return "data parallelism with a draft model is on"
     return None
 

@@ -1,0 +1,82 @@
+"""Running a script of the tests beside a released sglang, in a process of its own on this CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linux_mlx.environments import environment, sglang_environment, variables
+from sglang_perf_patches import releases
+
+_HERE = Path(__file__).parent
+_SOURCE = _HERE.parents[1] / "src"
+_SHIMS = _HERE.parents[1] / "examples" / "linux_mlx" / "shims"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An interpreter that can import a release and this project.
+
+    Attributes:
+        python: the interpreter.
+        search: what PYTHONPATH holds.
+        settings: further variables.
+    """
+
+    python: Path
+    search: tuple[Path, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+def tree(release: str) -> Place:
+    """The release's Python files alone, with what they import on a CPU."""
+    python = environment(_HERE / "cpu.txt").python
+    return Place(python, (releases.tree(release), _SOURCE, _HERE))
+
+
+def slim(release: str) -> Place:
+    """The release as pip installs it, slim, with MLX on the CPU."""
+    python = sglang_environment(release).python
+    return Place(python, (_SOURCE, _SHIMS), (("SGLANG_USE_MLX", "1"),))
+
+
+def run(
+    place: Place,
+    *words: str | Path,
+    given: str | None = None,
+    limit_s: float | None = 900,
+    **more: str,
+) -> str:
+    """What the interpreter of a place prints.
+
+    Args:
+        place: where it runs.
+        words: its arguments.
+        given: its standard input.
+        limit_s: seconds that it may take.
+        more: variables of its environment.
+
+    Raises:
+        AssertionError: it ended with another code than 0.
+    """
+    settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
+    done = subprocess.run(
+        [place.python, "-W", "ignore", *words],
+        env=variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings),
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any]:
+    """The JSON objects that a script prints, one a line; as `run` otherwise."""
+    lines = run(place, script, *words, **options).splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"')]

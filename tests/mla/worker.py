@@ -5,7 +5,6 @@ Prints one JSON line per check: its name, and the traceback where it failed, els
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import os
@@ -13,10 +12,7 @@ import sys
 import time
 import traceback
 
-from sglang_perf_patches import source
 from sglang_perf_patches.proof import mla
-
-source.Tree = functools.cache(source.Tree)  # type: ignore[misc, assignment]  # parsed once
 
 os.environ["SGLANG_PERF_PATCHES"] = "none"  # nothing goes live but what a check makes live
 mla.prepare()

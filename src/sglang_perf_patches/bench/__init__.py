@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from .. import sets
+from .. import sets, source
 from ..proof import Different, Missing
+from ..verdict import judge_all
 from . import report
 from .report import Table
 
@@ -37,6 +38,17 @@ def parser(set_name: str) -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     _module(set_name).add_options(made)
     return made
+
+
+def words(set_name: str) -> dict[str, str]:
+    """Patch → verdict on the installed sglang, for the patches of a set.
+
+    Raises:
+        TreeError: there is no sglang, or a file of it can't be read.
+    """
+    mine = [found for found in sets.load() if found.name == set_name]
+    tree = source.Tree(source.find_installed())
+    return {judged.patch.id: judged.word for judged in judge_all(mine, tree)}
 
 
 def measure(set_name: str, options: Sequence[str]) -> Iterator[Table | tuple[str, str]]:

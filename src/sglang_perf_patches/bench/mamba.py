@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from .. import activate, deactivate, sets, source
+from .. import activation, deactivate
 from ..proof import Different, Missing, lent
-from ..proof.comparing import differs
-from ..verdict import judge_all
+from ..proof.comparing import differs, installed
+from . import words as set_words
 from .report import Cell, Table
 from .timing import Ratio, progress, ratio
 
@@ -48,7 +48,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         torch = import_module("torch")
     except ImportError as error:
         raise Missing("it needs torch") from error
-    words = _words()
+    words = set_words(_SET)
     if "applies" not in words.values():
         raise Missing("no patch of the set applies to this sglang")
     if torch.cuda.is_available() and not torch.version.hip:
@@ -59,15 +59,9 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         yield from _on_cpu(words, given.quick)
 
 
-def _words() -> dict[str, str]:
-    mine = [found for found in sets.load() if found.name == _SET]
-    tree = source.Tree(source.find_installed())
-    return {verdict.patch.id: verdict.word for verdict in judge_all(mine, tree)}
-
-
 @contextmanager
 def _on(selection: str) -> Iterator[None]:
-    activate(selection)
+    activation.activate(selection, tree=installed())
     try:
         yield
     finally:

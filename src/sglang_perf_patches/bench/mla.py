@@ -13,17 +13,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import sglang_perf_patches
-
-from .. import sets, source
 from ..proof import Different, Missing, lent
 from ..proof.comparing import differs, live
-from ..verdict import judge_all
+from . import words as set_words
 from .report import Cell, Table
 from .timing import Ratio, progress, ratio
 
@@ -98,11 +95,7 @@ def _lend() -> tuple[str, ...]:
 
 def _applying(chosen: str) -> list[str]:
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    mla = [found for found in sets.load() if found.name == "mla"]
-    words = {
-        verdict.patch.id: verdict.word
-        for verdict in judge_all(mla, source.Tree(source.find_installed()))
-    }
+    words = set_words("mla")
     unknown = sorted(set(names) - set(words))
     if unknown:
         raise Missing(f"there is no patch {unknown[0]}")
@@ -128,7 +121,7 @@ def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]
     rows = _made(patch, pieces)
     for number in range(rounds):
         for is_patched in (False, True) if number % 2 else (True, False):
-            with _on(patch) if is_patched else nullcontext():
+            with live(patch, ran=None) if is_patched else nullcontext():
                 for row in rows:
                     row.calls[is_patched].append(_call(row.act[is_patched]))
                     row.held[is_patched].append(_held(row.act[is_patched]))
@@ -170,18 +163,6 @@ def _made(patch: str, pieces: list[Any]) -> list[_Row]:
             )
         )
     return rows
-
-
-@contextmanager
-def _on(patch: str) -> Iterator[None]:
-    """Have a patch live: what it decided when a piece was made need not be decided again."""
-    state = sglang_perf_patches.activate(patch).of(patch)
-    try:
-        if state.state != "live":
-            raise Different(f"{patch} is {state.state}: {state.reason}")
-        yield
-    finally:
-        sglang_perf_patches.deactivate()
 
 
 def _cells(row: _Row) -> tuple[Cell, ...]:

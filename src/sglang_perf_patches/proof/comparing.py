@@ -22,25 +22,27 @@ def installed() -> source.Tree:
 
 
 @contextmanager
-def live(patch: str, *, ran: bool = True) -> Iterator[None]:
-    """Have one patch live in this process, and stock back afterwards.
+def live(*patches: str, ran: bool | None = True) -> Iterator[None]:
+    """Have patches live together in this process, and stock back afterwards.
 
     Args:
-        patch: its id.
-        ran: whether its code must have run by then, or must not have.
+        patches: their ids.
+        ran: whether code of any of them must have run by then, or must not have; None for either.
 
     Raises:
-        Different: it did not go live, or `ran` does not hold.
+        Different: one did not go live, or `ran` does not hold.
     """
-    report = activation.activate(patch, tree=installed())
+    chosen = ",".join(patches)
+    report = activation.activate(chosen, tree=installed())
     try:
-        state = report.of(patch)
-        if state.state != "live":
-            raise Different(f"{patch} is {state.state}: {state.reason}")
+        for patch in patches:
+            state = report.of(patch)
+            if state.state != "live":
+                raise Different(f"{patch} is {state.state}: {state.reason}")
         yield
-        seen = sglang_perf_patches.activate(patch).of(patch)
-        if seen.ran != ran:
-            raise Different(f"{patch} {'never ran' if ran else 'ran'}")
+        seen = sglang_perf_patches.activate(chosen)
+        if ran not in {None, any(seen.of(patch).ran for patch in patches)}:
+            raise Different(f"{chosen} {'never ran' if ran else 'ran'}")
     finally:
         sglang_perf_patches.deactivate()
 

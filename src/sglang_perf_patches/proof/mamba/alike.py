@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import sglang_perf_patches
-
-from ... import activation
 from .. import Different
-from ..comparing import differs, installed
+from ..comparing import differs, live
 
 T = TypeVar("T")
 
 Played = tuple[Any, list[str]]
 """What a run gives that must be equal, and the places that waited."""
-
-
-@contextmanager
-def live(*patches: str) -> Iterator[None]:
-    """Have some patches live together, and stock back afterwards.
-
-    Raises:
-        Different: one of them did not go live, or none of them ran.
-    """
-    selection = ",".join(patches)
-    report = activation.activate(selection, tree=installed())
-    try:
-        for patch in patches:
-            state = report.of(patch)
-            if state.state != "live":
-                raise Different(f"{patch} is {state.state}: {state.reason}")
-        yield
-        seen = sglang_perf_patches.activate(selection)
-        if not any(seen.of(patch).ran for patch in patches):
-            raise Different(f"{selection} never ran")
-    finally:
-        sglang_perf_patches.deactivate()
 
 
 def alike(

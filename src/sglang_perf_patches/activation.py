@@ -308,8 +308,9 @@ class _Activation:
         ]
         for definition in checked:
             reference = definition.reference
-            if module_of(reference) not in sys.modules:
-                continue  # a dependency that nothing has imported yet
+            module = module_of(reference)
+            if module not in sys.modules or not self.is_ready(module):
+                continue  # a dependency that nothing has imported yet, or not to its end
             owner, name = objects.owner_of(reference)
             slot = self.slots.get((id(owner), name))
             if slot is not None and slot.layers:

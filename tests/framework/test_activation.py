@@ -278,6 +278,29 @@ assert ours.activate().of("one.own").state == "live" and c.f() == 2
     )
 
 
+def test_live_while_a_dependency_is_still_being_executed(throwaway: Throwaway) -> None:
+    """As sglang's eagle worker, whose import brings the modules that it is a dependency of."""
+    throwaway.put(
+        "sglang/srt/c.py",
+        "import sglang.srt.a\n\nclass Late:\n    def late(self):\n        return 1\n",
+    )
+    throwaway.run(
+        HEAD
+        + """
+step = declare(
+    "one.step", install="step", targets=(f"{A}:Worker.step",),
+    depends=("sglang.srt.c:Late", "sglang.srt.c:Late.late"),
+)
+use(step)
+assert ours.activate("all").of("one.step").state == "pending"
+import sglang.srt.c
+state = ours.activate().of("one.step")
+assert (state.state, state.reason) == ("live", ""), state
+assert sys.modules["sglang.srt.a"].Worker().step(1) == 102
+"""
+    )
+
+
 def test_code_we_do_not_know_is_left_alone_and_said_once(throwaway: Throwaway) -> None:
     script = (
         HEAD

@@ -1,8 +1,12 @@
-"""Boot one stock spec-v2 EAGLE Engine and measure it.
+"""Boot one stock spec-v2 EAGLE Engine and measure it, or keep what it says.
 
-``python engine.py TAG OUT.jsonl [OPTION=VALUE …]``: a tiny target and draft with dummy weights and
-simulated acceptance. Options are fields of ServerArgs; what the release does not know is dropped,
-and said. ``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. Which
+``python engine.py TAG OUT.jsonl [OPTION=VALUE …]``: a tiny target and draft with dummy weights.
+Acceptance is simulated, which makes every token the same: times, and calls per verify step.
+With ``acceptance=real`` drafts are verified as always and the tokens are compared; with 32 words
+in the vocabulary some drafts are accepted by chance.
+
+Options are fields of ServerArgs; what the release does not know is dropped, and said.
+``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. Which
 patches are live is chosen by SGLANG_PERF_PATCHES, as anywhere: run it under
 ``python -m sglang_perf_patches run``. The line of JSON is written anew after each measurement.
 """
@@ -18,6 +22,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +30,11 @@ DEFAULTS = {
     "HF_HUB_OFFLINE": "1",
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     "SGLANG_DISABLE_CUDNN_CHECK": "1",
-    "SGLANG_SIMULATE_ACC_LEN": "2.5",
     "SGLANG_ENABLE_SPEC_V2": "1",
+    "DUMMY_WEIGHTS": "1",
 }
+PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
+WORDS = {"simulated": 32000, "real": 32}
 COUNTED = (
     "Memcpy DtoH",
     "Memset",
@@ -41,7 +48,6 @@ COUNTED = (
 BATCHES = (1, 16, 64)
 PROMPT, OUTPUT = 1024, 256
 MODEL = {
-    "vocab_size": 32000,
     "hidden_size": 2048,
     "intermediate_size": 4096,
     "num_attention_heads": 16,
@@ -104,10 +110,12 @@ def engine(options: dict[str, Any]) -> Any:
     return sglang.Engine(**{name: value for name, value in options.items() if name in known})
 
 
-def generate(server: Any, count: int, seed: int, output: int = OUTPUT) -> tuple[float, list[Any]]:
+def generate(
+    server: Any, words: int, count: int, seed: int, output: int = OUTPUT
+) -> tuple[float, list[Any]]:
     """Seconds and outputs of so many random prompts, greedily."""
     draw = random.Random(seed)
-    prompts = [[draw.randrange(10, 31000) for _ in range(PROMPT)] for _ in range(count)]
+    prompts = [[draw.randrange(3, words) for _ in range(PROMPT)] for _ in range(count)]
     parameters = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
     started = time.time()
     outputs = server.generate(input_ids=prompts, sampling_params=parameters)
@@ -130,10 +138,28 @@ def patches(began: float) -> dict[str, list[str]]:
 
 
 def main(tag: str, out: str, given: list[str]) -> None:
-    """Boot, time, profile; append one line of JSON to `out`."""
+    """Boot, measure; append one line of JSON to `out`."""
+    acceptance = "real" if "acceptance=real" in given else "simulated"
+    words = WORDS[acceptance]
+    if acceptance == "simulated":
+        os.environ["SGLANG_SIMULATE_ACC_LEN"] = "2.5"
+    began = time.time()
+    server = engine(arguments(given, words))
+    found: dict[str, Any] = {"tag": tag, "options": given, "acceptance": acceptance}
+    found["boot_s"] = round(time.time() - began, 1)
+    kept = Path(out).read_text() if Path(out).exists() else ""
+    measurements = said(server, words) if acceptance == "real" else timed(server, words)
+    for measured in measurements:
+        found |= measured | patches(began)
+        Path(out).write_text(kept + json.dumps(found) + "\n")
+    print("ENGINE", json.dumps(found), flush=True)
+    server.shutdown()
+
+
+def arguments(given: list[str], words: int) -> dict[str, Any]:
+    """What the Engine is booted with: the options given, over those of every boot."""
+    vocabulary = {"vocab_size": words}
     options: dict[str, Any] = {
-        "model_path": model("llama", "LlamaForCausalLM", 8),
-        "speculative_draft_model_path": model("llama_eagle", "LlamaForCausalLMEagle", 1),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "attention_backend": "triton",
@@ -152,41 +178,31 @@ def main(tag: str, out: str, given: list[str]) -> None:
         "disable_piecewise_cuda_graph": True,
     }
     if "target=mla" in given:
-        options["model_path"] = model("deepseek", "DeepseekV3ForCausalLM", 8, **MLA)
-        del options["speculative_draft_model_path"]
+        options["model_path"] = model("deepseek", "DeepseekV3ForCausalLM", 8, **vocabulary, **MLA)
+    else:
+        options["model_path"] = model("llama", "LlamaForCausalLM", 8, **vocabulary)
+        draft = model("llama_eagle", "LlamaForCausalLMEagle", 1, **vocabulary)
+        options["speculative_draft_model_path"] = draft
     for option in given:
-        if option == "target=mla":
-            continue
         name, _, value = option.partition("=")
+        if name in {"target", "acceptance"}:
+            continue
         try:
             options[name] = json.loads(value)
         except ValueError:
             options[name] = value
-    began = time.time()
-    server = engine(options)
-    found: dict[str, Any] = {"tag": tag, "options": given, "boot_s": round(time.time() - began, 1)}
-    whole = hashlib.sha256()
-    kept = Path(out).read_text() if Path(out).exists() else ""
+    return options
 
-    def keep() -> None:
-        Path(out).write_text(kept + json.dumps(found) + "\n")
 
+def timed(server: Any, words: int) -> Iterator[dict[str, Any]]:
+    """Milliseconds per token at each batch size, then the calls of a verify step."""
     for count in BATCHES:
-        generate(server, count, 0, 16)
-        times, digest = [], hashlib.sha256()
-        for seed in (1, 2, 3):
-            seconds, outputs = generate(server, count, seed)
-            times.append(seconds)
-            for output in outputs:
-                digest.update(json.dumps(output["output_ids"]).encode())
-        found[f"tpot_ms_bs{count}"] = round(sorted(times)[1] * 1e3 / OUTPUT, 4)
-        found[f"outputs_bs{count}"] = digest.hexdigest()[:16]
-        whole.update(digest.digest())
-        keep()
-    found["outputs"] = whole.hexdigest()[:16]
+        generate(server, words, count, 0, 16)
+        times = sorted(generate(server, words, count, seed)[0] for seed in (1, 2, 3))
+        yield {f"tpot_ms_bs{count}": round(times[1] * 1e3 / OUTPUT, 4)}
     folder = tempfile.mkdtemp(prefix="profile-")  # a boot of the same tag may have left its own
     server.start_profile(output_dir=folder)
-    _, outputs = generate(server, 1, 99, 128)
+    _, outputs = generate(server, words, 1, 99, 128)
     server.stop_profile()
     time.sleep(3)
     steps = outputs[0]["meta_info"].get("spec_verify_ct") or 1
@@ -197,15 +213,29 @@ def main(tag: str, out: str, given: list[str]) -> None:
         for event in events:
             for name in COUNTED:
                 counts[name] += str(event.get("name", "")).startswith(name)
-    found["verify_steps"] = steps
-    found |= patches(began)
-    found["per_step"] = {name: round(count / steps, 2) for name, count in counts.items()}
-    keep()
-    print("ENGINE", json.dumps(found), flush=True)
-    server.shutdown()
+    per_step = {name: round(count / steps, 2) for name, count in counts.items()}
+    yield {"verify_steps": steps, "per_step": per_step}
+
+
+def said(server: Any, words: int) -> Iterator[dict[str, Any]]:
+    """A hash of the tokens at each batch size, how many differ, and tokens per verify step."""
+    for count in BATCHES:
+        digest, seen, steps = hashlib.sha256(), [], 0
+        for seed in range(16 if count == 1 else 2):
+            for output in generate(server, words, count, seed)[1]:
+                digest.update(json.dumps(output["output_ids"]).encode())
+                seen += output["output_ids"]
+                steps += output["meta_info"].get("spec_verify_ct") or 0
+        yield {
+            f"tokens_bs{count}": digest.hexdigest()[:16],
+            f"different_bs{count}": len(set(seen)),
+            f"tokens_per_step_bs{count}": round(len(seen) / max(1, steps), 3),
+        }
 
 
 if __name__ == "__main__":
     for _name, _value in DEFAULTS.items():
         os.environ.setdefault(_name, _value)
+    # The server's processes find the larger weights there; what `run` put first stays first.
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(PROBE)])
     main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -304,7 +304,7 @@ def _variables(name: str, probe: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "SGLANG_PERF_PATCHES": "swa" if name == "patched" else "none",
         "SWA_PROBE": "" if name == "prefill" else str(probe),
-        "SWA_WEIGHTS": "1",
+        "DUMMY_WEIGHTS": "1",
     }
 
 

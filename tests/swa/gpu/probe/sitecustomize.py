@@ -3,17 +3,14 @@
 Wraps a method that no patch changes (``DecodeTransferQueue.pop_transferred``, once a step) and
 writes what it saw to the file that $SWA_PROBE names, four times a second.
 
-With $SWA_WEIGHTS set, the dummy weights of a model are large enough that its output depends on all
-the KV that it attends to, and differ from parameter to parameter; they are the same in every
-server. Stock's are so small that the last token alone decides, and its embedding and its head are
-the same matrix.
+With $DUMMY_WEIGHTS set, see ``tests/support/probe/dummy_weights.py``: its folder is needed too.
 """
 
 import json
 import os
 import time
-import zlib
 
+import dummy_weights
 import wrapt
 
 _TARGET = os.environ.get("SWA_PROBE")
@@ -65,28 +62,7 @@ def _hook(module):
     wrapt.wrap_function_wrapper(module, "DecodeTransferQueue.pop_transferred", around)
 
 
-def _weigh(module):
-    def fill(wrapped, instance, args, kwargs):
-        import torch
-
-        wrapped(*args, **kwargs)
-        model = args[0] if args else kwargs["model"]
-        for name, value in model.state_dict().items():
-            if not torch.is_floating_point(value):
-                continue
-            generator = torch.Generator(device=value.device)
-            generator.manual_seed(zlib.crc32(name.encode()))
-            if value.dim() < 2:  # norms scale by 1; biases and sinks are small
-                value.fill_(1.0) if "norm" in name else value.uniform_(
-                    -0.1, 0.1, generator=generator
-                )
-            else:
-                value.normal_(0, 1024**-0.5, generator=generator)
-
-    wrapt.wrap_function_wrapper(module, "initialize_dummy_weights", fill)
-
-
-if os.environ.get("SWA_WEIGHTS"):
-    wrapt.register_post_import_hook(_weigh, "sglang.srt.model_loader.weight_utils")
+if os.environ.get("DUMMY_WEIGHTS"):
+    dummy_weights.enlarge()
 if _TARGET:
     wrapt.register_post_import_hook(_hook, "sglang.srt.disaggregation.decode")

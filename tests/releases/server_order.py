@@ -1,0 +1,40 @@
+"""Switch every exact patch on, then import as a server does: ``python server_order.py FIRST …``.
+
+The release is on PYTHONPATH. After the modules that are given, each module that a waiting patch
+names is imported too. Prints one JSON line: patch → its state and the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from sglang_perf_patches.proof import lent
+
+lent.lend()
+
+import sglang_perf_patches as ours  # noqa: E402
+from sglang_perf_patches import sets  # noqa: E402
+from sglang_perf_patches.patch import by_id  # noqa: E402
+
+
+def main(first: list[str]) -> None:
+    """Import, and say what became of the patches."""
+    ours.activate("all")
+    for name in first:
+        importlib.import_module(name)
+    waiting = [state.id for state in ours.activate().patches if state.state == "pending"]
+    for id in waiting:
+        for variant in by_id(sets.load())[id].variants:
+            for name in variant.modules():
+                try:
+                    importlib.import_module(name)
+                except ImportError:  # of another release, or it needs MLX
+                    continue
+    states = {state.id: [state.state, state.reason] for state in ours.activate().patches}
+    print(json.dumps(states))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

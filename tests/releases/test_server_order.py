@@ -1,0 +1,32 @@
+"""Patches go live whole in the order in which a server imports the modules of each release.
+
+sglang's modules import each other in circles, so a patch may become ready while a module that it
+relies on is half executed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import released
+from sglang_perf_patches import releases
+
+SCRIPT = Path(__file__).with_name("server_order.py")
+SCHEDULER = "sglang.srt.managers.scheduler"
+WORKER = "sglang.srt.speculative.eagle_worker_v2"
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_every_patch_that_applies_goes_live(release: str) -> None:
+    # The scheduler imports the worker by itself, late, and some modules of a set never.
+    first = (WORKER, SCHEDULER) if releases.KNOWN.index(release) % 2 else (SCHEDULER, WORKER)
+    [states] = released.answers(released.tree(release), SCRIPT, *first)
+    not_live = {
+        id: state
+        for id, state in states.items()
+        if state[0] not in {"live", "off", "built-in", "absent", "superseded"}
+    }
+    assert all(id.startswith("mlx.") and state[0] == "pending" for id, state in not_live.items())
+    assert any(state[0] == "live" for state in states.values())

@@ -1,0 +1,40 @@
+"""Dummy weights that a server's outputs depend on.
+
+Stock's are so small that the last token alone decides, and its embedding and its head are the same
+matrix: a server would repeat a token whatever its attention reads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import wrapt
+
+
+def enlarge() -> None:
+    """Have every model loaded with dummy weights get larger ones, the same in every server."""
+    wrapt.register_post_import_hook(_wrap, "sglang.srt.model_loader.weight_utils")
+
+
+def _wrap(module: Any) -> None:
+    wrapt.wrap_function_wrapper(module, "initialize_dummy_weights", _fill)
+
+
+def _fill(wrapped: Any, _: Any, args: Any, kwargs: Any) -> None:
+    """Fill as stock does, then again: each parameter from a seed of its own, its name's."""
+    import torch
+
+    wrapped(*args, **kwargs)
+    model = args[0] if args else kwargs["model"]
+    for name, value in model.state_dict().items():
+        if not torch.is_floating_point(value):
+            continue
+        generator = torch.Generator(device=value.device)
+        generator.manual_seed(zlib.crc32(name.encode()))
+        if value.dim() >= 2:
+            value.normal_(0, 1024**-0.5, generator=generator)
+        elif "norm" in name:
+            value.fill_(1.0)
+        else:  # biases and sinks
+            value.uniform_(-0.1, 0.1, generator=generator)

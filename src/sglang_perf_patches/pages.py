@@ -93,11 +93,7 @@ def upstream_links(patch: Patch) -> list[str]:
 
 
 def _switch(patch: Patch) -> str:
-    if patch.is_default:
-        return "On by default."
-    if patch.kind == "policy":
-        return "A policy: on only by its full name."
-    return f"On only by its full name: {patch.opt_in}"
+    return "On by default." if patch.is_default else "A policy: on only by its full name."
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

@@ -79,7 +79,6 @@ class Patch:
     Attributes:
         id: ``"set.name"``.
         kind: see `Kind`.
-        opt_in: why an exact patch is nevertheless on by its own full name alone; empty for most.
         summary: one line for ``list``.
         why: what stock does, and what it costs.
         how: what the patch does instead, and when it leaves the work to stock.
@@ -100,7 +99,6 @@ class Patch:
 
     id: str
     kind: Kind = "exact"
-    opt_in: str = ""
     summary: str
     why: str
     how: str
@@ -118,7 +116,7 @@ class Patch:
     @property
     def is_default(self) -> bool:
         """Whether ``all`` and the set's name choose it."""
-        return self.kind == "exact" and not self.opt_in
+        return self.kind == "exact"
 
     @property
     def set(self) -> str:

@@ -1,8 +1,8 @@
 """Which patches are chosen: the grammar of ``SGLANG_PERF_PATCHES``.
 
 Comma-separated names of sets and patches, ``all`` (every patch that is on by default) or ``none``;
-a leading ``-`` takes out. Unset means ``all``. Policy patches, and exact ones that say so, are
-chosen only by their own full name.
+a leading ``-`` takes out. Unset means ``all``. Policy patches are chosen only by their own full
+name.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     chosen = set(by_name)
     if "all" in plus or not plus:
         chosen |= {patch.id for patch in patches.values() if patch.is_default}
-    taken_out = {id for item in minus for id in _members(item, patches, opt_in=True)}
+    taken_out = {id for item in minus for id in _members(item, patches, policies=True)}
 
     chosen = _with_requirements(chosen, patches)
     by_name = _with_requirements(by_name, patches)
@@ -100,14 +100,14 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     )
 
 
-def _members(name: str, patches: Mapping[str, Patch], *, opt_in: bool = False) -> set[str]:
-    """The ids that a name stands for. Taking a set out takes its opt-in patches out too."""
+def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
+    """The ids that a name stands for. Taking a set out takes its policies out too."""
     if name in patches:
         return {name}
     in_set = [patch for patch in patches.values() if patch.set == name]
     if not in_set:
         raise SelectionError(_unknown(name, patches))
-    return {patch.id for patch in in_set if opt_in or patch.is_default}
+    return {patch.id for patch in in_set if policies or patch.is_default}
 
 
 def _unknown(name: str, patches: Mapping[str, Patch]) -> str:

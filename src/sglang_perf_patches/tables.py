@@ -69,7 +69,7 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
             links = [
                 f"[#{link.rpartition('/')[2]}]({link})" for link in pages.upstream_links(patch)
             ]
-            opt_in = "" if patch.is_default else f" ({patch.kind}: opt-in)"
+            opt_in = "" if patch.is_default else " (policy: opt-in)"
             rows.append(
                 [
                     f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}",

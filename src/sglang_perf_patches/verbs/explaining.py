@@ -76,7 +76,6 @@ def _explain_text(tree: source.Tree, judged: Verdict) -> str:
         ("How", patch.how),
         ("Gain", patch.gain),
         ("Condition", patch.condition),
-        ("Opt-in", patch.opt_in),
         ("Here", judged.variant.note if judged.variant else ""),
     ):
         if text:

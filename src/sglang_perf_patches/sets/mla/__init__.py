@@ -81,9 +81,9 @@ _DRAFT_METADATA = Patch(
         "preparation and nothing else. TokenSpeed MLA inherits them. Graph capture is stock's."
     ),
     gain=(
-        "One H200, 0.5.12.post1: preparing the replay of a draft takes 43 instead of 117 µs with 3 "
-        "steps and 64 instead of 123 µs with 4, for one request of 80,000 tokens; 43 instead of 81 "
-        "and 64 instead of 112 µs for 16 requests of 32,768."
+        "One H200, 0.5.12.post1: preparing the replay of a draft takes 35 instead of 117 µs with 3 "
+        "steps and 52 instead of 123 µs with 4, for one request of 80,000 tokens; 36 instead of 71 "
+        "and 52 instead of 88 µs for 16 requests of 32,768."
     ),
     condition=(
         "EAGLE or MTP with --attention-backend trtllm_mla (or tokenspeed_mla) for the draft; grows "
@@ -156,11 +156,12 @@ _VERIFY_MASK_FILL = Patch(
         "attend by what an earlier step left in their cells; their outputs are dropped."
     ),
     gain=(
-        "One H200: building the verify input takes 43 to 84 µs instead of 111 with a mask of 336 "
-        "MB (512 requests x 4 draft tokens x 163,840 tokens). With 67 MB (128 x 4 x 131,072) the "
-        "GPU saves a fill of 24 µs; the call itself, in which the host's launches are the longer "
-        "part, takes 0.77 to 0.96 of stock from 0.5.17 on, and 1.10 to 1.15 (5 to 6 µs more on "
-        "the host) up to 0.5.16."
+        "One H200, 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23: building the verify input takes "
+        "45 to 52 µs instead of 111 to 113 with a mask of 336 MB (512 requests x 4 draft tokens x "
+        "163,840 tokens). With 67 or 84 MB (128 x 4 or 5 x 131,072) the GPU saves a fill of 24 µs "
+        "or more; the call itself, in which the host's launches are the longer part, takes 0.79 "
+        "to 0.95 of stock on the newer two, and 1.02 to 1.14 (1 to 5 µs more) on the older two. "
+        "In a real Engine on 0.5.17 no difference of time was seen."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend triton for the verify, CUDA graphs on; "
@@ -234,13 +235,16 @@ _FLASHINFER_HOST_INDPTR = Patch(
         "without host lengths are left to stock."
     ),
     gain=(
-        "One H200, six releases from 0.5.12.post1 to 0.5.23, behind 2.8 ms of queued work: the "
-        "host is held 0.14 to 0.43 ms a step instead of 2.87 to 3.02 ms."
+        "One copy from the GPU, and one wait for it, less per speculative step. One H200, "
+        "0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23, behind 2.8 ms of queued work: the host is "
+        "held 0.10 to 0.21 ms a step instead of 2.86 to 2.93 ms. In a real Engine (0.5.12.post1, "
+        "the draft alone with FlashInfer) 9.38 of 10.40 stream syncs a verify step are left, the "
+        "tokens are the same, and no difference of time was seen."
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
         "default on Hopper with topk > 1, CUDA graphs on. Where the GPU is idle there is nothing "
-        "to wait for, and the patch costs up to 0.07 ms a step. From 0.5.23 on upstream has it "
+        "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on upstream has it "
         "behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default, with other numbers in the "
         "padding rows; where that is on, this patch changes nothing."
     ),
@@ -328,8 +332,10 @@ _MASK_SCRATCH = Patch(
         "that does not fit gets a mask of its own."
     ),
     gain=(
-        "67 MB to 336 MB of GPU memory down to 2 KB to 8 KB; H200: the fill of 67 MB takes 24 µs "
-        "a step, that of 336 MB 103 µs, that of 1.07 GB 320 µs."
+        "67 MB to 336 MB of GPU memory down to 2 KB to 8 KB. One H200: the fill of 67 MB takes 24 "
+        "µs a step, that of 336 MB 103 µs, that of 1.07 GB 320 µs. On 0.5.13.post1 building the "
+        "verify input takes 48 instead of 111 to 113 µs where the mask had 336 MB; where it had 67 "
+        "or 84 MB the host's launches are the longer part, and the call takes 1 to 2 µs more."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend trtllm_mla (or tokenspeed_mla) for the "
@@ -401,10 +407,6 @@ _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner"
 
 _SYNC_OPT_OUT = Patch(
     id="mla.sync-opt-out",
-    opt_in=(
-        "it was proven on a CPU alone, where no step overlaps another; a comparison in a real "
-        "server on a GPU is still to be made."
-    ),
     summary="no wait for sequence lengths that no backend of a speculative step reads",
     why=(
         "Before each step with spec v2 the scheduler copies the lengths of the last verify to the "
@@ -425,11 +427,20 @@ _SYNC_OPT_OUT = Patch(
         "and STANDALONE, adaptive speculation, multimodal rotary positions and forward pass "
         "metrics."
     ),
-    gain="One copy to the host and one wait for it less per speculative step; not timed.",
+    gain=(
+        "One copy to the host and one wait for it less per speculative step. One H200, "
+        "0.5.13.post1: with an idle GPU they take 29 of 62 to 65 µs; behind 2.8 ms of queued work "
+        "they hold the host for 2.8 ms. In a real Engine (Triton, piecewise graphs on; "
+        "mla.verify-mask-fill was on too) a verify step makes 0.10 instead of 1.12 stream syncs, "
+        "the tokens are the same, and time per token, two boots a side, is 0.96 and 1.01 instead "
+        "of 1.09 and 1.12 ms for one request and 4.27 and 4.33 instead of 4.48 and 4.55 for 64; "
+        "for 16 the boots of one side differ by more than the sides do."
+    ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, --attention-backend triton or trtllm_mla "
-        "for target and draft: on 0.5.13 and 0.5.13.post1 always; on 0.5.14 to 0.5.16 where "
-        "prefill and decode have different backends, on 0.5.16 with triton alone."
+        "for target and draft: on 0.5.13 and 0.5.13.post1 unless piecewise CUDA graphs are off "
+        "already; on 0.5.13 to 0.5.16 where prefill and decode have different backends, on 0.5.16 "
+        "with triton alone. Engines with different backends were not run on a GPU."
     ),
     upstream=(
         "sgl-project/sglang#26824",
@@ -525,13 +536,17 @@ _FLASHINFER_PLAN = Patch(
     ),
     gain=(
         "Three blocking copies from the GPU less per verify and per draft-extend. One H200, "
-        "0.5.12.post1, 0.5.13.post1, 0.5.16 and 0.5.17, behind 2.8 ms of queued work: the host is "
-        "held 0.21 to 0.57 ms a verify instead of 2.86 to 3.02 ms."
+        "0.5.12.post1, 0.5.13.post1 and 0.5.17, behind 2.8 ms of queued work: the host is held "
+        "0.19 to 0.26 ms a call instead of 2.86 to 2.98 ms. In a real Engine (0.5.17, target and "
+        "draft with FlashInfer) a verify step makes 1.13 instead of 7.25 stream syncs, and the "
+        "tokens are the same."
     ),
     condition=(
         "EAGLE or MTP with --attention-backend flashinfer and an MLA model for the verify or the "
         "draft. Where the GPU is idle there is nothing to wait for, and the patch costs up to "
-        "0.06 ms a verify."
+        "0.04 ms a verify and 0.06 ms a draft-extend: the Engine above, whose model is tiny, took "
+        "8 to 10 % longer per token with it, one boot a side, where boots of one side have "
+        "differed by as much."
     ),
     upstream=("sgl-project/sglang#27689",),
     built_in_since="0.5.18",
@@ -639,9 +654,9 @@ _SHARED_DRAFT_TABLES = Patch(
         "tables, and building both takes no longer."
     ),
     gain=(
-        "One H200, 0.5.17, 0.5.20 and 0.5.23, 5 steps: preparing the replay of a draft takes 0.41 "
-        "to 0.60 of stock (70 to 119 instead of 121 to 212 µs); and a page table of memory per "
-        "further step less. 4 steps were not timed."
+        "One H200, 0.5.17 and 0.5.23, 5 steps: preparing the replay of a draft takes 0.53 to 0.60 "
+        "of stock (62 to 87 instead of 110 to 143 µs); and a page table of memory per further "
+        "step less. 4 steps were not timed."
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, four or more steps and "
@@ -714,9 +729,9 @@ _SHARED_BLOCK_TABLES = Patch(
         "then. Eager drafts prepare the first step and share what it made."
     ),
     gain=(
-        "One H200: preparing the replay of a draft takes 0.37 to 0.43 of stock with 4 steps and "
-        "0.56 to 0.78 with 3, on releases from 0.5.13.post1 to 0.5.23; on 0.5.12.post1, together "
-        "with mla.draft-metadata, 24 instead of 117 µs (3 steps, one request of 80,000 tokens)."
+        "One H200: preparing the replay of a draft takes 0.34 to 0.44 of stock with 4 steps and "
+        "0.57 to 0.62 with 3, on 0.5.13.post1, 0.5.17 and 0.5.23; on 0.5.12.post1, together with "
+        "mla.draft-metadata, 18 instead of 117 µs (3 steps, one request of 80,000 tokens)."
     ),
     condition=(
         "EAGLE or MTP with three or more steps and --attention-backend trtllm_mla (or "

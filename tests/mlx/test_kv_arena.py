@@ -26,6 +26,8 @@ def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release:
         "everything is left to stock": "different",
         "a failed step counts": "raised ValueError",
         "a row that stays where it is is not longer": "raised ValueError",
+        "rows that are set apart are mixed up": "different",
+        "rows are never set apart": "different",
     }
 
 
@@ -92,11 +94,42 @@ def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: st
     assert far["mlx.kv-arena"]["counts"]["steps"] == 3 - 1
 
 
-def test_two_requests_that_change_at_every_step_stay_with_stock(found: Found) -> None:
-    """Of more, most lie together already, and moving them costs no more than stock's step."""
-    changing = found("0.5.23", "changing")
-    assert changing["2"] == {"stock steps": 6}
-    assert changing["4"]["builds"] == changing["4"]["steps"] == 6
+@EACH
+def test_a_batch_that_changes_at_every_step_is_stocks(found: Found, release: str) -> None:
+    """After one build, for a batch that came again and again; of two requests none is left."""
+    changing = found(release, "changing")
+    assert changing["2"]["changing"] == {"stock steps": 6}
+    assert changing["4"]["changing"] == {
+        "builds": 1, "steps": 1, "layers": 4, "partings": 1, "stock steps": 5
+    }  # fmt: skip
+
+
+@EACH
+@pytest.mark.parametrize("requests", ["2", "4"])
+def test_a_batch_that_settles_loses_no_further_step(
+    found: Found, release: str, requests: str
+) -> None:
+    """What it lost is the last of the changing ones."""
+    settled = found(release, "changing")[requests]["settled"]
+    assert settled == {"builds": 1, "steps": 4, "layers": 4 * 4}
+
+
+@EACH
+def test_a_lasting_batch_that_changes_once_is_rebuilt_at_once(found: Found, release: str) -> None:
+    changing = found(release, "changing")
+    assert changing["4"]["changed once"] == {"builds": 1, "steps": 3, "layers": 3 * 4}
+    assert changing["2"]["changed once"] == {
+        "stock steps": 1, "builds": 1, "steps": 2, "layers": 2 * 4
+    }  # fmt: skip
+
+
+@EACH
+def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> None:
+    """MLX would copy it for each of them."""
+    of = found(release, "apart")
+    assert of["patched"]["taken"] <= of["stock"]["taken"]
+    assert of["patched"]["held"] < of["stock"]["held"] / 4
+    assert of["together"]["taken"] > 1.2 * of["patched"]["taken"]
 
 
 def test_a_batch_goes_on_past_4096_tokens_where_stock_raises(found: Found) -> None:

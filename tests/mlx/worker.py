@@ -172,6 +172,7 @@ def broken_arena() -> dict[str, Any]:
 
     write, take_back, part = kv_arena._Step.write, arena.Rows.take_back, arena.Rows.part
     layer_if_row, append = arena.Rows._layer_if_row, arena.Rows.append
+    set_apart = arena.Rows.set_apart
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
@@ -194,6 +195,14 @@ def broken_arena() -> dict[str, Any]:
         append(self, row, k, v)
         row.offset -= 1
 
+    def mixed_up(self: Any, caches: Any) -> bool:
+        found = set_apart(self, caches)
+        for of_layer in caches if found else ():
+            rows = [layer_if_row(self, cache) for cache in of_layer]
+            one, other = [layer for layer in rows if layer is not None][:2]
+            one.keys, other.keys = other.keys, one.keys
+        return found
+
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
         "V is K": (kv_arena._Step, "write", wrong_token),
@@ -203,6 +212,8 @@ def broken_arena() -> dict[str, Any]:
         "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
         "a failed step counts": (kv_arena._Step, "has_served", _counts_each_layer),
         "a row that stays where it is is not longer": (arena.Rows, "append", not_longer),
+        "rows that are set apart are mixed up": (arena.Rows, "set_apart", mixed_up),
+        "rows are never set apart": (arena.Rows, "set_apart", lambda *_: False),
     }
     return {what: verdict_of(comparisons.kv_arena, change) for what, change in broken.items()}
 
@@ -345,7 +356,10 @@ def _growths(capacity_for: Any) -> dict[str, int]:
 
 
 def changing() -> dict[str, Any]:
-    """The counts of a batch that changes at every step, by how many requests it has."""
+    """The counts of a batch that changes at every step, by how many requests it has.
+
+    Then it settles, and of a settled one those of a change and of the next steps.
+    """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
     from sglang_perf_patches.sets.mlx import kv_arena
@@ -355,17 +369,77 @@ def changing() -> dict[str, Any]:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
         for requests in (2, 4):
             player = playing.Player(made)
-            names = [f"r{number}" for number in range(requests + 6)]
+            names = [f"r{number}" for number in range(requests + 7)]
             for name in names:
                 player.join(name, 9)
             player.decode(names[:requests], 3)
-            kv_arena.COUNTS.clear()
-            for first in range(1, 7):
-                player.leave(names[first - 1])
-                player.decode(names[first : first + requests])
-            found[str(requests)] = dict(kv_arena.COUNTS)
+            of_batch = found[str(requests)] = {}
+            for what, firsts, steps in (
+                ("changing", range(1, 7), 1),
+                ("settled", (6,), 4),
+                ("changed once", (7,), 3),
+            ):
+                kv_arena.COUNTS.clear()
+                for first in firsts:
+                    for name in names[:first]:
+                        if name in player._held:
+                            player.leave(name)
+                    player.decode(names[first : first + requests], steps)
+                of_batch[what] = dict(kv_arena.COUNTS)
         sglang_perf_patches.deactivate()
     return found
+
+
+def apart() -> dict[str, Any]:
+    """Bytes that a step of a batch takes which changes at every step, and of its buffers.
+
+    Stock, patched, and without setting rows apart.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.sets.mlx import arena
+
+    found: dict[str, Any] = {}
+    kept = arena.Rows.set_apart
+    with models.model("qwen3", "float32") as made:
+        for what, selection, set_apart in (
+            ("stock", "none", kept),
+            ("patched", "mlx.kv-arena", kept),
+            ("together", "mlx.kv-arena", lambda *_: False),
+        ):
+            with replaced(arena.Rows, "set_apart", set_apart):
+                sglang_perf_patches.activate(selection, strict=True)
+                found[what] = _memory_of_a_changing_step(made)
+                sglang_perf_patches.deactivate()
+    return found
+
+
+def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
+    import gc
+
+    import mlx.core as mx
+
+    from sglang_perf_patches.proof.mlx import playing
+
+    gc.collect()
+    before = mx.get_active_memory()
+    player = playing.Player(made)
+    names = list("abcdef")
+    for name in names:
+        player.join(name, 400)
+    player.decode(names, 3)
+    for first in range(1, 4):
+        player.decode([*names[first:], *names[:first]])
+    player.pending.clear()
+    gc.collect()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    player.decode(names)
+    player.pending.clear()
+    taken = mx.get_peak_memory() - held
+    for name in names:
+        player.leave(name)
+    return {"held": held - before, "taken": taken}
 
 
 def far_apart() -> dict[str, Any]:

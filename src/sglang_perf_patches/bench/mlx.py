@@ -63,7 +63,8 @@ class Batch:
         equal: all are as long; else they go down evenly to a sixteenth of it.
         taken: how steps follow each other. ``read``: each before the next is built; ``chained``:
             each is built before the one before it is read, as the overlap loop does; ``changing``:
-            before each, one request leaves and another joins, whose prefill is not timed.
+            before each, one request leaves and another joins, whose prefill is not timed, and so
+            on from turn to turn.
     """
 
     requests: int
@@ -149,7 +150,8 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
                     "after one request left and another joined.",
                     "Peak memory is that of the first decode steps, above what was held before the "
                     "requests came: their KV, and what is computed with it.",
-                    f"Logits of each prefill and of {_COMPARED_STEPS} steps, compared bit by bit.",
+                    f"Logits of each prefill and of {_COMPARED_STEPS} steps, compared bit by bit; "
+                    "where they are different, the tokens after them.",
                 ),
             )
     if different:
@@ -197,7 +199,11 @@ def _batches(
 
 
 class _Switch:
-    """Puts a patch live and takes it off in no time: activation judges sglang's source anew."""
+    """Puts the same patched code live again and takes it off.
+
+    Activating anew would not do: requests' caches that lie in the arena of one activation are
+    foreign to the next one, which would leave their batch to stock.
+    """
 
     def __init__(self, patch: str) -> None:
         import sglang_perf_patches
@@ -266,6 +272,7 @@ class _Side:
         self.times: list[float] = []
         self.builds: list[float] = []
         self.digests: list[str] = []
+        self.tokens: list[list[int]] = []
         self._building = 0.0
         self._changes = 0
         gc.collect()  # the batch before this one
@@ -283,20 +290,23 @@ class _Side:
                 self._player.decode(self._names)
                 self._keep_digests()
         self.peak = mx.get_peak_memory() - before
+        self.tokens = [self._player.tokens(name) for name in self._names]
         self._time_building()
 
     def take_turn(self, steps: int) -> None:
         """Take steps, after some that do not count."""
         with self._live():
-            self._player.decode(self._names, _WARM_UP)
+            self._take(_WARM_UP)
             self._building = 0.0
-            if self._batch.taken == "changing":
-                taken = sum(self._change_and_decode() for _ in range(steps))
-            else:
-                taken = self._decode(steps)
-            self.times.append(taken / steps)
+            self.times.append(self._take(steps) / steps)
         self.builds.append(self._building / steps)
         self._player.pending.clear()
+
+    def _take(self, steps: int) -> float:
+        """Seconds that steps take, of the batch or of one that changes before each."""
+        if self._batch.taken == "changing":
+            return sum(self._change_and_decode() for _ in range(steps))
+        return self._decode(steps)
 
     def _decode(self, steps: int) -> float:
         """Seconds that steps of the same batch take."""
@@ -363,9 +373,14 @@ def _row(
         round(1e3 * _middle(patched.builds[1:]), 3) if can_build else None,
         round(stock.peak / 1e6, 1),
         round(patched.peak / 1e6, 1),
-        "equal" if equal else "different",
+        "equal" if equal else _different(stock.tokens == patched.tokens),
     )
     return row, equal
+
+
+def _different(has_same_tokens: bool) -> str:
+    """What is said of logits that are not equal."""
+    return f"different, tokens {'equal' if has_same_tokens else 'too'}"
 
 
 def _middle(values: list[float]) -> float:

@@ -24,20 +24,23 @@ bench() { # VERSION CUDNN OPTION...
 }
 # Prompts of 254 tokens, for the compared steps to cross 256, where MLX's CUDA backend changes its kernel.
 quick="--rounds 3 --steps 8"
-bench 0.5.23 1 --batch 2,4,16 --context 1024 --taken changing --rounds 3 --steps 6
+bench 0.5.23 1 --batch 2,4,8,16 --context 1024 --taken changing --rounds 3 --steps 6
 bench 0.5.23 1 --batch 16 --context 254,1024 --taken read,chained $quick
+bench 0.5.10.post1 1 --batch 4,16 --context 254,1024 $quick
+bench 0.5.23 0 --batch 16 --context 254,1024 --taken read,chained $quick
+bench 0.5.10.post1 1 --batch 2,16 --context 1024 --taken changing --rounds 3 --steps 6
+bench 0.5.11 0 --batch 16 --context 254,1024 --taken read,chained $quick
+bench 0.5.17 0 --batch 16 --context 254,1024 --taken read,chained $quick
 bench 0.5.23 1 --batch 2,8 --context 4000 --taken read,chained $quick
-bench 0.5.10.post1 1 --batch 2,4,8 --context 254,1024 $quick
+bench 0.5.23 1 --batch 2,4,8 --context 254 --taken read,chained $quick
 bench 0.5.11 1 --batch 4 --context 254,1024 --taken read,chained $quick
 bench 0.5.17 1 --batch 4 --context 254,1024 --taken read,chained $quick
-bench 0.5.10.post1 1 --batch 2,16 --context 1024 --taken changing --rounds 3 --steps 6
-bench 0.5.23 1 --batch 2,4,8 --context 254 --taken read,chained $quick
-bench 0.5.23 0 --batch 16 --context 254,1024 --taken chained $quick
-bench 0.5.11 0 --batch 16 --context 254,1024 --taken chained $quick
-bench 0.5.17 0 --batch 16 --context 254,1024 --taken chained $quick
+bench 0.5.10.post1 1 --batch 2,8 --context 254,1024 $quick
 bench 0.5.23 1 --batch 4,16 --context 4000 --taken read,chained $quick
 bench 0.5.10.post1 1 --batch 4,16 --context 4000 $quick
 bench 0.5.23 0 --batch 2,4,8 --context 254,4000 --taken chained $quick
 bench 0.5.11 1 --batch 2,8 --context 254,4000 --taken chained $quick
 bench 0.5.17 1 --batch 2,8 --context 254,4000 --taken chained $quick
+bench 0.5.11 1 --batch 4 --context 1024 --taken changing --rounds 3 --steps 6
+bench 0.5.17 1 --batch 4 --context 1024 --taken changing --rounds 3 --steps 6
 echo "done in $((SECONDS - began)) s"

@@ -25,22 +25,33 @@ def kv_arena(inputs: Inputs) -> int:
 
     patch = "mlx.kv-arena"
     drawn, drawn_hits = inputs(playing.random_schedule), inputs(playing.random_hits)
+    changes = inputs(playing.random_changes)
     scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING, playing.CHANGING]
+    settling = [playing.SETTLING, *changes]
     served = "steps", "stock steps"
     compared = 0
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), [*scripted, *drawn])
         if COUNTS["steps"] < 2 * COUNTS["stock steps"]:
             raise Different(f"{patch}: {dict(COUNTS)}")
+    with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
+        compared += same(patch, _played(made, batched), settling)
+        if not COUNTS["partings"]:
+            raise Different(f"{patch}: no rows were set apart, {dict(COUNTS)}")
+    with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         hits = [playing.HITTING, *drawn_hits]
         compared += same(patch, _played(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _failing(patch, made)
     with models.model("qwen3", "bfloat16") as made, counted(COUNTS, *served) as batched:
-        compared += same(patch, _played(made, batched), [*scripted, *drawn[:_FEW]])
+        compared += same(
+            patch, _played(made, batched), [*scripted, *drawn[:_FEW], *settling[:_FEW]]
+        )
     for name in _further_models():
         with models.model(name, "float32") as made, counted(COUNTS, *served) as batched:
-            compared += same(patch, _played(made, batched), [*scripted[:2], *drawn[:_FEW]])
+            compared += same(
+                patch, _played(made, batched), [*scripted[:2], *drawn[:_FEW], *settling[:_FEW]]
+            )
     if _can_sample():
         with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
             compared += same(patch, _played(made, batched, sampling=True), scripted)
@@ -62,7 +73,8 @@ def merged_cache(inputs: Inputs) -> int:
     patch = "mlx.merged-cache"
     drawn = [_read(schedule) for schedule in inputs(playing.random_schedule)]
     scripted = [_read(schedule) for schedule in (playing.SCRIPTED, playing.GROWING)]
-    scripted.append(_read(playing.EXTENDING))
+    scripted += [_read(playing.EXTENDING), _read(playing.SETTLING)]
+    drawn += [_read(schedule) for schedule in inputs(playing.random_changes)]
     compared = 0
     for dtype in ("float32", "bfloat16"):
         with models.model("qwen3", dtype) as made, counted(COUNTS, "steps", "merges") as batched:

@@ -110,6 +110,39 @@ CHANGING: tuple[Step, ...] = (
 )
 """A batch of two that changes again and again, at rows with room and at full ones."""
 
+SETTLING: tuple[Step, ...] = (
+    *(("join", who, length) for who, length in zip("abcdef", (9, 9, 30, 5, 9, 12), strict=True)),
+    ("chain", "abcd", 3),
+    ("leave", "a"),
+    ("decode", "bcde"),
+    ("decode", "cdef"),
+    ("decode", "fedc"),
+    ("leave", "c"),
+    ("join", "a", 17),
+    ("decode", "defa"),
+    ("decode", "efab"),
+    ("chain", "efab", 3),
+    ("decode", "fabd"),
+    ("decode", "abdf"),
+    ("decode", "b"),
+    ("extend", "a", 4),
+    ("chain", "abdf", 2),
+    ("decode", "fdb"),
+    ("decode", "dbf"),
+    *(("decode", who) for who in ("fab", "baf") * 50),
+    ("chain", "dabf", 3),
+    ("decode", "adbf"),
+    ("decode", "adbf"),
+    ("leave", "d"),
+    ("decode", "abf"),
+    ("decode", "fba"),
+    ("leave", "f"),
+    ("decode", "abe"),
+    ("leave", "b"),
+    ("chain", "ea", 3),
+)
+"""A batch of three or four that changes at every step, settles, and changes again."""
+
 FAILING: tuple[Step, ...] = (
     ("join", "a", 9),
     ("join", "b", 12),
@@ -152,6 +185,36 @@ def random_schedule(chance: Random, steps: int = 24, most: int = 6) -> tuple[Ste
 def random_hits(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
     """As `random_schedule`, with prefixes of what others have left in the pool."""
     return _random_schedule(chance, steps, most, radix=True)
+
+
+def random_changes(chance: Random, phases: int = 6) -> tuple[Step, ...]:
+    """Phases in which the batch changes at every step, and steady ones between them."""
+    names = (f"r{number}" for number in count())
+    schedule: list[Step] = []
+    batch: list[str] = []
+
+    def join() -> None:
+        batch.append(next(names))
+        schedule.append(("join", batch[-1], chance.choice((1, 9, 9, 17, 33))))
+
+    for _ in range(chance.randint(3, 5)):
+        join()
+    for _ in range(phases):
+        schedule.append(("chain", list(batch), chance.randint(1, 4)))
+        for _ in range(chance.randint(1, 5)):
+            change = chance.choice(("replace", "reorder", "extend", "single", "fewer"))
+            if change == "replace":
+                schedule.append(("leave", batch.pop(chance.randrange(len(batch)))))
+                join()
+            elif change == "reorder":
+                chance.shuffle(batch)
+            elif change == "extend":
+                schedule.append(("extend", chance.choice(batch), chance.choice((1, 4))))
+            elif change == "single":
+                schedule.append(("decode", [chance.choice(batch)]))
+            fewer = len(batch) - (change == "fewer")
+            schedule.append(("decode", chance.sample(batch, fewer) if fewer > 2 else list(batch)))
+    return tuple(schedule)
 
 
 def _random_schedule(chance: Random, steps: int, most: int, *, radix: bool) -> tuple[Step, ...]:

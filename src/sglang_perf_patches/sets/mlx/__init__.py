@@ -108,27 +108,35 @@ PATCHES: tuple[Patch, ...] = (
             "attends to the filled part. Stock's own method runs: it is given the batch's K and V "
             "where it would pad and concatenate. The requests' cache objects stay stock's and "
             "answer from their row; anything but a batched decode takes the row back into a buffer "
-            "of its own first. Buffers are rebuilt when the batch changes, grow by a sixteenth at "
-            "least 64 tokens ahead, and go when the requests go. Left to stock: a batch of one; "
-            "the first step of a batch in which no two requests were decoded together before; "
-            "layers with a sliding window, which share their padding as with mlx.step-mask; "
-            "batches whose padded rows would take more memory than stock's buffers; the fused RoPE "
-            "kernel (SGLANG_MLX_USE_CUSTOM_ROPE)."
+            "of its own first. Buffers are rebuilt when a batch of two steps or more changes, grow "
+            "by a sixteenth at least 64 tokens ahead, and go when the requests go. A batch that "
+            "changes again after a single step is left to stock, each row in a buffer of its own, "
+            "until one comes twice. Also left to stock: a batch of one; the first step of requests "
+            "of which no two were decoded together before; layers with a sliding window, which "
+            "share their padding as with mlx.step-mask; batches whose padded rows would take more "
+            "memory than stock's buffers; the fused RoPE kernel (SGLANG_MLX_USE_CUSTOM_ROPE)."
         ),
         gain=(
             "On one H200 (MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16), time of a "
             "decode step, patched : stock, for equal and for unequal lengths: on 0.5.23 with 16 "
-            "requests of up to 256, 1024 and 4000 tokens 0.30 to 0.38 and 0.19 to 0.26, with 8 of "
-            "up to 1024 0.50 to 0.56 and 0.34 to 0.38, with 4 0.66 to 0.72 and 0.55 to 0.61, with "
-            "2 0.82 to 0.89 and 0.67 to 0.79; with 16 requests on 0.5.11 and 0.5.17 0.32 to 0.36 "
-            "and 0.20 to 0.25. Building a step's graph takes about a third of the time with 16 "
-            "requests. The logits were equal, bit by bit, with MLX's cuDNN attention on and off."
+            "requests of up to 254 and 1024 tokens 0.34 to 0.35 and 0.23 to 0.24 where a step is "
+            "built before the one before it is read, 0.41 to 0.48 and 0.26 to 0.32 where not, of "
+            "up to 4000 0.44 to 0.47 and 0.40 to 0.43; with 8 of up to 254 0.52 to 0.60 and 0.38 "
+            "to 0.43, with 4 0.72 to 0.78 and 0.60 to 0.62, with 2 0.85 to 0.90 and 0.76 to 0.80; "
+            "with 16 of up to 254 and 1024 on 0.5.11 and 0.5.17 0.35 to 0.47 and 0.23 to 0.32. On "
+            "a slower host 16 requests had 0.30 to 0.38 and 0.19 to 0.26. Building a step's graph "
+            "takes about a third of the time with 16 requests. The logits were equal, bit by bit, "
+            "with MLX's cuDNN attention off; with it on, all but those of 16 requests of equal "
+            "lengths that cross 256 tokens, where MLX changes its kernel."
         ),
         condition=(
-            "Batched decode, the more the more requests and the longer they are; most with unequal "
-            "lengths. A step in which requests join or leave copies the KV once, as stock does at "
-            "each step: where every step is one there is no gain (on a CPU 0.98 to 1.07 of stock "
-            "with two and four requests). Not measured on Metal."
+            "Batched decode, the more the more requests; most with unequal lengths. A step in "
+            "which requests join or leave copies the KV once, as stock does at each step. Where "
+            "every step is one, stock's own steps are taken after the second: no slower than stock "
+            "(on an H200 0.68 to 1.00 in turns of six steps), but on CUDA a gain is given up, for "
+            "16 requests whose buffers were built anew in every step had 0.41 to 0.45 there. On a "
+            "CPU that cost up to 1.19 of stock's time. Where batches last one step and two in "
+            "turn, copies come on top of stock's. Not measured on Metal."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
@@ -236,13 +244,16 @@ PATCHES: tuple[Patch, ...] = (
         ),
         gain=(
             "On one H200 (MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16), time of a "
-            "decode step of 16 requests, patched : stock: 0.25 for 256 tokens each, 0.22 for "
-            "1024, 0.29 and 0.22 for unequal lengths up to those. The logits were equal, bit by "
-            "bit."
+            "decode step, patched : stock, for equal and for unequal lengths: with 16 requests of "
+            "up to 254 tokens 0.29, of 1024 0.31 to 0.32, of 4000 0.34 and 0.37; with 8 of up to "
+            "254 and 1024 0.39 to 0.42, with 4 0.54 to 0.58, with 2 0.61 to 0.65. The logits were "
+            "equal, bit by bit."
         ),
         condition=(
             "Batched decode of the same requests over several steps; a step in which requests join "
-            "or leave merges as stock does. Not measured on Metal."
+            "or leave merges as stock does, and where every step is one there is no gain (on an "
+            "H200 1.02 to 1.03 of stock's time with 2 requests, 1.00 to 1.08 with 16). Not "
+            "measured on Metal."
         ),
         absent_because="no caches are merged here: only 0.5.10, the first release with MLX, does",
         variants=(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,12 +48,14 @@ class Arena:
         capacity: tokens that a row has room for.
         lengths: tokens of each row.
         intact: every row is still here.
+        came_again: its batch was decoded twice or more.
         layers: by the index that a decode context gives to a layer; None where stock serves it.
     """
 
     capacity: int
     lengths: list[int]
     intact: bool = True
+    came_again: bool = False
     layers: list[Layer | None] = field(default_factory=list)
 
 
@@ -97,6 +100,13 @@ class Rows:
         number: int = self._values.__get__(row)
         return number
 
+    def of(self, row: Any, array: Any) -> Any:
+        """A row's part, (1, n_kv_heads, capacity, head_dim), of its layer's K or V."""
+        if array.shape[0] == 1:
+            return array  # one node less in the graph of each read
+        number = self.number_of(row)
+        return array[number : number + 1]
+
     def arena_of(self, caches: Sequence[Sequence[Any]], lengths: list[int]) -> Arena | None:
         """The arena that holds just these rows, by layer and request, with these lengths."""
         for of_layer in caches:
@@ -111,21 +121,52 @@ class Rows:
                 return None
         return None
 
-    def is_new(self, caches: Sequence[Sequence[Any]], lengths: list[int]) -> bool:
-        """Whether a batch was not there in the step before, and no two of its rows lie together.
-
-        Such a batch costs no more as stock takes it, and may be gone in the next step.
-        """
+    def came_before(self, caches: Sequence[Sequence[Any]], lengths: list[int]) -> bool:
+        """Whether the last step for which this was asked was one of the same batch."""
         # By identity alone: whatever is kept here would outlive its request.
         batch, before = [id(cache) for cache in caches[0]], self._expected
         self._expected = batch, [length + 1 for length in lengths]
-        if before == (batch, lengths):
-            return False
+        return before == (batch, lengths)
+
+    def comes_of_lasting(self, caches: Sequence[Sequence[Any]]) -> bool:
+        """Whether rows of a batch that came again and again lie together in this one."""
+        shared = self._shared(caches)
+        return bool(shared) and all(layer.arena.came_again for layer in shared)
+
+    def set_apart(self, caches: Sequence[Sequence[Any]]) -> bool:
+        """Give rows that lie together a buffer each, as long as the one that they shared.
+
+        Stock writes and reads row by row, for which MLX would copy a shared buffer each time.
+
+        Returns:
+            whether there were any.
+        """
+        found = False
         for of_layer in caches:
-            layers = [id(layer) for layer in map(self._layer_if_row, of_layer) if layer is not None]
-            if layers:
-                return len(set(layers)) == len(layers)
-        return True
+            for old in self._shared([of_layer]):
+                found, old.arena.intact = True, False
+                apart = Arena(old.arena.capacity, [], intact=False)
+                made: list[Any] = []
+                for row in [each for each in old.caches if self._layer_if_row(each) is old]:
+                    number = self.number_of(row)
+                    keys, values = (
+                        self._core.contiguous(array[number : number + 1])
+                        for array in (old.keys, old.values)
+                    )
+                    self._keys.__set__(row, Layer(apart, [row], keys, values))
+                    self._values.__set__(row, 0)
+                    made += [keys, values]
+                self._core.eval(made)
+                old.keys = old.values = None
+        return found
+
+    def _shared(self, caches: Sequence[Sequence[Any]]) -> list[Layer]:
+        """The layers that hold two or more rows of the first attention layer that has rows."""
+        for of_layer in caches:
+            rows = Counter(filter(None, map(self._layer_if_row, of_layer)))
+            if rows:
+                return [layer for layer, count in rows.items() if count > 1]
+        return []
 
     def can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
         """Whether one layer's caches can share a buffer: of stock's class, filled, of one shape."""
@@ -367,8 +408,7 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
 
         @property
         def keys(self) -> Any:
-            layer, number = rows.layer_of(self), rows.number_of(self)
-            return layer.keys[number : number + 1]
+            return rows.of(self, rows.layer_of(self).keys)
 
         @keys.setter
         def keys(self, value: Any) -> None:
@@ -377,8 +417,7 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
 
         @property
         def values(self) -> Any:
-            layer, number = rows.layer_of(self), rows.number_of(self)
-            return layer.values[number : number + 1]
+            return rows.of(self, rows.layer_of(self).values)
 
         @values.setter
         def values(self, value: Any) -> None:

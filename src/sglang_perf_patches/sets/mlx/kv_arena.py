@@ -35,7 +35,8 @@ CLEAR = f"{RUNNER}.clear"
 
 COUNTS: Counter[str] = Counter()
 """What happened in this process: ``steps`` that an arena served, with the attention ``layers`` in
-them; ``stock steps`` of two or more requests; ``builds`` and ``growths`` of arenas."""
+them; ``stock steps`` of two or more requests; ``builds`` and ``growths`` of arenas, and
+``partings`` of their rows before a step of stock's."""
 
 _STEP = "_sglang_perf_patches_arena"
 
@@ -128,15 +129,22 @@ def _begin(rows: Rows, core: Any, ctx: Any, field: str) -> _Step | None:
         rows.take_all_back(caches)
         COUNTS["stock steps"] += 1
         return None
-    if arena is None and rows.is_new(caches, lengths):
-        COUNTS["stock steps"] += 1
-        return None
     if arena is None:
+        # A build costs more than stock's step: it pays where the batch comes again.
+        comes_again = rows.came_before(caches, lengths)
+        if not comes_again and not rows.comes_of_lasting(caches):
+            if rows.set_apart(caches):
+                COUNTS["partings"] += 1
+            COUNTS["stock steps"] += 1
+            return None
         arena = rows.build(caches, lengths, rows.capacity_for(caches, needed, most))
+        arena.came_again = comes_again
         COUNTS["builds"] += 1
-    elif needed > arena.capacity:
-        rows.grow(arena, capacity_for(needed, most))
-        COUNTS["growths"] += 1
+    else:
+        arena.came_again = True
+        if needed > arena.capacity:
+            rows.grow(arena, capacity_for(needed, most))
+            COUNTS["growths"] += 1
     COUNTS["steps"] += 1
     return _Step(core, ctx, arena, field)
 

@@ -8,7 +8,7 @@ else than the next step of the same batch uses it; and given those rows, it merg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -45,8 +45,9 @@ def install(patching: Patching) -> None:
                 if isinstance(rows, _Row) and rows.batch is not None
             }
             merged = inner(caches_list)
+            taken = {id(rows) for rows in caches_list}
             for old in left.values():
-                old.dissolve(core)
+                old.dissolve(core, taken)
             if merged and all(_can_be_kept(cache, batch_cache) for cache in merged):
                 return _Batch(merged, len(caches_list), inner_extract[0]).begin()
             return merged
@@ -115,10 +116,15 @@ class _Batch:
         COUNTS["cuts"] += 1
         return self._extract(self._merged, number)
 
-    def dissolve(self, core: Any) -> None:
-        """Cut out at once all that is left: what waits to be cut would keep the whole batch."""
+    def dissolve(self, core: Any, taken: Container[int]) -> None:
+        """Cut out at once all that is left behind: what waits for it would keep the whole batch.
+
+        Args:
+            core: ``mlx.core``.
+            taken: ids of rows that are merged anew, which the step that follows evaluates.
+        """
         for row in (each() for each in self._rows):
-            if row is not None:
+            if row is not None and id(row) not in taken:
                 core.async_eval([cache.state[:2] for cache in row])
 
     def _settle(self) -> None:

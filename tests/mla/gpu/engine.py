@@ -122,11 +122,11 @@ def generate(
     return time.time() - started, outputs
 
 
-def patches(began: float) -> dict[str, list[str]]:
-    """The patches that ran in a process since `began`, and those that stayed out, with why."""
+def patches() -> dict[str, list[str]]:
+    """The patches that ran in a process of this server, and those that stayed out, with why."""
     from sglang_perf_patches import record
 
-    processes = [process for process in record.read_all() if process["started"] >= began]
+    processes = [each for each in record.read_all() if each["server"] == os.getpid()]
     states = [state for process in processes for state in process["patches"]]
     ran = {state["id"] for state in states if state["ran"]}
     out = {
@@ -150,7 +150,7 @@ def main(tag: str, out: str, given: list[str]) -> None:
     kept = Path(out).read_text() if Path(out).exists() else ""
     measurements = said(server, words) if acceptance == "real" else timed(server, words)
     for measured in measurements:
-        found |= measured | patches(began)
+        found |= measured | patches()
         Path(out).write_text(kept + json.dumps(found) + "\n")
     print("ENGINE", json.dumps(found), flush=True)
     server.shutdown()

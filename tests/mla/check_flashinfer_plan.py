@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -17,9 +18,9 @@ def run() -> None:
     case = {"draft": 3, "lengths": [40, 7], "padding": 1}
     stock, asked = flashinfer_plan._HostPlanned, []
 
-    def counted(wrapper: Any, host: tuple[torch.Tensor, ...]) -> Any:
+    def counted(wrapper: Any, host: tuple[torch.Tensor, ...], pinned: Any) -> Any:
         asked.append([values.tolist() for values in host])
-        return stock(wrapper, host)
+        return stock(wrapper, host, pinned)
 
     flashinfer_plan._HostPlanned = counted
     verifying, extending = ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND_V2
@@ -36,3 +37,41 @@ def run() -> None:
     extended = [[0, 3, 6], [0, 43, 53], [43, 10]]
     served = [verified, verified, extended, extended]  # an extend is eager either way
     assert asked == served, asked
+    waits()
+
+
+def waits() -> None:
+    """A plan's memory is written again only when its copy is done; CUDA is stood in for."""
+    said: list[str] = []
+
+    class Event:
+        done = True
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            said.append("copy")
+
+        def record(self) -> None:
+            said.append("record")
+
+    class Stream:
+        def synchronize(self) -> None:
+            said.append("stream")
+
+    class Planned:
+        """A wrapper."""
+
+    wrapper, other, pinned = Planned(), Planned(), flashinfer_plan.Pinned()
+    with mock.patch.multiple(torch.cuda, Event=Event, current_stream=Stream):
+        for each in (wrapper, wrapper, other):
+            pinned.wait(each)
+            pinned.queued(each)
+        assert said == ["stream", "record", "record", "stream", "record"], said
+        said.clear()
+        Event.done = False
+        pinned.wait(wrapper)
+        pinned.forget(wrapper)
+        pinned.wait(wrapper)
+        assert said == ["copy", "stream"], said

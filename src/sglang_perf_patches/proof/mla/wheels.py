@@ -26,11 +26,21 @@ def flashinfer() -> Any:
 def flashinfer_mla() -> Any:
     """The FlashInfer MLA backend's module, likewise."""
     module: Any = import_module(f"{_ATTENTION}.flashinfer_mla_backend")
-    for kind in ("MLAPagedAttention", "PrefillWithRaggedKVCache"):
-        setattr(module, f"Batch{kind}Wrapper", Wrapper)
+    module.BatchMLAPagedAttentionWrapper = MLAWrapper
+    module.BatchPrefillWithRaggedKVCacheWrapper = Wrapper
     module.fast_mla_decode_plan = Wrapper.begin_forward
     module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(0)
     return module
+
+
+class MLAWrapper(Wrapper):
+    """Keeps also what its plan reads on the host: both indptrs and the lengths."""
+
+    def plan(self, *arguments: Any, **options: Any) -> None:
+        """Plan with ``qo_indptr``, ``kv_indptr``, ``kv_indices``, ``kv_lens`` and more."""
+        qo_indptr, kv_indptr, _, kv_lens = arguments[:4]
+        host = [value.to("cpu") for value in (qo_indptr, kv_indptr, kv_lens)]
+        self.begin_forward(*arguments, *host, **options)
 
 
 def trtllm() -> tuple[Any, Any]:

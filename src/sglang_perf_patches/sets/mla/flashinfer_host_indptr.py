@@ -3,6 +3,8 @@
 Before the steps of a draft are planned, stock copies ``kv_indptr`` from the device, which waits
 for everything queued on the stream. The device computed it from lengths that the host knows. Only
 the plan of a replayed graph takes the copy; an eager draft's plan makes another, and waits anyway.
+The pinned memory of the plans needs no such wait: a verify gives the lengths that the host has, and
+what the draft before it copied from there is done by then.
 Upstream has this from 0.5.23 on behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default,
 whose values differ from the device's in the padding rows of a replayed graph.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ...activation import Patching
 from .situations import Served, refuse_platforms
@@ -129,20 +130,93 @@ class _Known:
 
 
 class _HostPlanned:
-    """A wrapper of the wheel that is planned with the host's copies of three of its tensors.
+    """A wrapper of the wheel whose plan is given three tensors that know their host copies.
 
-    Its plan begins by copying them to the host, which waits for the stream.
+    Its plan begins by copying them to the host, which waits for the stream; on the device they are
+    what stock gives.
     """
 
-    def __init__(self, wrapper: Any, host: tuple[Any, Any, Any]) -> None:
+    def __init__(self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned) -> None:
         self._wrapper = wrapper
         self._host = host
+        self._pinned = pinned
 
     def plan(
-        self, _qo_indptr: Any, _kv_indptr: Any, kv_indices: Any, _kv_lens: Any, *more: Any
+        self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_lens: Any, *more: Any
     ) -> None:
-        qo_indptr, kv_indptr, kv_lens = self._host
-        self._wrapper.plan(qo_indptr, kv_indptr, kv_indices, kv_lens, *more)
+        known = _known_tensor()
+        qo, kv, lens = map(known, (qo_indptr, kv_indptr, kv_lens), self._host)
+        if not kv_lens.is_cuda:
+            self._wrapper.plan(qo, kv, kv_indices, lens, *more)
+            return
+        self._pinned.wait(self._wrapper)
+        self._wrapper.plan(qo, kv, kv_indices, lens, *more)
+        self._pinned.queued(self._wrapper)
+
+
+class Pinned:
+    """When the pinned memory of each wrapper, from which its last plan is copied, may be written.
+
+    The copy is queued behind all other work. A plan of stock's waits for the whole stream before
+    it writes there again; one that knows its lengths waits for that copy alone, which is done as a
+    rule: much has been queued since, and awaited.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has been queued."""
+        self._copied: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def wait(self, wrapper: Any) -> None:
+        """Wait until the last plan's copy is done; for the stream where stock made that plan."""
+        import torch
+
+        copied = self._copied.get(wrapper)
+        if copied is None:
+            torch.cuda.current_stream().synchronize()
+        elif not copied.query():
+            copied.synchronize()
+
+    def queued(self, wrapper: Any) -> None:
+        """The copy of a plan has been queued."""
+        import torch
+
+        copied = self._copied.get(wrapper)
+        if copied is None:
+            copied = self._copied[wrapper] = torch.cuda.Event()
+        copied.record()
+
+    def forget(self, wrapper: Any) -> None:
+        """Stock makes a plan."""
+        self._copied.pop(wrapper, None)
+
+
+@cache
+def _known_tensor() -> Any:
+    """Make the tensors whose copy to the host need not be fetched."""
+    import torch
+
+    class Known(torch.Tensor):  # type: ignore[misc, unused-ignore]
+        """A tensor on the device, of which the host has a copy."""
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        device_side: Any
+        host: Any
+
+        def to(self, *where: Any, **how: Any) -> Any:
+            if where == ("cpu",) and not how:
+                return self.host
+            # What the wheel keeps for its kernel is to be an ordinary tensor.
+            return self.device_side.to(*where, **how)
+
+        def cpu(self) -> Any:
+            return self.host
+
+    def known(device_side: Any, host: Any) -> Any:
+        made = device_side.as_subclass(Known)
+        made.device_side, made.host = device_side, host
+        return made
+
+    return known
 
 
 def host_arguments(lengths: Any, draft: int) -> tuple[Any, Any, Any]:
@@ -153,45 +227,44 @@ def host_arguments(lengths: Any, draft: int) -> tuple[Any, Any, Any]:
         draft: tokens to verify per request.
 
     Returns:
-        int32 on the CPU, in pinned memory where there is a GPU: (bs + 1,), (bs + 1,), (bs,).
-        The first is shared by all plans of so many requests.
+        int32 on the CPU, (bs + 1,), (bs + 1,), (bs,). The first is shared by all plans of so many
+        requests: it is to be read only.
     """
-    kv_indptr, whole = _sums(lengths + draft)
-    return _steps(lengths.numel(), draft), kv_indptr, whole
+    import torch
+
+    whole = (lengths + draft).to(torch.int32)
+    return _steps(lengths.numel(), draft), _sums(whole), whole
 
 
 def extend_arguments(lengths: Any, prefixes: Any) -> tuple[Any, Any, Any]:
     """The same of a draft-extend: `lengths` are of the prefixes and the tokens added to them."""
-    return _sums(lengths - prefixes)[0], *_sums(lengths)
-
-
-def _sums(counts: Any) -> tuple[Any, Any]:
-    """The sums before each request, and the counts, int32 in one piece of host memory."""
     import torch
 
-    bs = counts.numel()
-    # Copies from memory that is not pinned would wait for the stream.
-    both = torch.empty(2 * bs + 1, dtype=torch.int32, pin_memory=torch.cuda.is_available())
-    both[0] = 0
-    torch.cumsum(counts, 0, dtype=torch.int32, out=both[1 : bs + 1])
-    whole = both[bs + 1 :]
-    whole.copy_(counts)
-    return both[: bs + 1], whole
+    return _sums(lengths - prefixes), _sums(lengths), lengths.to(torch.int32)
+
+
+def _sums(counts: Any) -> Any:
+    """The sums before each request, and the whole."""
+    import torch
+
+    sums = torch.zeros(counts.numel() + 1, dtype=torch.int32)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=sums[1:])
+    return sums
 
 
 @cache
 def _steps(bs: int, draft: int) -> Any:
-    """0, draft, 2 draft, …: never written, so a copy that is under way may go on reading it."""
+    """0, draft, 2 draft and so on."""
     import torch
 
-    made = torch.arange(0, (bs + 1) * draft, draft, dtype=torch.int32)
-    return made.pin_memory() if torch.cuda.is_available() else made
+    return torch.arange(0, (bs + 1) * draft, draft, dtype=torch.int32)
 
 
 def _plan_from_host(patching: Patching, known: _Known) -> None:
     refuse_platforms(patching)
     ran = patching.ran
     served = Served(patching)
+    pinned = Pinned()
 
     def make(inner: Any) -> Any:
         def update(self: Any, *given: Any, **named: Any) -> None:
@@ -202,7 +275,9 @@ def _plan_from_host(patching: Patching, known: _Known) -> None:
                 host = known.arguments(named.get("spec_info"))
             if host is not None:
                 ran.seen = True
-                named["prefill_wrapper_paged"] = _HostPlanned(wrapper, host)
+                named["prefill_wrapper_paged"] = _HostPlanned(wrapper, host, pinned)
+            elif wrapper is not None:
+                pinned.forget(wrapper)
             inner(self, *given, **named)
 
         return update

@@ -124,10 +124,10 @@ PATCHES: tuple[Patch, ...] = (
             "up to 4000 0.44 to 0.47 and 0.40 to 0.43; with 8 of up to 254 0.52 to 0.60 and 0.38 "
             "to 0.43, with 4 0.72 to 0.78 and 0.60 to 0.62, with 2 0.85 to 0.90 and 0.76 to 0.80; "
             "with 16 of up to 254 and 1024 on 0.5.11 and 0.5.17 0.35 to 0.47 and 0.23 to 0.32. On "
-            "a slower host 16 requests had 0.30 to 0.38 and 0.19 to 0.26. Building a step's graph "
+            "slower hosts 16 requests had 0.26 to 0.38 and 0.19 to 0.28. Building a step's graph "
             "takes about a third of the time with 16 requests. The logits were equal, bit by bit, "
             "with MLX's cuDNN attention off; with it on, all but those of 16 requests of equal "
-            "lengths that cross 256 tokens, where MLX changes its kernel."
+            "lengths that cross 256 tokens, where stock's own differ from run to run."
         ),
         condition=(
             "Batched decode, the more the more requests; most with unequal lengths. A step in "
@@ -251,9 +251,9 @@ PATCHES: tuple[Patch, ...] = (
         ),
         condition=(
             "Batched decode of the same requests over several steps; a step in which requests join "
-            "or leave merges as stock does, and where every step is one there is no gain (on an "
-            "H200 1.02 to 1.03 of stock's time with 2 requests, 1.00 to 1.08 with 16). Not "
-            "measured on Metal."
+            "or leave merges as stock does, and where every step is one there is little to gain "
+            "(on an H200 0.83 to 0.97 of stock's time with 2 requests, 1.01 to 1.05 with 16, of "
+            "which the quartiles are 0.77 to 1.10). Not measured on Metal."
         ),
         absent_because="no caches are merged here: only 0.5.10, the first release with MLX, does",
         variants=(

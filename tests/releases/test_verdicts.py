@@ -127,7 +127,6 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
         copy = tmp_path / str(number) / "sglang"
         (copy / "srt").mkdir(parents=True)
         whole = source.Tree(original)
-        whole = source.Tree(original)
         files = {
             path
             for reference in (*verdict.definitions, *verdict.patch.all_anchors())
@@ -137,21 +136,23 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
             there = copy / path.relative_to(original)
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, there)
+        texts = {path: path.read_text(encoding="utf-8") for path in copy.rglob("*.py")}
+        for there, text in texts.items():
+            there.write_text("# a comment elsewhere\n" + text + "\n# and here\n", encoding="utf-8")
+        again = judge(verdict.patch, patch_set.known, source.Tree(copy))
+        assert again.word == "applies", (verdict.patch.id, again.reason)
+        for there, text in texts.items():
+            there.write_text(text, encoding="utf-8")
+
         for reference, definition in verdict.definitions.items():
             there = copy / definition.path.relative_to(original)
-            text = there.read_text(encoding="utf-8")
-            lines = text.split("\n")
-
-            there.write_text("# a comment elsewhere\n" + text + "\n# and here\n", encoding="utf-8")
-            again = judge(verdict.patch, patch_set.known, source.Tree(copy))
-            assert again.word == "applies", (reference, again.reason)
-
+            lines = texts[there].split("\n")
             lines[definition.lines[-1][1] - 1] += "; pass"
             there.write_text("\n".join(lines), encoding="utf-8")
             changed = judge(verdict.patch, patch_set.known, source.Tree(copy))
             assert changed.word in {"refused", "built-in"}, reference
             if changed.word == "refused":
                 assert reference in changed.unknown, (reference, changed.reason)
-            there.write_text(text, encoding="utf-8")
+            there.write_text(texts[there], encoding="utf-8")
             checked += 1
     assert checked

@@ -13,7 +13,6 @@ patches are live is chosen by SGLANG_PERF_PATCHES, as anywhere: run it under
 
 from __future__ import annotations
 
-import glob
 import gzip
 import hashlib
 import json
@@ -200,21 +199,29 @@ def timed(server: Any, words: int) -> Iterator[dict[str, Any]]:
         generate(server, words, count, 0, 16)
         times = sorted(generate(server, words, count, seed)[0] for seed in (1, 2, 3))
         yield {f"tpot_ms_bs{count}": round(times[1] * 1e3 / OUTPUT, 4)}
+    steps, events = profiled(server, words)
+    counts = dict.fromkeys(COUNTED, 0)
+    for event in events:
+        for name in COUNTED:
+            counts[name] += str(event.get("name", "")).startswith(name)
+    per_step = {name: round(count / steps, 2) for name, count in counts.items()}
+    yield {"verify_steps": steps, "per_step": per_step}
+
+
+def profiled(server: Any, words: int, kept: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """Of one request alone: its verify steps, and the events of their profile, copied to `kept`."""
     folder = tempfile.mkdtemp(prefix="profile-")  # a boot of the same tag may have left its own
     server.start_profile(output_dir=folder)
     _, outputs = generate(server, words, 1, 99, 128)
     server.stop_profile()
     time.sleep(3)
-    steps = outputs[0]["meta_info"].get("spec_verify_ct") or 1
-    counts = dict.fromkeys(COUNTED, 0)
-    for file in glob.glob(f"{folder}/**/*.gz", recursive=True):
+    events: list[dict[str, Any]] = []
+    for file in Path(folder).rglob("*.gz"):
+        if kept:
+            kept.write_bytes(file.read_bytes())
         with gzip.open(file) as trace:
-            events = json.load(trace)["traceEvents"]
-        for event in events:
-            for name in COUNTED:
-                counts[name] += str(event.get("name", "")).startswith(name)
-    per_step = {name: round(count / steps, 2) for name, count in counts.items()}
-    yield {"verify_steps": steps, "per_step": per_step}
+            events += json.load(trace)["traceEvents"]
+    return outputs[0]["meta_info"].get("spec_verify_ct") or 1, events
 
 
 def said(server: Any, words: int) -> Iterator[dict[str, Any]]:

@@ -9,18 +9,27 @@ profile of each side, calls per verify step and how long they took.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine import BATCHES, DEFAULTS, OUTPUT, PROBE, WORDS, arguments, engine, generate, patches
+from engine import (
+    BATCHES,
+    DEFAULTS,
+    OUTPUT,
+    PROBE,
+    WORDS,
+    arguments,
+    engine,
+    generate,
+    patches,
+    profiled,
+)
 
 ROUNDS = 12
 SIDES = ("stock", "patched")
@@ -59,30 +68,21 @@ def main(out: Path, patch: str, given: list[str]) -> None:
         out.write_text(json.dumps(found, indent=1) + "\n")
     for side in SIDES:
         turn(side)
-        found[f"profile {side}"] = profiled(server, words, out.with_suffix(f".{side}.trace.gz"))
+        found[f"profile {side}"] = calls(server, words, out.with_suffix(f".{side}.trace.gz"))
         out.write_text(json.dumps(found, indent=1) + "\n")
     print("TURNS", json.dumps(found), flush=True)
     server.shutdown()
 
 
-def profiled(server: Any, words: int, kept: Path) -> dict[str, Any]:
+def calls(server: Any, words: int, kept: Path) -> dict[str, Any]:
     """Calls of the runtime per verify step of one request, [how many, microseconds in all]."""
-    folder = Path(tempfile.mkdtemp(prefix="profile-"))
-    server.start_profile(output_dir=str(folder))
-    _, outputs = generate(server, words, 1, 99, 128)
-    server.stop_profile()
-    time.sleep(4)
-    steps = outputs[0]["meta_info"].get("spec_verify_ct") or 1
+    steps, events = profiled(server, words, kept)
     counts: Counter[str] = Counter()
     spent: Counter[str] = Counter()
-    for file in folder.rglob("*.gz"):
-        kept.write_bytes(file.read_bytes())
-        with gzip.open(file) as trace:
-            events = json.load(trace)["traceEvents"]
-        for event in events:
-            if str(event.get("cat", "")) in {"cuda_runtime", "cuda_driver", "gpu_memcpy"}:
-                counts[event["name"]] += 1
-                spent[event["name"]] += event.get("dur", 0)
+    for event in events:
+        if str(event.get("cat", "")) in {"cuda_runtime", "cuda_driver", "gpu_memcpy"}:
+            counts[event["name"]] += 1
+            spent[event["name"]] += event.get("dur", 0)
     often = {name for name, count in counts.items() if count >= steps / 2}
     return {"verify_steps": steps} | {
         name: [round(counts[name] / steps, 2), round(spent[name] / steps, 1)]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .activation import Report
-    from .verdict import Verdict
+    from .judge.verdict import Verdict
+    from .model.state import Report
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "activate", "deactivate", "verdicts"]
@@ -31,14 +31,14 @@ def activate(selection: str | None = None, *, strict: bool | None = None) -> Rep
         SelectionError: the selection is malformed or names something unknown.
         StrictFailure: (a SystemExit) under `strict`.
     """
-    from .activation import activate as implementation
+    from .live.engine import activate as implementation
 
     return implementation(selection, strict=strict)
 
 
 def deactivate() -> None:
     """Take every patch of this process off again: stock's own objects are back in their places."""
-    from .activation import deactivate as implementation
+    from .live.engine import deactivate as implementation
 
     implementation()
 
@@ -52,7 +52,8 @@ def verdicts(path: str | Path | None = None) -> list[Verdict]:
     Raises:
         TreeError: there is no sglang tree, or a file of it can't be read or parsed.
     """
-    from . import sets, source, verdict
+    from . import sets
+    from .judge import source, verdict
 
     root = source.find(path) if path is not None else source.find_installed()
     return verdict.judge_all(sets.load(), source.Tree(root))

@@ -18,8 +18,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from . import releases, sets, source, verdict
-from .patch import PatchSet
+from . import sets
+from .judge import downloads, source, verdict
+from .model import releases
+from .model.patch import PatchSet
 
 Known = dict[str, dict[str, tuple[str, ...]]]
 
@@ -104,7 +106,7 @@ def _digest(
     origins: Mapping[str, Path],
 ) -> str:
     if release not in trees and (release in origins or release in releases.KNOWN):
-        root = origins[release] if release in origins else releases.tree(release)
+        root = origins[release] if release in origins else downloads.tree(release)
         trees[release] = source.Tree(source.find(root))
     if release not in trees:
         for digest, where in known.get(reference, {}).items():
@@ -154,7 +156,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         try:
             patch_set = sets.declared(name)
             known = take(patch_set, origins)
-        except (DeclarationError, releases.DownloadError, source.TreeError) as error:
+        except (DeclarationError, downloads.DownloadError, source.TreeError) as error:
             print(f"fingerprints of {name}: {error}", file=sys.stderr)
             return 2
         if known != patch_set.known:
@@ -170,12 +172,12 @@ def _adopt(version: str, names: Sequence[str]) -> int:
         print(f"{version} is known already: take its fingerprints without --adopt", file=sys.stderr)
         return 2
     try:
-        tree = source.Tree(source.find(releases.tree(version)))
+        tree = source.Tree(source.find(downloads.tree(version)))
         chosen = [sets.declared(name) for name in names]
         for patch_set in chosen:
             write(patch_set.name, adopt(patch_set, version, tree))
         print(adoption_report(chosen, tree))
-    except (releases.DownloadError, source.TreeError) as error:
+    except (downloads.DownloadError, source.TreeError) as error:
         print(f"fingerprints of {version}: {error}", file=sys.stderr)
         return 2
     return 0

@@ -13,8 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from . import proof, releases
-from .patch import Patch, Variant
+from . import proof
+from .model import releases
+from .model.patch import Patch, Variant
 from .proof.verify import ON
 
 _HEADED = re.compile(r"^#+ ([^\n]*)\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)

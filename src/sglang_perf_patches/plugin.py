@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from . import selection
+from .model import selection
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -20,7 +20,7 @@ def load() -> None:
         return
     strict = selection.strict_from_environment()
     try:
-        from .activation import activate
+        from .live.engine import activate
 
         activate(text, strict=strict)
     except Exception as error:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from . import pages, releases, sets, source
-from .patch import PatchSet, by_id
-from .verdict import judge_all
+from . import pages, sets
+from .judge import downloads, source
+from .judge.verdict import judge_all
+from .model import releases
+from .model.patch import PatchSet, by_id
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
@@ -30,7 +32,7 @@ def judge_releases(patch_sets: Sequence[PatchSet]) -> Words:
     """
     words: Words = {patch.id: {} for patch_set in patch_sets for patch in patch_set.patches}
     for release in releases.KNOWN:
-        tree = source.Tree(source.find(releases.tree(release)))
+        tree = source.Tree(source.find(downloads.tree(release)))
         for verdict in judge_all(patch_sets, tree):
             words[verdict.patch.id][release] = verdict.word
     return words

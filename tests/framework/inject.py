@@ -16,7 +16,9 @@ import traceback
 from throwaway_patches import BOTH, HELPER, TEN, use
 
 import sglang_perf_patches
-from sglang_perf_patches import activation, plugin, sets, slots, source, verdict  # noqa: F401
+from sglang_perf_patches import plugin, sets  # noqa: F401
+from sglang_perf_patches.judge import source, verdict  # noqa: F401
+from sglang_perf_patches.live import engine as activation
 
 FOLDER = os.path.dirname(sglang_perf_patches.__file__)
 # What lets nothing out of the framework can't guard itself.

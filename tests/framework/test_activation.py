@@ -110,7 +110,7 @@ for patches in ((STEP, TEN), (TEN, STEP)):
     ours.activate("all")
     expected = (1 + 1 + 100) * 10 if patches[0] is STEP else (1 + 1) * 10 + 100
     assert a.Worker().step(1) == expected
-    from sglang_perf_patches import activation
+    from sglang_perf_patches.live import engine as activation
     current = activation._current[0]
     current.take_off(current.members["one.step"])
     assert a.Worker().step(1) == 20
@@ -183,7 +183,7 @@ warnings.simplefilter("ignore")
 import sglang.srt.a as a
 use(STEP)
 ours.activate("all")
-from sglang_perf_patches import record
+from sglang_perf_patches.seen import records as record
 child = os.fork()
 if child == 0:
     ours.activate("all")
@@ -373,7 +373,7 @@ from sglang_perf_patches import plugin
 plugin.load()
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"wrapt", "sglang", "torch", "mlx"}, loaded
-assert "sglang_perf_patches.activation" not in sys.modules
+assert "sglang_perf_patches.live.engine" not in sys.modules
 assert not [finder for finder in sys.meta_path if "wrapt" in type(finder).__module__]
 """,
         SGLANG_PERF_PATCHES=selection,

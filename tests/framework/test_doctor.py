@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import fingerprints, source
-from sglang_perf_patches.patch import Patch, PatchSet, Variant
+from sglang_perf_patches import fingerprints
+from sglang_perf_patches.judge import source
+from sglang_perf_patches.model.patch import Patch, PatchSet, Variant
 
 SETS = """
 import throwaway_patches as t
@@ -86,7 +87,7 @@ def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
     throwaway.put(
         "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches import source\nt.use(").replace(
+        SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
             "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
         ),
     )

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from throwaway import REPOSITORY, Throwaway, distribution
 
-from sglang_perf_patches import releases, sets, source, verdict
-from sglang_perf_patches.patch import module_of
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.model.patch import module_of
 
 _INJECT = Path(__file__).with_name("inject.py")
 _STATUS = (sys.executable, "-m", "sglang_perf_patches", "status")
@@ -300,7 +301,8 @@ def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaw
     whole = damaged.read_bytes()
     script = (
         "import sys\n"
-        "from sglang_perf_patches import plugin, activation, sets\n"
+        "from sglang_perf_patches import plugin, sets\n"
+        "from sglang_perf_patches.live import engine as activation\n"
         "from sglang_perf_patches.cli import main\n"
         "code = main(['list'])\n"
         "plugin.load()\n"
@@ -318,9 +320,10 @@ def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaw
 
 
 def test_fingerprints_that_are_missing_refuse(damaged: Path, throwaway: Throwaway) -> None:
-    tree = releases.tree("0.5.23")
+    tree = downloads.tree("0.5.23")
     script = (
-        "from sglang_perf_patches import sets, source, verdict\n"
+        "from sglang_perf_patches import sets\n"
+        "from sglang_perf_patches.judge import source, verdict\n"
         f"tree = source.Tree(source.find({str(tree)!r}))\n"
         "print({v.word for v in verdict.judge_each(sets.load(), tree) if v.patch.set == 'mamba'})\n"
     )
@@ -390,7 +393,8 @@ assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7 and b.use(3) == 1006
 ours.deactivate()
 assert a.Worker().step(1) == 2 + 7 and b.use(3) == 6
 
-from sglang_perf_patches import sets, source, verdict
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import source, verdict
 import importlib, json, wrapt
 importlib.reload(sets)
 words = {}
@@ -472,7 +476,7 @@ def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> Non
     python = interpreter(version)
     if python is None:
         pytest.skip(f"there is no Python {version} with pip on this machine")
-    trees = [str(releases.tree(name)) for name in ("0.5.9", "0.5.23")]
+    trees = [str(downloads.tree(name)) for name in ("0.5.9", "0.5.23")]
     wrapt = install_wrapt(python, "wrapt>=1.16,<3", tmp_path / "wrapt")
     done = main_path(throwaway, python, wrapt, *trees)
     assert done.returncode == 0, done.stderr
@@ -485,7 +489,7 @@ def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> Non
 
 
 def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwaway) -> None:
-    whole = source.Tree(source.find(releases.tree("0.5.9")))
+    whole = source.Tree(source.find(downloads.tree("0.5.9")))
     before = {v.patch.id: v for v in verdict.judge_each(sets.load(), whole)}
     read = {
         module_of(reference): path
@@ -532,7 +536,7 @@ def test_a_process_on_a_tree_of_0_5_9_with_one_file_missing(
     tmp_path: Path, throwaway: Throwaway
 ) -> None:
     """What can be is pending, the rest refused, and each refusal is said once."""
-    package = source.find(releases.tree("0.5.9"))
+    package = source.find(downloads.tree("0.5.9"))
     copy = tmp_path / "tree" / "sglang"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     judged = verdict.judge_each(sets.load(), source.Tree(copy))

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_perf_patches import releases, sets, source, verdict
+from sglang_perf_patches import sets
 from sglang_perf_patches.cli import main
-from sglang_perf_patches.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
-from sglang_perf_patches.selection import Selection, SelectionError, is_off, parse
+from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
+from sglang_perf_patches.model.selection import Selection, SelectionError, is_off, parse
 
 PATCHES = by_id(sets.load())
 WORDS = ["all", "none", "", " ", *PATCHES, *sets.NAMES, "mlx.", "swa.tail", "ALL", "mla.nonsense"]
@@ -390,7 +391,7 @@ def test_a_path_that_is_no_tree(path: str, tmp_path: Path, monkeypatch: pytest.M
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What verdicts read of one release, to be mangled and put right again."""
-    whole = source.Tree(source.find(releases.tree("0.5.17")))
+    whole = source.Tree(source.find(downloads.tree("0.5.17")))
     verdict.judge_each(sets.load(), whole)
     root = tmp_path_factory.mktemp("release") / "sglang"
     for module in (*whole._modules, "sglang", "sglang.version", "sglang._version"):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_perf_patches.patch import Patch
-from sglang_perf_patches.selection import Selection, SelectionError, is_off, parse
+from sglang_perf_patches.model.patch import Patch
+from sglang_perf_patches.model.selection import Selection, SelectionError, is_off, parse
 
 
 def sample() -> dict[str, Patch]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.objects import MISSING, wrappers_around
-from sglang_perf_patches.slots import Slot
+from sglang_perf_patches.live.identity import wrappers_around
+from sglang_perf_patches.live.swap import Slot
+from sglang_perf_patches.model.patching import MISSING
 
 
 def adding(amount: int) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches import source
+from sglang_perf_patches.judge import source
 
 MODULE = '''\
 import os

@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import record
+from sglang_perf_patches.seen import records as record
 
 SERVE = """
 import sys

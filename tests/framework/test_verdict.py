@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.patch import Marker, Patch, PatchSet, Variant
-from sglang_perf_patches.source import Tree, TreeError
-from sglang_perf_patches.verdict import judge, judge_all, judge_each
+from sglang_perf_patches.judge.source import Tree, TreeError
+from sglang_perf_patches.judge.verdict import judge, judge_all, judge_each
+from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 ONE = "def f():\n    return 1\n\n\ndef g():\n    return 1\n"
 TWO = "def f():\n    return 2\n\n\ndef g():\n    return 2\n"

@@ -15,7 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_perf_patches import releases
+from sglang_perf_patches.judge import downloads
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -65,8 +65,9 @@ class Caller:
 PATCHES = '''
 """Declarations for the throwaway package, put in the place of the real sets."""
 
-from sglang_perf_patches import sets, source
-from sglang_perf_patches.patch import Marker, Patch, PatchSet, Variant
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import source
+from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 A, B = "sglang.srt.a", "sglang.srt.b"
 
@@ -164,7 +165,7 @@ def breaks(patching):
 
 
 def gates(patching):
-    from sglang_perf_patches.activation import Gated
+    from sglang_perf_patches.model.patching import Gated
 
     raise Gated("not in this situation")
 '''
@@ -216,7 +217,7 @@ class Throwaway:
 
     def lend_plugin_loader(self, release: str) -> None:
         """Give the package the plugin loader of a release, and the settings that it reads."""
-        plugins = releases.tree(release) / "sglang" / "srt" / "plugins"
+        plugins = downloads.tree(release) / "sglang" / "srt" / "plugins"
         shutil.copytree(plugins, self.site / "sglang" / "srt" / "plugins")
         self.put("sglang/srt/environ.py", ENVIRON)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches import releases, sets, source
-from sglang_perf_patches.verdict import judge_all
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.judge.verdict import judge_all
 
 Found = Callable[[str], Any]
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
@@ -40,7 +41,7 @@ def stock_waits(release: str, layers: int) -> int:
 
 def applying(release: str) -> tuple[str, ...]:
     mamba = [found for found in sets.load() if found.name == "mamba"]
-    tree = source.Tree(source.find(releases.tree(release)))
+    tree = source.Tree(source.find(downloads.tree(release)))
     return tuple(v.patch.id for v in judge_all(mamba, tree) if v.word == "applies")
 
 

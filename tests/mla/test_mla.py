@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches import activation, releases, sets, source, verdict
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.model.patching import Gated
 from sglang_perf_patches.sets.mla import situations
 
 Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
@@ -31,7 +33,7 @@ PATCHES = tuple(patch.id for patch in sets.declared("mla").patches)
 @cache
 def applying(release: str) -> tuple[str, ...]:
     """The patches that apply to a release."""
-    tree = source.Tree(source.find(releases.tree(release)))
+    tree = source.Tree(source.find(downloads.tree(release)))
     mla = [found for found in sets.load() if found.name == "mla"]
     return tuple(
         found.patch.id for found in verdict.judge_all(mla, tree) if found.word == "applies"
@@ -108,5 +110,5 @@ def test_accelerators_that_are_left_to_stock(platform: str) -> None:
         return SimpleNamespace(module=lambda _: SimpleNamespace(**asks))
 
     situations.refuse_platforms(patching("none"))
-    with pytest.raises(activation.Gated):
+    with pytest.raises(Gated):
         situations.refuse_platforms(patching(platform))

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from sglang_perf_patches import objects, sets, source
-from sglang_perf_patches.patch import module_of
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import source
+from sglang_perf_patches.live import identity as objects
+from sglang_perf_patches.model.patch import module_of
 
 
 def patched_modules() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_perf_patches import releases, source
+from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.sets.mlx.cache_growth import ATTENTION
 
 Found = Callable[..., Any]
@@ -21,7 +21,7 @@ def test_patched_it_gives_the_logits_of_a_release_that_grows(found: Found) -> No
     """0.5.15 is the first release that grows, by code that 0.5.17 has unchanged."""
     digests = []
     for release in ("0.5.15", "0.5.17"):
-        tree = source.Tree(source.find(releases.tree(release)))
+        tree = source.Tree(source.find(downloads.tree(release)))
         for name in ("write_token", "_grow"):
             definition = tree.definition(f"{ATTENTION}.{name}")
             assert definition is not None

@@ -632,7 +632,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def judge_as_before_23470() -> None:
     """Let the patches for code before #23470 take 0.5.11, where it was undone in memory, for it."""
-    from sglang_perf_patches import sets, source
+    from sglang_perf_patches import sets
+    from sglang_perf_patches.judge import source
 
     tree = source.Tree(source.find_installed())
     (mlx,) = (patch_set for patch_set in sets.load() if patch_set.name == "mlx")
@@ -656,7 +657,7 @@ def judge_as_before_23470() -> None:
 
 def state(patch: str) -> Any:
     """A patch's state in this process."""
-    from sglang_perf_patches import activation
+    from sglang_perf_patches.live import engine as activation
 
     report = activation.report()
     assert report is not None

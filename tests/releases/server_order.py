@@ -16,7 +16,7 @@ lent.lend()
 
 import sglang_perf_patches as ours  # noqa: E402
 from sglang_perf_patches import sets  # noqa: E402
-from sglang_perf_patches.patch import by_id  # noqa: E402
+from sglang_perf_patches.model.patch import by_id  # noqa: E402
 
 
 def main(first: list[str]) -> None:

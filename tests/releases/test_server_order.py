@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import released
-from sglang_perf_patches import releases
+from sglang_perf_patches.model import releases
 
 SCRIPT = Path(__file__).with_name("server_order.py")
 SCHEDULER = "sglang.srt.managers.scheduler"

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches import fingerprints, releases, sets, source, tables
-from sglang_perf_patches.patch import PatchSet, module_of
-from sglang_perf_patches.verdict import Verdict, judge, judge_all
+from sglang_perf_patches import fingerprints, sets, tables
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.judge.verdict import Verdict, judge, judge_all
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import PatchSet, module_of
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "verdicts.md"
@@ -36,7 +38,7 @@ def expected() -> dict[str, dict[str, str]]:
 
 
 def tree(release: str) -> source.Tree:
-    return source.Tree(source.find(releases.tree(release)))
+    return source.Tree(source.find(downloads.tree(release)))
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)
@@ -93,7 +95,7 @@ for path in sys.argv[1:]:
 assert not {name.partition(".")[0] for name in sys.modules} & {"sglang", "torch", "mlx", "wrapt"}
 print(json.dumps(found))
 """
-    paths = {str(releases.tree(release)): release for release in releases.KNOWN}
+    paths = {str(downloads.tree(release)): release for release in releases.KNOWN}
     done = subprocess.run(
         [sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=300
     )
@@ -123,7 +125,7 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
     for number, (patch_set, verdict) in enumerate(applying()):
         assert verdict.definitions
         assert verdict.release
-        original = source.find(releases.tree(verdict.release))
+        original = source.find(downloads.tree(verdict.release))
         copy = tmp_path / str(number) / "sglang"
         (copy / "srt").mkdir(parents=True)
         whole = source.Tree(original)

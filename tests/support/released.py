@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from linux_mlx.environments import environment, sglang_environment, variables
-from sglang_perf_patches import releases
+from sglang_perf_patches.judge import downloads
 
 _HERE = Path(__file__).parent
 _SOURCE = _HERE.parents[1] / "src"
@@ -35,7 +35,7 @@ class Place:
 def tree(release: str) -> Place:
     """The release's Python files alone, with what they import on a CPU."""
     python = environment(_HERE / "cpu.txt").python
-    return Place(python, (releases.tree(release), _SOURCE, _HERE))
+    return Place(python, (downloads.tree(release), _SOURCE, _HERE))
 
 
 def slim(release: str) -> Place:

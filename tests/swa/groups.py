@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_perf_patches import releases, sets
+from sglang_perf_patches import sets
+from sglang_perf_patches.model import releases
 
 
 def _newest_of_each_group() -> tuple[str, ...]:

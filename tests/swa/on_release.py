@@ -23,7 +23,8 @@ from sglang_perf_patches.proof import lent
 lent.lend()
 
 import sglang_perf_patches  # noqa: E402
-from sglang_perf_patches import activation, proof  # noqa: E402
+from sglang_perf_patches import proof  # noqa: E402
+from sglang_perf_patches.live import engine as activation  # noqa: E402
 from sglang_perf_patches.proof import worker  # noqa: E402
 
 
@@ -105,12 +106,7 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 
 @contextlib.contextmanager
 def _out_of_work(names: list[str]) -> Iterator[None]:
-    from sglang_perf_patches.sets.swa import (
-        cpu_copy,
-        page_size_1,
-        tail_allocation,
-        tail_prealloc,
-    )
+    from sglang_perf_patches.sets.swa import cpu_copy, page_size_1, tail_allocation, tail_prealloc
 
     kept = []
     for name in names:

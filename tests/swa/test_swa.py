@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from groups import ALL, EXACT, GROUPS
 
-from sglang_perf_patches import releases
+from sglang_perf_patches.model import releases
 
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
 UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from .. import sets, source
+from .. import sets
+from ..judge import source
+from ..judge.verdict import judge_all
 from ..proof import Different, Missing
-from ..verdict import judge_all
 from . import report
 from .report import Table
 

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from .. import activation, deactivate
+from .. import deactivate
+from ..live import engine as activation
 from ..proof import Different, Missing, lent
 from ..proof.comparing import differs, installed
 from . import words as set_words

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from .. import objects, source
+from ..judge import source
+from ..live import identity as objects
 from ..proof import Different, Missing
 from .report import Cell, Table
 from .timing import progress, ratio
@@ -207,7 +208,8 @@ class _Switch:
 
     def __init__(self, patch: str) -> None:
         import sglang_perf_patches
-        from sglang_perf_patches.proof.mlx.models import RUNNER
+
+        from ..proof.mlx.models import RUNNER
 
         import_module(RUNNER)
         verdicts = sglang_perf_patches.verdicts(source.find_installed())

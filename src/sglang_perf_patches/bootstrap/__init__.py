@@ -19,7 +19,8 @@ def register() -> None:
 
 
 def _activate(_: ModuleType) -> None:
-    from .. import plugin, selection
+    from .. import plugin
+    from ..model import selection
 
     try:
         plugin.load()

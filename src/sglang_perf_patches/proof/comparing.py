@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import sglang_perf_patches
 
-from .. import activation, source
+from ..judge import source
+from ..live import engine as activation
 from . import Different
 
 T = TypeVar("T")

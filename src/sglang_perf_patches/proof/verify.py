@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from ..verdict import Verdict
+from ..judge.verdict import Verdict
 from . import Case, Device, cases
 
 Word = Literal["equal", "different", "failed", "skipped"]

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from ..patch import PatchSet
+from ..model.patch import PatchSet
 
 NAMES = ("mlx", "mla", "mamba", "swa")
 """The sets in the order in which ``list`` shows them."""

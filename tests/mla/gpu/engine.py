@@ -123,7 +123,7 @@ def generate(
 
 def patches() -> dict[str, list[str]]:
     """The patches that ran in a process of this server, and those that stayed out, with why."""
-    from sglang_perf_patches import record
+    from sglang_perf_patches.seen import records as record
 
     processes = [each for each in record.read_all() if each["server"] == os.getpid()]
     states = [state for process in processes for state in process["patches"]]

@@ -32,7 +32,7 @@ def lend() -> None:
         TreeError: there is no sglang.
         RuntimeError: sglang is imported already, in its own way.
     """
-    from ... import source
+    from ...judge import source
 
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

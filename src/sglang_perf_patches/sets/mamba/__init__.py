@@ -1,7 +1,7 @@
 """Tracking of mamba states without asking the device what the host knows."""
 
-from ...patch import Marker, Patch, Variant
-from ...releases import between
+from ...model.patch import Marker, Patch, Variant
+from ...model.releases import between
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
 

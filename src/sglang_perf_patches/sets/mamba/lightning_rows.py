@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _BACKEND = "sglang.srt.layers.attention.linear.lightning_backend:LightningAttentionBackend"
 _KEPT = "_sglang_perf_patches_kept"

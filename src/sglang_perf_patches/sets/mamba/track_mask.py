@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata"

@@ -1,7 +1,7 @@
 """Speculative decoding with MLA, and the attention backends that draft and verify for it."""
 
-from ...patch import Marker, Patch, Variant
-from ...releases import between
+from ...model.patch import Marker, Patch, Variant
+from ...model.releases import between
 
 SUMMARY = "host syncs and dead metadata work in speculative decoding"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...activation import Patching
+from ...model.patching import Patching
 
 BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 FORWARD_MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ...activation import Patching
+from ...model.patching import Patching
 from .situations import Served, refuse_platforms
 
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferMultiStepDraftBackend"

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ...activation import Patching
+from ...model.patching import Patching
 from .situations import Served, refuse_platforms
 
 _MODULE = "sglang.srt.layers.attention.flashinfer_mla_backend"

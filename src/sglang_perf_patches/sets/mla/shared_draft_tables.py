@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...activation import Patching
-from ...objects import MISSING
+from ...model.patching import MISSING, Patching
 from .situations import Served, refuse_platforms
 
 FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"

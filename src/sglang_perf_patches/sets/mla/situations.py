@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...activation import Gated, Patching
+from ...model.patching import Gated, Patching
 
 UTILS = "sglang.srt.utils"
 """To be awaited by every variant whose install function calls `refuse_platforms`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ...activation import Patching
+from ...model.patching import Patching
 from .situations import Served, refuse_platforms
 from .tree_builder import BUFFER, BUILD_TREE, DRAFT, SEQ_LENS, SEQ_LENS_SUM
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ...activation import Patching
+from ...model.patching import Patching
 from .situations import Served, refuse_platforms
 from .tree_builder import BUFFER, BUILD_TREE, MODE
 

@@ -1,7 +1,7 @@
 """Batched decode on Apple's MLX."""
 
-from ... import releases
-from ...patch import Marker, Patch, Variant
+from ...model import releases
+from ...model.patch import Marker, Patch, Variant
 
 SUMMARY = "copies of the whole KV at every step of a batched decode on MLX"
 

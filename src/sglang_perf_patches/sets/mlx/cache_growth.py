@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 CONTIGUOUS = "sglang.srt.hardware_backend.mlx.kv_cache.contiguous_cache:ContiguousKVCache"
 """The cache of one request and layer to 0.5.12.post1."""

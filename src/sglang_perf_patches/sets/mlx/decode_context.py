@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .step_arrays import CORE, StepArrays
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 
 def install(patching: Patching) -> None:

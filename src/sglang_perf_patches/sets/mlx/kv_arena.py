@@ -18,7 +18,7 @@ from .step_arrays import CORE, WRAPPER
 from .step_mask import PaddingAndMask
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _KV_CACHE = "sglang.srt.hardware_backend.mlx.kv_cache"
 CONTIGUOUS = f"{_KV_CACHE}.contiguous_cache:ContiguousKVCache"

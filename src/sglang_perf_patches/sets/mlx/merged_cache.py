@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner"
 MERGE = f"{RUNNER}:_merge_kv_caches"

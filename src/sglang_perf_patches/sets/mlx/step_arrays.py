@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 WRAPPER = "sglang.srt.hardware_backend.mlx.kv_cache.attention_wrapper"
 """The module of the batched decode: its context, and the wrapper around each attention layer."""

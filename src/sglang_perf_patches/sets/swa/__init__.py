@@ -1,7 +1,7 @@
 """Sliding-window KV in disaggregated decode."""
 
-from ... import releases
-from ...patch import Marker, Patch, Variant
+from ...model import releases
+from ...model.patch import Marker, Patch, Variant
 
 SUMMARY = "full-length reservation of sliding-window KV in disaggregated decode"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .window import shares_prefixes
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 

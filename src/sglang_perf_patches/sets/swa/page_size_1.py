@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...objects import MISSING
+from ...model.patching import MISSING
 from .tail_allocation import record_evicted, tail_only
 from .tail_prealloc import DECODE, QUEUE
 from .window import fill_length, unserved
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 
 def install(patching: Patching) -> None:

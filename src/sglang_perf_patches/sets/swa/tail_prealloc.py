@@ -18,7 +18,7 @@ from . import cpu_copy, tail_allocation
 from .window import ceil_align, fill_length, tail_length, unserved
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from ...objects import MISSING
+from ...model.patching import MISSING
 from .tail_prealloc import DECODE, QUEUE
 from .window import ceil_align, unserved
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import bench
-from ..bench import report
-from ..selection import SelectionError
+from ... import bench
+from ...bench import report
+from ...model.selection import SelectionError
 from . import add_json, tree_at
 
 

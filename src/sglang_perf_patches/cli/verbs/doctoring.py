@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from .. import doctor, sets, verdict
+from ... import sets
+from ...judge import upgrade as doctor
+from ...judge import verdict
 from . import add_json, selected, table, tree_at
 
 

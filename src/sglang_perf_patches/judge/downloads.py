@@ -1,4 +1,4 @@
-"""The released sglang versions that the project knows, and their trees from the package index."""
+"""Trees of released sglang versions, from the package index. No server imports this."""
 
 from __future__ import annotations
 
@@ -10,29 +10,6 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-
-KNOWN = (
-    "0.5.9",
-    "0.5.10",
-    "0.5.10.post1",
-    "0.5.11",
-    "0.5.12",
-    "0.5.12.post1",
-    "0.5.13",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.20",
-    "0.5.21",
-    "0.5.22",
-    "0.5.23",
-)
-"""Every release that a verdict is tested on, oldest first."""
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
 _PLATFORM = (
@@ -49,15 +26,6 @@ _PLATFORM = (
 
 class DownloadError(RuntimeError):
     """A release could not be had from the package index."""
-
-
-def between(first: str, last: str) -> tuple[str, ...]:
-    """The known releases from `first` to `last`, both included.
-
-    >>> between("0.5.12", "0.5.13")
-    ('0.5.12', '0.5.12.post1', '0.5.13')
-    """
-    return KNOWN[KNOWN.index(first) : KNOWN.index(last) + 1]
 
 
 def cache_folder() -> Path:

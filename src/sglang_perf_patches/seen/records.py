@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .activation import Report
+    from ..model.state import Report
 
 logger = logging.getLogger("sglang_perf_patches")
 

@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import __version__, record, releases, sets, source
-from .bench import report
-from .selection import SelectionError
+from .. import __version__, sets
+from ..bench import report
+from ..judge import downloads, source
+from ..model.selection import SelectionError
+from ..seen import records as record
 from .verbs import benching, doctoring, explaining, listing, running, status, verifying
 
 _VERBS = (listing, explaining, status, doctoring, verifying, benching, running)
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (
         SelectionError,
         source.TreeError,
-        releases.DownloadError,
+        downloads.DownloadError,
         sets.FingerprintError,
         record.RecordError,
         report.PageError,
@@ -69,7 +71,3 @@ def _with_verb(words: list[str], names: set[str]) -> list[str]:
     if not words or (words[0].startswith("-") and not asks_for_help):
         return ["list", *words]
     return words
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from .patch import module_of, qualname_of
+from ..model.patch import module_of, qualname_of
 
 _Scope = ast.Module | ast.ClassDef
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -7,7 +7,9 @@ import os
 import sys
 from typing import Any
 
-from .. import bootstrap, selection, sets, verdict
+from ... import bootstrap, sets
+from ...judge import verdict
+from ...model import selection
 from . import is_lost, selected, tree_at
 
 

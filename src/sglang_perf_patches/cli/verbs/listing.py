@@ -8,9 +8,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from .. import sets, source, verdict
-from ..selection import Selection
-from ..verdict import Verdict
+from ... import sets
+from ...judge import source, verdict
+from ...judge.verdict import Verdict
+from ...model.selection import Selection
 from . import add_json, add_tree, is_lost, selected, table, tree_at
 
 ENTRY_POINT = "perf_patches"

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from .objects import MISSING, raw, underlying
-
-Make = Callable[[Any], Any]
-"""Makes the new attribute from the present one (`MISSING` where there is none)."""
+from ..model.patching import MISSING, Make
+from .identity import raw, underlying
 
 _UNDOABLE_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

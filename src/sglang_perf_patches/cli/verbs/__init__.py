@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import selection, sets, source
-from ..patch import by_id
-from ..selection import Selection
-from ..verdict import Verdict
+from ... import sets
+from ...judge import source
+from ...judge.verdict import Verdict
+from ...model import selection
+from ...model.patch import by_id
+from ...model.selection import Selection
 
 
 def selected() -> Selection:

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from .activation import Patching
+from .patching import Patching
 
 Kind = Literal["exact", "policy"]
 """``exact``: the same values for the same batch. ``policy``: whom stock admits, evicts or retracts
 changes, never a request's result; opt-in by its own name."""
 
-Install = Callable[["Patching"], None]
+Install = Callable[[Patching], None]
 
 
 @dataclass(frozen=True, kw_only=True)

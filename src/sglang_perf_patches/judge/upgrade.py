@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import releases
+from . import downloads
 from .source import Tree, find
 from .verdict import Verdict
 
@@ -58,11 +58,11 @@ def other_tree(path: str | None, version: str) -> Tree:
 
     Raises:
         TreeError: the folder holds no sglang.
-        DownloadError: see `releases.tree`.
+        DownloadError: see `downloads.tree`.
     """
     if path is not None:
         return Tree(find(Path(path)))
-    return Tree(find(releases.tree(version)))
+    return Tree(find(downloads.tree(version)))
 
 
 def _change(here: str, there: str) -> Change:

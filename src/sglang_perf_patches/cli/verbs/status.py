@@ -9,9 +9,11 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from .. import record, selection, sets
-from ..patch import by_id
-from ..selection import SelectionError
+from ... import sets
+from ...model import selection
+from ...model.patch import by_id
+from ...model.selection import SelectionError
+from ...seen import records as record
 from . import add_json, table
 
 _FAILED_STATES = {"refused", "conflict", "failed"}

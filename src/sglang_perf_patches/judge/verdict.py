@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from . import releases
-from .patch import Marker, Patch, PatchSet, Variant
+from ..model import releases
+from ..model.patch import Marker, Patch, PatchSet, Variant
 from .source import Definition, Tree, TreeError
 
 Word = Literal["applies", "built-in", "absent", "refused"]

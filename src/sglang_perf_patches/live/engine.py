@@ -22,80 +22,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import wrapt
 
-from . import objects, record, selection, sets, source
-from .objects import MISSING, Foreign
-from .patch import Patch, Variant, by_id, module_of, qualname_of
-from .selection import Selection, StrictFailure
-from .slots import Make, Slot
-from .source import Definition
-from .verdict import Verdict, judge_each
+from .. import sets
+from ..judge import source
+from ..judge.source import Definition
+from ..judge.verdict import Verdict, judge_each
+from ..model import selection
+from ..model.patch import Patch, Variant, by_id, module_of, qualname_of
+from ..model.patching import MISSING, Gated, Make
+from ..model.selection import Selection, StrictFailure
+from ..model.state import PatchState, Report, RunFlag, State
+from ..seen import records as record
+from . import identity as objects
+from .identity import Foreign
+from .swap import Slot
 
 logger = logging.getLogger("sglang_perf_patches")
-
-State = Literal[
-    "live",
-    "pending",
-    "off",
-    "superseded",
-    "gated",
-    "conflict",
-    "failed",
-    "built-in",
-    "absent",
-    "refused",
-]
 
 _HOOKS = "sglang.srt.plugins.hook_registry"
 
 
-class Gated(Exception):
-    """Raised by an install function: this process is in a situation the patch does not serve."""
-
-
-@dataclass(frozen=True)
-class PatchState:
-    """What happened to one patch in this process."""
-
-    id: str
-    state: State
-    reason: str
-    ran: bool
-
-
-@dataclass(frozen=True)
-class Report:
-    """What happened to every patch in this process.
-
-    Attributes:
-        selection: the text that chose.
-        sglang: version of the sglang in this process.
-        patches: in declared order.
-    """
-
-    selection: str
-    sglang: str
-    patches: tuple[PatchState, ...]
-
-    def of(self, id: str) -> PatchState:
-        """The state of one patch."""
-        return next(state for state in self.patches if state.id == id)
-
-
-class RunFlag:
-    """Whether patched code has run: set ``seen = True`` there, which costs a store and no call."""
-
-    __slots__ = ("seen",)
-
-    def __init__(self) -> None:
-        """Start unseen."""
-        self.seen = False
-
-
-class Patching:
+class _Patching:
     """What an install function is given: names in, wishes out. Nothing changes while it runs.
 
     Attributes:
@@ -264,7 +214,7 @@ class _Activation:
                 return
         try:
             wrappers = self.verify(member)
-            patching = Patching(member, variant)
+            patching = _Patching(member, variant)
             variant.load()(patching)
             undone = set(variant.targets + variant.adds) - {ref for ref, _ in patching.wishes}
             if undone:

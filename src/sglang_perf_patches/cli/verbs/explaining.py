@@ -8,10 +8,11 @@ import json
 import textwrap
 from typing import Any
 
-from .. import pages, releases, sets, source, verdict
-from ..patch import by_id
-from ..selection import Selection, SelectionError
-from ..verdict import Verdict
+from ... import pages, sets
+from ...judge import downloads, source, verdict
+from ...judge.verdict import Verdict
+from ...model.patch import by_id
+from ...model.selection import Selection, SelectionError
 from . import add_json, add_tree, is_lost, selected, tree_at
 from .listing import verdict_data
 
@@ -127,8 +128,8 @@ def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
     if judged.nearest is None:
         return []
     try:
-        known = source.Tree(source.find(releases.tree(judged.nearest)))
-    except releases.DownloadError as error:
+        known = source.Tree(source.find(downloads.tree(judged.nearest)))
+    except downloads.DownloadError as error:
         return [(judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})")]
     found = []
     for reference in judged.unknown:

@@ -16,11 +16,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .patch import module_of, qualname_of
-from .source import Definition
-
-MISSING: Any = object()
-"""In place of an attribute that its owner does not have of its own."""
+from ..judge.source import Definition
+from ..model.patch import module_of, qualname_of
+from ..model.patching import MISSING
 
 
 class Foreign(Exception):

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .. import selection, sets, verdict
-from ..patch import by_id
-from ..proof import verify
-from ..selection import Selection
+from ... import sets
+from ...judge import verdict
+from ...model import selection
+from ...model.patch import by_id
+from ...model.selection import Selection
+from ...proof import verify
 from . import add_json, tree_at
 
 

@@ -1,0 +1,1 @@
+"""What a patch would do to a sglang tree, judged from its source alone."""

@@ -1,0 +1,1 @@
+"""Putting patches live in a process, and taking them off again."""

@@ -1,0 +1,1 @@
+"""Patches, selections, releases and states as data. It imports no other room."""

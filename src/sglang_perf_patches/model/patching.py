@@ -1,0 +1,61 @@
+"""What an install function is given and may raise. A set imports nothing else of the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+from .state import RunFlag
+
+MISSING: Any = object()
+"""In place of an attribute that its owner does not have of its own."""
+
+Make = Callable[[Any], Any]
+"""Makes the new attribute from the present one (`MISSING` where there is none)."""
+
+
+class Gated(Exception):
+    """Raised by an install function: this process is in a situation the patch does not serve."""
+
+
+class Patching(Protocol):
+    """What an install function is given: names in, changes out. Nothing changes while it runs.
+
+    Attributes:
+        ran: the patch's run flag; its changed code sets ``ran.seen = True``.
+        release: the release whose code the tree has.
+    """
+
+    ran: RunFlag
+    release: str
+
+    def module(self, name: str) -> ModuleType:
+        """A module that has been imported.
+
+        Raises:
+            RuntimeError: it has not; name it in the variant's ``awaits``.
+        """
+        ...
+
+    def get(self, reference: str) -> Any:
+        """The object under a reference: a class, or an attribute as its owner holds it."""
+        ...
+
+    def override(self, reference: str, make: Make) -> None:
+        """Replace a declared target, or an added definition that another patch of ours may add too.
+
+        Args:
+            reference: as declared.
+            make: given the attribute as the layers below left it, returns the new one. Call what
+                it is given to run stock's code.
+        """
+        ...
+
+    def add(self, reference: str, value: Any) -> None:
+        """Bring a declared new attribute."""
+        ...
+
+    def gate(self, reason: str) -> None:
+        """From changed code at run time: it now leaves everything to stock, for this reason."""
+        ...

@@ -1,0 +1,1 @@
+"""What `status` reads: a small record of each process."""

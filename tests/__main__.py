@@ -1,9 +1,13 @@
-"""``python3 -m tests [PYTEST ARGUMENT ...]``: every check of the project, from a clean checkout.
+"""``python3 -m tests [--all] [FOLDER ...] [PYTEST ARGUMENT ...]``: the checks of the project.
 
-Makes an environment in ``.venv`` beside this folder with what the checks need, and runs ruff, the
-type checker and pytest in it. Needs Linux and Python 3.11, as the released wheels and the CPU build
-of torch do. With arguments, only pytest runs, with those. What the tests need of
-released sglang is fetched into the user's cache folder at the first use.
+Without a folder or another argument, ruff, the type checker and pytest run; with one, pytest alone:
+a folder is named by itself (``python3 -m tests framework``, ``python3 -m tests mla``). ``--all``
+plays the whole matrix of releases, otherwise pytest plays the default tier (see
+``tests/support/tiers.py``). Two tests run at a time.
+
+Makes an environment in ``.venv`` beside this folder with what the checks need. Needs Linux and
+Python 3.11, as the released wheels and the CPU build of torch do. What the tests need of released
+sglang is fetched into the user's cache folder at the first use.
 """
 
 from __future__ import annotations
@@ -18,21 +22,50 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv"
 
+TAKES = {
+    "": "at most 15 minutes, 20 where nothing is in the cache folder yet",
+    "--all": "about 40 minutes, 50 where nothing is in the cache folder yet",
+    "framework": "less than 4 minutes",
+}
+"""What is said before a run, on two quiet cores."""
+
 
 def main(arguments: list[str]) -> int:
     """Run the checks; the exit code of the first that fails."""
     python = environment()
-    checks = [["pytest", *arguments]]
-    if not arguments:
-        # Two files at a time: what a file's tests share is made once.
-        tests = ["pytest", "-n", "2", "--dist", "loadfile"]
-        checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], tests]
+    pytest = ["pytest", *parallel(arguments), "--durations=10", *with_paths(arguments)]
+    checks = [pytest]
+    if not set(arguments) - {"--all"}:
+        checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], pytest]
+    takes = TAKES.get(" ".join(arguments))
+    print(f"This takes {takes} (on two cores)." if takes else "", flush=True)
     for words in checks:
         print(f"$ {' '.join(words)}", flush=True)
         code = subprocess.run([python, "-m", *words], cwd=ROOT).returncode
         if code:
             return code
     return 0
+
+
+def parallel(arguments: list[str]) -> list[str]:
+    """How pytest is to use both cores, unless the arguments say how it shall run."""
+    if any(word.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for word in arguments):
+        return []
+    # In the order of `tiers.weight`: what the tests of a group share is made once.
+    return ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+
+
+def with_paths(arguments: list[str]) -> list[str]:
+    """The arguments with folders of tests for their names, which come before any option's value."""
+    options = [word for word in arguments if word.startswith("-") and word != "--all"]
+    names = arguments[: arguments.index(options[0])] if options else arguments
+    paths = [f"tests/{word}" if is_folder(word) else word for word in names]
+    return [*paths, *arguments[len(names) :]]
+
+
+def is_folder(word: str) -> bool:
+    """Whether a word is the name of a folder of tests."""
+    return word.isidentifier() and (ROOT / "tests" / word).is_dir()
 
 
 def environment() -> Path:

@@ -1,4 +1,4 @@
-"""What tests of several sets share: the project's own cases, run on a release on this CPU."""
+"""What all tests share: the tier that is played, and the project's own cases run on a release."""
 
 from __future__ import annotations
 
@@ -10,10 +10,33 @@ from typing import Any
 import pytest
 
 import released
+import tiers
 
 _SCRIPT = Path(__file__).parent / "support" / "prove.py"
 
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--all``: see `tiers`."""
+    parser.addoption("--all", action="store_true", help="play the whole matrix of releases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "whole_matrix: left out of the default tier")
+    config.addinivalue_line("markers", "sampled: every fourth release in the default tier")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = tiers.left_out(config, items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        without = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in without]
+    items.sort(key=tiers.weight)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(tiers.group_of(item)))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.sets.mlx.cache_growth import ATTENTION
 
@@ -17,6 +19,7 @@ def test_stock_raises_when_a_batched_decode_crosses_4096_tokens(found: Found) ->
     assert "[concatenate]" in stock["raised"]
 
 
+@pytest.mark.whole_matrix
 def test_patched_it_gives_the_logits_of_a_release_that_grows(found: Found) -> None:
     """0.5.15 is the first release that grows, by code that 0.5.17 has unchanged."""
     digests = []

@@ -18,6 +18,7 @@ SCHEDULER = "sglang.srt.managers.scheduler"
 WORKER = "sglang.srt.speculative.eagle_worker_v2"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_every_patch_that_applies_goes_live(release: str) -> None:
     # The scheduler imports the worker by itself, late, and some modules of a set never.

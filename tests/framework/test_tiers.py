@@ -1,0 +1,73 @@
+"""The tiers of tests: the default one leaves out releases, and no body of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiers
+from sglang_perf_patches import sets
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import Variant
+
+ROOT = Path(__file__).parents[2]
+
+
+def variant(*names: str) -> Variant:
+    return Variant(releases=names, install="none:none", targets=())
+
+
+def test_oldest_newest_and_a_release_of_each_variant() -> None:
+    matrix = ("0.5.9", "0.5.11", "0.5.12", "0.5.17", "0.5.23")
+    assert tiers.covering([], matrix) == {"0.5.9", "0.5.23"}
+    assert tiers.covering([variant("0.5.11", "0.5.12")], matrix) == {"0.5.9", "0.5.12", "0.5.23"}
+    both = [variant("0.5.11", "0.5.12"), variant("0.5.11")]
+    assert tiers.covering(both, matrix) == {"0.5.9", "0.5.11", "0.5.23"}
+    assert tiers.covering([variant("0.5.9"), variant("0.5.13")], matrix) == {"0.5.9", "0.5.23"}
+    assert tiers.covering([variant("0.5.9")], ()) == set()
+
+
+def collected(*arguments: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+@pytest.fixture(scope="module")
+def default() -> list[str]:
+    return collected("tests/releases", *(f"tests/{name}" for name in sets.NAMES))
+
+
+def played(ids: list[str], file: str) -> set[str]:
+    """The releases that tests of a file or folder are collected for."""
+    words = [id.partition("[")[2].rstrip("]") for id in ids if id.startswith(file)]
+    return {word.partition("-")[0] for word in words} & set(releases.KNOWN)
+
+
+@pytest.mark.parametrize("name", sets.NAMES)
+def test_every_body_of_a_set_is_played_by_default(default: list[str], name: str) -> None:
+    there = played(default, f"tests/{name}/")
+    assert releases.KNOWN[-1] in there
+    assert len(there) < len(releases.KNOWN) - 5
+    for patch in sets.declared(name).patches:
+        for one in patch.variants:
+            if set(one.releases) & set(releases.KNOWN):
+                assert there & set(one.releases), (patch.id, one.releases)
+
+
+def test_every_release_is_judged_by_default(default: list[str]) -> None:
+    assert played(default, "tests/releases/test_verdicts.py") == set(releases.KNOWN)
+    assert len(played(default, "tests/releases/test_server_order.py")) < len(releases.KNOWN) / 2
+
+
+def test_all_and_a_named_release_play_the_rest(default: list[str]) -> None:
+    everything = collected("--all", "tests/mla", "tests/mlx")
+    assert set(everything) > {id for id in default if id.startswith(("tests/mla/", "tests/mlx/"))}
+    left_out = next(id for id in everything if id not in default and "[" in id)
+    assert collected(left_out) == [left_out]
+    release = left_out.partition("[")[2].rstrip("]").partition("-")[0]
+    assert left_out in collected("tests/mla", "tests/mlx", "-k", release)

@@ -1,0 +1,110 @@
+"""Which tests a run plays: the whole matrix of releases, or as much as shows every body of ours.
+
+``python3 -m tests`` plays the default tier, ``python3 -m tests --all`` everything. A test says
+which releases it is for by a parameter; what the default tier leaves out of that is decided here:
+
+- in the folder of a set, it plays the oldest and the newest release of each file, and so many more
+  that each variant of each patch of the set, which is a body of ours, runs on a release it is
+  declared for;
+- a test marked ``sampled`` it plays on every fourth release and the newest;
+- a test marked ``whole_matrix`` it leaves out.
+
+Who names a release, by ``-k`` or in a test's id, gets it in any tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import Variant
+
+FIRST = ("server", "proof", "swa", "mamba", "mla", "mlx", "releases")
+"""Folders in the order of their longest tests, so that no long one is left for the end."""
+
+
+def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The tests among `items` that this run's tier does not play."""
+    if config.getoption("--all") or _names_a_release(config):
+        return []
+    played = _played(items)
+    return [
+        item
+        for item in items
+        if item.get_closest_marker("whole_matrix")
+        or ((release := release_of(item)) and release not in played.get(item.path, {release}))
+    ]
+
+
+def covering(variants: Iterable[Variant], matrix: Iterable[str]) -> set[str]:
+    """As few releases of a matrix as show every variant that any of it shows.
+
+    The oldest and the newest are among them; of two that show as much, the newer one.
+    """
+    by_age = sorted(set(matrix), key=releases.KNOWN.index)
+    if not by_age:
+        return set()
+    chosen = {by_age[0], by_age[-1]}
+    missing = [
+        reachable
+        for variant in variants
+        if (reachable := set(variant.releases) & set(by_age)) and not reachable & chosen
+    ]
+    while missing:
+        best = max(reversed(by_age), key=lambda name: sum(name in each for each in missing))
+        chosen.add(best)
+        missing = [reachable for reachable in missing if best not in reachable]
+    return chosen
+
+
+def release_of(item: pytest.Item) -> str | None:
+    """The release that a test's parameter names."""
+    parameters = getattr(item, "callspec", None)
+    for value in parameters.params.values() if parameters else ():
+        if isinstance(value, str) and value in releases.KNOWN:
+            return value
+    return None
+
+
+def group_of(item: pytest.Item) -> str:
+    """What is to run in one process: tests of a file on one release share what they compute."""
+    return f"{item.path.parent.name}/{item.path.stem}/{release_of(item) or ''}"
+
+
+def weight(item: pytest.Item) -> int:
+    """The place of a test in the order of a run."""
+    folder = item.path.parent.name
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+
+def _played(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
+    """What the default tier plays of each file that it does not play on every release."""
+    matrices: dict[Path, set[str]] = {}
+    sampled: set[Path] = set()
+    for item in items:
+        if release := release_of(item):
+            matrices.setdefault(item.path, set()).add(release)
+            if item.get_closest_marker("sampled"):
+                sampled.add(item.path)
+    played: dict[Path, set[str]] = {}
+    for path, matrix in matrices.items():
+        by_age = sorted(matrix, key=releases.KNOWN.index)
+        if path in sampled:
+            played[path] = {*by_age[::4], by_age[-1]}
+        elif path.parent.name in sets.NAMES:
+            of_set = {
+                one for other in matrices if other.parent == path.parent for one in matrices[other]
+            }
+            patches = sets.declared(path.parent.name).patches
+            variants = [variant for patch in patches for variant in patch.variants]
+            played[path] = {by_age[0], by_age[-1]} | (covering(variants, of_set) & matrix)
+    return played
+
+
+def _names_a_release(config: pytest.Config) -> bool:
+    words = [config.getoption("keyword") or "", *(arg.partition("::")[2] for arg in config.args)]
+    return any(release in word for word in words for release in releases.KNOWN)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from linux_mlx.processes import Failure, last_lines, started
 
@@ -21,6 +22,7 @@ _REQUIREMENTS = Path(__file__).parent / "requirements"
 _CHECKOUT = Path(__file__).parents[2]
 _PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "src")
 _REPORT_S = 10
+_used: dict[Path, TextIO] = {}  # marks that this process holds, by path
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,23 @@ def sglang_environment(release: str) -> Environment:
 def environment(requirements: Path) -> Environment:
     """The environment of a file of pinned requirements, built unless a finished one is there.
 
-    Its folder is named by what goes into it, so a changed pin makes another one. Only a build that
-    came to its end leaves the mark that this looks for, and of several processes one builds.
+    Its folder is named by what goes into it, so a changed pin makes another one, and the one of
+    the earlier pins goes once no process uses it. Only a build that came to its end leaves the mark
+    that this looks for, and of several processes one builds.
     """
     pins = _pins(requirements)
     kind = "\n".join([*pins, platform.python_version(), platform.machine()])
     key = hashlib.sha256(kind.encode()).hexdigest()[:12]
     made = Environment(_cache() / f"{requirements.stem}-{key}")
     finished = made.folder / "finished"
+    _use(made)
     with _alone(made):
         if not (finished.exists() and made.python.exists()):
             shutil.rmtree(made.folder, ignore_errors=True)
             made.folder.mkdir(parents=True)
             _build(made, pins)
             finished.touch()
+    _remove_earlier(made, requirements.stem, pins)
     return made
 
 
@@ -176,6 +181,37 @@ def _alone(environment: Environment) -> Iterator[None]:
             _say(f"waiting for another process that works on {environment.folder.name}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _use(environment: Environment) -> None:
+    """Keep an environment from being removed as long as this process lives."""
+    mark = Path(f"{environment.folder}.used")
+    if mark not in _used:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        file = mark.open("w")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        _used[mark] = file
+
+
+def _remove_earlier(made: Environment, name: str, pins: Sequence[str]) -> None:
+    """Remove the environments of other pins of the same name that nobody uses.
+
+    One of the same pins is another Python's, and stays.
+    """
+    for folder in made.folder.parent.glob(f"{name}-*"):
+        lock = _lock(Environment(folder))
+        if not re.fullmatch(r"[0-9a-f]{12}", folder.name.removeprefix(f"{name}-")):
+            continue
+        if lock.is_file() and lock.read_text().splitlines() == list(pins):
+            continue
+        with Path(f"{folder}.lock").open("w") as build, Path(f"{folder}.used").open("w") as used:
+            try:
+                for file in (build, used):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            _say(f"removing {folder.name}: its pins have changed")
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(root: Path, names: Sequence[str]) -> str:

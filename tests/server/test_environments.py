@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,6 +49,34 @@ def test_other_pins_are_another_environment(requirements: Path) -> None:
         environment(requirements)
     with pytest.raises(Failure):  # and what that left is not taken for an environment
         environment(requirements)
+
+
+def test_the_environment_of_earlier_pins_is_removed_once_nobody_uses_it(requirements: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from linux_mlx.environments import environment; "
+        "print(environment(Path(sys.argv[1])).folder, flush=True); sys.stdin.readline()"
+    )
+    folder = Path(__file__).parents[2] / "examples"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, requirements],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdin
+        assert other.stdout
+        earlier = Path(other.stdout.readline().strip())
+        requirements.with_name("small.txt").write_text("six==1.17.0\n")
+        made = environment(requirements)
+        assert (earlier / "finished").exists()  # the other process may yet use it
+        other.stdin.close()
+    unlike = made.folder.with_name(f"{requirements.stem}-of-another-file-0123456789ab")
+    unlike.mkdir()
+    assert environment(requirements) == made
+    assert not earlier.exists()
+    assert unlike.exists()
+    assert (made.folder / "finished").exists()
 
 
 def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:

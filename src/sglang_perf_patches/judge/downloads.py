@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -10,6 +10,8 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from .cache import user_folder
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
 _PLATFORM = (
@@ -28,26 +30,27 @@ class DownloadError(RuntimeError):
     """A release could not be had from the package index."""
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept: below ``$XDG_CACHE_HOME``, else ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sglang-perf-patches"
-
-
 def tree(version: str) -> Path:
     """The folder that holds the ``sglang`` package of a release, downloaded at the first call.
 
     Only Python files are unpacked. Says on stderr when it downloads.
 
     Raises:
-        DownloadError: this is no version, or the package index has no such release or did not
-            answer.
+        DownloadError: this is no version, the package index has no such release or did not answer,
+            this Python has no pip to ask it with, or there is nowhere to keep what it gives.
     """
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", version):
         raise DownloadError(f"{version!r} is no version of sglang: write it as in 0.5.23")
-    folder = cache_folder() / "releases" / version
-    if folder.is_dir():
-        return folder
+    try:
+        folder = user_folder() / "releases" / version
+        if not folder.is_dir():
+            _fetch(version, folder)
+    except OSError as error:
+        raise DownloadError(f"sglang {version} could not be fetched: {error}") from error
+    return folder
+
+
+def _fetch(version: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A folder under its final name is whole: it is filled elsewhere and renamed.
     work = Path(tempfile.mkdtemp(prefix=f"{version}.", dir=folder.parent))
@@ -60,18 +63,23 @@ def tree(version: str) -> Path:
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return folder
 
 
 def _download(version: str, into: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise DownloadError(
+            f"sglang {version} could not be fetched: {sys.executable} has no pip to fetch it with "
+            "(install pip there, or name a folder that has this release with --sglang-path)"
+        )
     print(f"sglang-perf-patches: fetching sglang {version} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={into}", *_PLATFORM]
     done = subprocess.run([*command, f"sglang=={version}"], capture_output=True, text=True)
     wheels = sorted(into.glob("sglang-*.whl"))
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        why = said[-1] if said else f"pip ended with {done.returncode}"
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        why = errors[-1] if errors else f"pip ended with {done.returncode} and said nothing"
         raise DownloadError(f"sglang {version} could not be fetched: {why[:300]}")
     return wheels[0]
 

@@ -49,11 +49,13 @@ def verdicts(path: str | Path | None = None) -> list[Verdict]:
     Args:
         path: the package, its parent or a checkout; None for the installed one.
 
+    A file that can't be read or parsed refuses the patches that need it.
+
     Raises:
-        TreeError: there is no sglang tree, or a file of it can't be read or parsed.
+        TreeError: there is no sglang tree.
     """
     from . import sets
     from .judge import source, verdict
 
-    root = source.find(path) if path is not None else source.find_installed()
-    return verdict.judge_all(sets.load(), source.Tree(root))
+    tree = source.at(path) if path is not None else source.installed()
+    return verdict.judge_each(sets.load(), tree)

@@ -193,7 +193,9 @@ def test_bad_input_is_one_sentence(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "binary", "unreadable"])
-def test_a_damaged_tree_is_one_sentence(throwaway: Throwaway, tree: Path, damage: str) -> None:
+def test_a_damaged_file_refuses_its_patches_in_one_sentence(
+    throwaway: Throwaway, tree: Path, damage: str
+) -> None:
     path = tree / "srt" / "a.py"
     if damage == "truncated":
         path.write_text(path.read_text().partition("return x + 1")[0] + "return (x")
@@ -202,10 +204,12 @@ def test_a_damaged_tree_is_one_sentence(throwaway: Throwaway, tree: Path, damage
     else:
         path.unlink()
         path.symlink_to("/proc/self/mem")  # no permission bit would stop root
-    done = command(throwaway, "list")
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "a.py can't be" in done.stderr
+    done = command(throwaway, "list", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    of_a = {found["id"]: found for found in json.loads(done.stdout)["patches"]}["one.step"]
+    assert of_a["verdict"] == "refused"
+    assert "a.py can't be" in of_a["reason"]
+    assert command(throwaway, "list", SGLANG_PERF_PATCHES="one").returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
-"""``doctor`` and ``fingerprints --adopt``: what another sglang means for the patches."""
+"""``doctor`` and ``fingerprints --report``: what another sglang means for the patches."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import fingerprints
 from sglang_perf_patches.judge import source
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant
+from tests.maintain import fingerprints
 
 SETS = """
 import throwaway_patches as t
@@ -136,19 +137,55 @@ def declared(tree: source.Tree) -> PatchSet:
     return PatchSet("one", "one", (Patch(id="one.step", variants=(variant,), **texts),), known)
 
 
-def test_adopting_records_what_is_unchanged_and_names_what_is_not(
-    throwaway: Throwaway, other: Path
-) -> None:
+def test_a_report_says_what_a_new_release_changes(throwaway: Throwaway, other: Path) -> None:
     patch_set = declared(source.Tree(throwaway.site / "sglang"))
-    whole = fingerprints.adopt(patch_set, "2.0", source.Tree(other))
-    assert {where for hashes in whole.values() for where in hashes.values()} == {("1.0", "2.0")}
-    assert "applies" in fingerprints.adoption_report([patch_set], source.Tree(other))
+    same = fingerprints.report([patch_set], source.Tree(other)).splitlines()
+    assert len(same) == 2
+    assert "applies" in same[1]
 
     change(other, "a.py", "return x * scale", "return scale * x")
-    known = fingerprints.adopt(patch_set, "2.0", source.Tree(other))
-    assert list(known["sglang.srt.a:Worker.step"].values()) == [("1.0", "2.0")]
-    assert list(known["sglang.srt.a:helper"].values()) == [("1.0",)]
-    report = fingerprints.adoption_report([patch_set], source.Tree(other))
-    assert report.splitlines()[-1] == "  one.step: sglang.srt.a:helper"
-    again = PatchSet("one", "one", patch_set.patches, known)
-    assert fingerprints.adopt(again, "2.0", source.Tree(other)) == known
+    told = fingerprints.report([patch_set], source.Tree(other)).splitlines()
+    assert "refused" in told[1]
+    assert told[-1] == "  one.step: sglang.srt.a:helper"
+
+
+def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
+    throwaway: Throwaway, other: Path, tmp_path: Path
+) -> None:
+    """As in an environment that uv made: what is fetched is fetched by pip."""
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    python = bare / "bin" / "python"
+    done = subprocess.run(
+        [python, "-m", "sglang_perf_patches", "doctor", "--sglang-version", "0.5.22"],
+        env=throwaway.environment(XDG_CACHE_HOME=str(tmp_path / "cache")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"sglang-perf-patches: sglang 0.5.22 could not be fetched: {python} has no pip to fetch it "
+        "with (install pip there, or name a folder that has this release with --sglang-path)\n"
+    )
+
+
+def test_what_pip_says_is_told(throwaway: Throwaway, other: Path) -> None:
+    cache = throwaway.site.parent / "cache"
+    throwaway.put("pip.py", "import sys; sys.exit('no index can be reached')")
+    done = doctor(throwaway, "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(cache))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "sglang-perf-patches: sglang 0.5.22 could not be fetched: no index can be reached"
+    )
+
+
+def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
+    throwaway: Throwaway, other: Path
+) -> None:
+    place = throwaway.site.parent / "a-file"
+    place.touch()
+    done = doctor(throwaway, "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(place))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("sglang-perf-patches: sglang 0.5.22 could not be fetched: ")

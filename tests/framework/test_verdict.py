@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.judge.source import Tree, TreeError
-from sglang_perf_patches.judge.verdict import judge, judge_all, judge_each
+from sglang_perf_patches.judge.source import Definition, Tree
+from sglang_perf_patches.judge.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 ONE = "def f():\n    return 1\n\n\ndef g():\n    return 1\n"
@@ -118,16 +118,42 @@ def test_a_patch_goes_with_what_it_requires(tmp_path: Path) -> None:
     needing = sample(id="a.c", requires=("a.b",), variants=sample().variants)
     broken = Variant(releases=("0.5.9",), install="x:y", targets=(F,), depends=(G, H))
     patches = (sample(variants=(broken,)), needing)
-    found = judge_all([PatchSet("a", "", patches, known(tmp_path))], tree(tmp_path / "t", ONE))
+    found = judge_each([PatchSet("a", "", patches, known(tmp_path))], tree(tmp_path / "t", ONE))
     assert [verdict.word for verdict in found] == ["refused", "refused"]
     assert "needs a.b" in found[1].reason
 
 
-def test_unparsable_files(tmp_path: Path) -> None:
-    sets = [PatchSet("a", "", (sample(),), known(tmp_path))]
+def test_a_file_that_can_not_be_parsed_refuses_its_patches_and_no_other(tmp_path: Path) -> None:
+    fine = Patch(
+        id="a.fine",
+        variants=(Variant(releases=("0.5.9",), install="x:y", targets=("sglang.srt.n:f",)),),
+        **TEXTS,
+    )
     broken = tree(tmp_path / "t", "def f(:\n")
-    with pytest.raises(TreeError, match=r"m\.py can't be parsed"):
-        judge_all(sets, broken)
-    (verdict,) = judge_each(sets, tree(tmp_path / "u", "def f(:\n"))
-    assert verdict.word == "refused"
-    assert "can't be parsed" in verdict.reason
+    (broken.root / "srt" / "n.py").write_text(ONE)
+    hashes = known(tmp_path)
+    hashes["sglang.srt.n:f"] = hashes[F]
+    found = judge_each([PatchSet("a", "", (sample(), fine), hashes)], broken)
+    assert [verdict.word for verdict in found] == ["refused", "applies"]
+    assert "m.py can't be parsed" in found[0].reason
+
+
+def test_only_what_is_asked_for_is_judged_and_what_it_needs(tmp_path: Path) -> None:
+    needing = sample(id="a.c", requires=("a.b",))
+    other = sample(id="a.d", variants=(Variant(releases=("0.5.9",), install="x:y", targets=(H,)),))
+    sets = [PatchSet("a", "", (sample(), needing, other), known(tmp_path))]
+    asked: list[str] = []
+
+    class Watched(Tree):
+        def definition(self, reference: str) -> Definition | None:
+            asked.append(reference)
+            return super().definition(reference)
+
+    watched = Watched(tree(tmp_path / "t", TWO.replace("return 2", "return 3")).root)
+    (verdict,) = judge_each(sets, watched, only={"a.c"})
+    assert verdict.patch is needing
+    assert verdict.reason.startswith("it needs a.b: ") or verdict.word == "refused"
+    assert set(asked) == {F, G, H}
+    asked.clear()
+    assert judge_each(sets, watched, only={"a.d"})[0].word == "absent"
+    assert set(asked) == {H}

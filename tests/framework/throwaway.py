@@ -227,6 +227,7 @@ class Throwaway:
         kept |= {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
             "XDG_RUNTIME_DIR": str(self.runtime),
+            "XDG_CACHE_HOME": str(self.site.parent / "cache"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         for name, value in variables.items():

@@ -1,13 +1,13 @@
 """Taking the fingerprints that verdicts compare with, from the released wheels.
 
-``python -m sglang_perf_patches.fingerprints`` rewrites every set's ``known.json`` from its
-declarations; ``--check`` only says whether they are what the wheels give. Entries of source builds
-(``git-…``), of which there is no wheel, are carried over as they are; ``--origin NAME=DIR`` takes
-them from a checkout.
+``python3 -m tests.maintain.fingerprints [SET ...]`` rewrites the ``known.json`` of the sets from
+their declarations; ``--check`` only says whether they are what the wheels give. Entries of source
+builds (``git-…``), of which there is no wheel, are carried over as they are; ``--origin NAME=DIR``
+takes them from a checkout.
 
-``--adopt V`` is for a release that came out after the declarations were written: it records V
-beside every fingerprint that V's code still has, and prints what V changes for each patch. A patch
-whose code V leaves alone applies there by that; anything else needs a person.
+``--report V`` is for a release that came out after the declarations were written: it prints what V
+changes for each patch, and which definitions need a person. It writes nothing: a patch whose code V
+leaves alone applies there already.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from . import sets
-from .judge import downloads, source, verdict
-from .model import releases
-from .model.patch import PatchSet
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import PatchSet
+
+from . import ROOT
 
 Known = dict[str, dict[str, tuple[str, ...]]]
 
@@ -52,50 +54,24 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         for release in sorted(wanted[reference], key=_age):
             digest = _digest(reference, release, patch_set.known, trees, origins or {})
             known.setdefault(reference, {}).setdefault(digest, []).append(release)
-    for reference, hashes in known.items():
-        for digest, where in hashes.items():
-            # Releases that were adopted are in no declaration.
-            before = patch_set.known.get(reference, {}).get(digest, ())
-            where += [name for name in before if _is_adopted(name)]
     return {
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
     }
 
 
-def adopt(patch_set: PatchSet, version: str, tree: source.Tree) -> Known:
-    """A set's fingerprints, with `version` beside each that the tree still has."""
-    known: Known = {}
-    for reference, hashes in patch_set.known.items():
-        definition = tree.definition(reference)
-        known[reference] = {
-            digest: (*(name for name in where if name != version), version)
-            if definition and definition.digest == digest
-            else where
-            for digest, where in hashes.items()
-        }
-    return known
-
-
-def adoption_report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:
+def report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:
     """What a new release changes: a verdict a patch, and what a person must look at."""
-    lines = [f"sglang {tree.version}, judged by the code of the releases up to {_newest()}:"]
+    newest = releases.KNOWN[-1]
+    lines = [f"sglang {tree.version}, judged by the code of the releases up to {newest}:"]
     waiting = []
-    for judged in verdict.judge_all(patch_sets, tree):
+    for judged in verdict.judge_each(patch_sets, tree):
         lines.append(f"  {judged.patch.id:<30} {judged.word:<9} {judged.reason}")
         if judged.word == "refused":
             waiting += [f"  {judged.patch.id}: {reference}" for reference in judged.unknown]
     if waiting:
         lines += ["", "needs a person (`explain PATCH --sglang-path` shows each diff):", *waiting]
     return "\n".join(lines)
-
-
-def _newest() -> str:
-    return releases.KNOWN[-1]
-
-
-def _is_adopted(name: str) -> bool:
-    return name not in releases.KNOWN and not name.startswith("git-")
 
 
 def _digest(
@@ -107,7 +83,7 @@ def _digest(
 ) -> str:
     if release not in trees and (release in origins or release in releases.KNOWN):
         root = origins[release] if release in origins else downloads.tree(release)
-        trees[release] = source.Tree(source.find(root))
+        trees[release] = source.at(root)
     if release not in trees:
         for digest, where in known.get(reference, {}).items():
             if release in where:
@@ -124,8 +100,8 @@ def _age(release: str) -> tuple[int, str]:
 
 
 def write(name: str, known: Known) -> None:
-    """Write a set's ``known.json``."""
-    path = Path(sets.__file__).parent / name / "known.json"
+    """Write a set's ``known.json`` in this checkout."""
+    path = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
     path.write_text(render(known), encoding="utf-8")
 
 
@@ -136,23 +112,23 @@ def render(known: Known) -> str:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the command; 0 fine, 1 stale under ``--check``, 2 bad usage or a bad declaration."""
-    parser = argparse.ArgumentParser(prog="python -m sglang_perf_patches.fingerprints")
+    parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.fingerprints")
     parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if any is stale")
-    parser.add_argument("--adopt", metavar="V", help="record a release newer than all known")
+    parser.add_argument("--report", metavar="V", help="say what a newer release would change")
     parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
-    given = parser.parse_args(None if arguments is None else list(arguments))
-    unknown = sorted(set(given.sets) - set(sets.NAMES))
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    unknown = sorted(set(options.sets) - set(sets.NAMES))
     if unknown:
         parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
-    if given.adopt:
-        return _adopt(given.adopt, given.sets or sets.NAMES)
+    if options.report:
+        return _report(options.report, options.sets or sets.NAMES)
     origins = {}
-    for text in given.origin:
+    for text in options.origin:
         name, _, folder = text.partition("=")
         origins[name] = Path(folder)
     stale = False
-    for name in given.sets or sets.NAMES:
+    for name in options.sets or sets.NAMES:
         try:
             patch_set = sets.declared(name)
             known = take(patch_set, origins)
@@ -161,25 +137,19 @@ def main(arguments: Iterable[str] | None = None) -> int:
             return 2
         if known != patch_set.known:
             stale = True
-            print(f"fingerprints of {name} {'are stale' if given.check else 'are written'}")
-            if not given.check:
+            print(f"fingerprints of {name} {'are stale' if options.check else 'are written'}")
+            if not options.check:
                 write(name, known)
-    return 1 if stale and given.check else 0
+    return 1 if stale and options.check else 0
 
 
-def _adopt(version: str, names: Sequence[str]) -> int:
-    if version in releases.KNOWN:
-        print(f"{version} is known already: take its fingerprints without --adopt", file=sys.stderr)
-        return 2
+def _report(version: str, names: Sequence[str]) -> int:
     try:
-        tree = source.Tree(source.find(downloads.tree(version)))
-        chosen = [sets.declared(name) for name in names]
-        for patch_set in chosen:
-            write(patch_set.name, adopt(patch_set, version, tree))
-        print(adoption_report(chosen, tree))
+        tree = source.at(downloads.tree(version))
     except (downloads.DownloadError, source.TreeError) as error:
         print(f"fingerprints of {version}: {error}", file=sys.stderr)
         return 2
+    print(report([sets.declared(name) for name in names], tree))
     return 0
 
 

@@ -13,10 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from . import proof
-from .model import releases
-from .model.patch import Patch, Variant
-from .proof.verify import ON
+from sglang_perf_patches import proof
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import Patch, Variant
+from sglang_perf_patches.proof.verify import ON
 
 _HEADED = re.compile(r"^#+ ([^\n]*)\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
 _MEASURED = re.compile(
@@ -85,14 +85,6 @@ def sections(root: Path, patch: Patch) -> list[Section]:
     return found
 
 
-def upstream_links(patch: Patch) -> list[str]:
-    """The addresses of a patch's upstream pull requests."""
-    return [
-        f"https://github.com/{project}/pull/{number}"
-        for project, _, number in (given.partition("#") for given in patch.upstream)
-    ]
-
-
 def _switch(patch: Patch) -> str:
     return "On by default." if patch.is_default else "A policy: on only by its full name."
 
@@ -113,7 +105,7 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
         span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         lines.append(f"| {span} | {word} | {note} |")
     text = "\n".join(lines)
-    links = upstream_links(patch)
+    links = patch.upstream_links()
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
     text += f"\n\nUpstream: {where}." if links else "\n\nUpstream has nothing of the kind."
     for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):

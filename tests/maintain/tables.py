@@ -1,6 +1,6 @@
 """The documents that are made from the declarations and the released wheels.
 
-``python -m sglang_perf_patches.tables`` in a checkout rewrites the marked blocks of ``README.md``,
+``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``,
 all of ``tests/releases/verdicts.md`` and the page of every patch (see `pages`); ``--check`` only
 says whether they are current.
 """
@@ -12,13 +12,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from . import pages, sets
-from .judge import downloads, source
-from .judge.verdict import judge_all
-from .model import releases
-from .model.patch import PatchSet, by_id
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.judge.verdict import judge_each
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import PatchSet, by_id
+
+from . import ROOT, pages
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
@@ -32,8 +33,8 @@ def judge_releases(patch_sets: Sequence[PatchSet]) -> Words:
     """
     words: Words = {patch.id: {} for patch_set in patch_sets for patch in patch_set.patches}
     for release in releases.KNOWN:
-        tree = source.Tree(source.find(downloads.tree(release)))
-        for verdict in judge_all(patch_sets, tree):
+        tree = source.at(downloads.tree(release))
+        for verdict in judge_each(patch_sets, tree):
             words[verdict.patch.id][release] = verdict.word
     return words
 
@@ -42,7 +43,7 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
     """One table a set: a row for each release, a column for each patch."""
     parts = ["# The verdict on every release\n"]
     parts.append(
-        "Written by `python -m sglang_perf_patches.tables`, compared by "
+        "Written by `python3 -m tests.maintain.tables`, compared by "
         "`tests/releases/test_verdicts.py`. Review every change of it.\n"
     )
     for patch_set in patch_sets:
@@ -68,9 +69,7 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
             built = [name for variant in patch.variants for name in variant.releases]
             if not set(built) <= set(releases.KNOWN):
                 ranges["applies"] = ", ".join(filter(None, ["source builds", ranges["applies"]]))
-            links = [
-                f"[#{link.rpartition('/')[2]}]({link})" for link in pages.upstream_links(patch)
-            ]
+            links = [f"[#{link.rpartition('/')[2]}]({link})" for link in patch.upstream_links()]
             opt_in = "" if patch.is_default else " (policy: opt-in)"
             rows.append(
                 [
@@ -117,13 +116,10 @@ def replace_block(text: str, name: str, content: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in a checkout; 0 fine, 1 not current under ``--check``."""
-    parser = argparse.ArgumentParser(prog="python -m sglang_perf_patches.tables")
+    """Run the command on this checkout; 0 fine, 1 not current under ``--check``."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.tables")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if not current")
-    parser.add_argument(
-        "--root", type=Path, default=Path(), help="the checkout (here, if not given)"
-    )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     patch_sets = sets.load()
     words = judge_releases(patch_sets)
     makers: dict[str, Callable[[str], str]] = {
@@ -131,19 +127,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
     }
     for patch in by_id(patch_sets).values():
-        made = pages.page(patch, words[patch.id], pages.sections(given.root, patch))
+        made = pages.page(patch, words[patch.id], pages.sections(ROOT, patch))
         makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = _always(made)
     stale = False
     for name, make in makers.items():
-        path = given.root / name
+        path = ROOT / name
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         after = make(before)
         if before != after:
             stale = True
-            print(f"{name} {'is not current' if given.check else 'is written'}")
-            if not given.check:
+            print(f"{name} {'is not current' if options.check else 'is written'}")
+            if not options.check:
                 path.write_text(after, encoding="utf-8")
-    return 1 if stale and given.check else 0
+    return 1 if stale and options.check else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.verdict import judge_all
+from sglang_perf_patches.judge.verdict import judge_each
 
 Found = Callable[[str], Any]
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
@@ -42,7 +42,7 @@ def stock_waits(release: str, layers: int) -> int:
 def applying(release: str) -> tuple[str, ...]:
     mamba = [found for found in sets.load() if found.name == "mamba"]
     tree = source.Tree(source.find(downloads.tree(release)))
-    return tuple(v.patch.id for v in judge_all(mamba, tree) if v.word == "applies")
+    return tuple(v.patch.id for v in judge_each(mamba, tree) if v.word == "applies")
 
 
 def test_every_fingerprint_is_of_one_of_the_releases() -> None:

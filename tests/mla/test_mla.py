@@ -36,7 +36,7 @@ def applying(release: str) -> tuple[str, ...]:
     tree = source.Tree(source.find(downloads.tree(release)))
     mla = [found for found in sets.load() if found.name == "mla"]
     return tuple(
-        found.patch.id for found in verdict.judge_all(mla, tree) if found.word == "applies"
+        found.patch.id for found in verdict.judge_each(mla, tree) if found.word == "applies"
     )
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches import fingerprints, sets, tables
+from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.verdict import Verdict, judge, judge_all
+from sglang_perf_patches.judge.verdict import Verdict, judge, judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, module_of
+from tests.maintain import fingerprints, tables
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "verdicts.md"
@@ -43,7 +44,7 @@ def tree(release: str) -> source.Tree:
 
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_every_release_is_judged_as_the_table_says(release: str) -> None:
-    found = {verdict.patch.id: verdict.word for verdict in judge_all(sets.load(), tree(release))}
+    found = {verdict.patch.id: verdict.word for verdict in judge_each(sets.load(), tree(release))}
     assert found == {id: words[release] for id, words in expected().items()}
     assert "refused" not in found.values()
 
@@ -61,7 +62,7 @@ def test_built_in_since_is_the_first_release_that_has_it() -> None:
 def test_every_known_variant_is_used() -> None:
     """A release that a variant names is one on which that very variant applies."""
     for release in releases.KNOWN:
-        for verdict in judge_all(sets.load(), tree(release)):
+        for verdict in judge_each(sets.load(), source.at(downloads.tree(release))):
             for variant in verdict.patch.variants:
                 if release in variant.releases:
                     assert verdict.variant is variant, (verdict.patch.id, release)
@@ -78,7 +79,7 @@ def test_fingerprints_are_those_of_the_wheels(name: str) -> None:
 
 
 def test_the_tables_of_the_documents_are_current() -> None:
-    assert tables.main(["--check", "--root", str(ROOT)]) == 0
+    assert tables.main(["--check"]) == 0
 
 
 def test_the_command_judges_all_trees_without_importing_them() -> None:

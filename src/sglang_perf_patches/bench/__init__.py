@@ -21,7 +21,7 @@ from typing import Any
 
 from .. import sets
 from ..judge import source
-from ..judge.verdict import judge_all
+from ..judge.verdict import judge_each
 from ..proof import Different, Missing
 from . import report
 from .report import Table
@@ -49,7 +49,7 @@ def words(set_name: str) -> dict[str, str]:
     """
     mine = [found for found in sets.load() if found.name == set_name]
     tree = source.Tree(source.find_installed())
-    return {judged.patch.id: judged.word for judged in judge_all(mine, tree)}
+    return {judged.patch.id: judged.word for judged in judge_each(mine, tree)}
 
 
 def measure(set_name: str, options: Sequence[str]) -> Iterator[Table | tuple[str, str]]:

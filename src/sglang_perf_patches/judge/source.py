@@ -6,26 +6,34 @@ decorators included and comments as they are, so a change elsewhere in the file 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
+import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..model.patch import module_of, qualname_of
+from ..model.patch import module_of
+from .cache import NOTHING, Cache
 
-_Scope = ast.Module | ast.ClassDef
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Named = _Function | ast.ClassDef
+if TYPE_CHECKING:
+    from .parsing import Module
+
+Span = tuple[int, int]
+"""First and last line of a piece of source, counted from 1."""
 
 
 class TreeError(ValueError):
     """The path is no sglang tree, or a file of it can't be read or parsed."""
+
+
+class NoSourceError(TreeError):
+    """A module is there, but not as source."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +45,53 @@ class Definition:
         path: the file.
         lines: first line (decorators included) and last line of each piece: a name that is bound
             several times, as a property and its setter are, has several pieces.
-        text: the dedented source of all pieces.
+        digest: sha256 of `text`, in hexadecimal.
         decorators: how many decorators the last piece has.
         is_class: whether it is a class.
+        is_function: whether it is a function, a coroutine function or a generator.
         members: the functions that its body defines, where it is a class.
     """
 
     reference: str
     path: Path
-    lines: tuple[tuple[int, int], ...]
-    text: str
+    lines: tuple[Span, ...]
+    digest: str
     decorators: int
     is_class: bool
+    is_function: bool
     members: tuple[Definition, ...] = ()
 
     @cached_property
-    def digest(self) -> str:
-        """sha256 of `text`, in hexadecimal."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+    def text(self) -> str:
+        """The dedented source of all pieces, read from the file.
+
+        Raises:
+            TreeError: the file can't be read, or is not what it was when it was judged.
+        """
+        text = text_of(lines_of(self.path), self.lines)
+        if digest_of(text) != self.digest:
+            raise TreeError(f"{self.path} changed while it was read")
+        return text
+
+
+def installed() -> Tree:
+    """The tree that this interpreter would import; what is read of it is kept (see `cache`).
+
+    Raises:
+        TreeError: there is none.
+    """
+    root = find_installed()
+    return Tree(root, Cache(root))
+
+
+def at(path: str | Path) -> Tree:
+    """The tree at `path`, as `find` takes it; what is read of it is kept (see `cache`).
+
+    Raises:
+        TreeError: there is none.
+    """
+    root = find(path)
+    return Tree(root, Cache(root))
 
 
 def find(path: str | Path) -> Path:
@@ -63,14 +100,17 @@ def find(path: str | Path) -> Path:
     Raises:
         TreeError: there is none.
     """
-    given = Path(path)
+    place = Path(path)
     try:
-        for candidate in (given / "python" / "sglang", given / "sglang", given):
-            if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
+        for candidate in (place / "python" / "sglang", place / "sglang", place):
+            if (candidate / "srt").is_dir() and _is_package(candidate):
                 return candidate.resolve()
+        archive = _archive(place)
+        if archive and _holds_sglang(archive):
+            return archive.resolve() / "sglang"
     except OSError as error:
-        raise TreeError(f"{given} can't be read: {error.strerror or error}") from error
-    raise TreeError(f"{given} is not a sglang tree: no sglang package with a folder 'srt' is there")
+        raise TreeError(f"{place} can't be read: {error.strerror or error}") from error
+    raise TreeError(f"{place} is not a sglang tree: no sglang package with a folder 'srt' is there")
 
 
 def find_installed() -> Path:
@@ -84,18 +124,53 @@ def find_installed() -> Path:
     except (ImportError, ValueError):
         spec = None
     for place in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(place) / "srt").is_dir():
+        if (Path(place) / "srt").is_dir() or _archive(Path(place)):
             return Path(place).resolve()
     raise TreeError("sglang is not installed for this Python")
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a source file, decoded as Python does: by its BOM, its coding line, or UTF-8.
+
+    Line ends count as Python counts them: a checkout with CRLF has the same lines.
+
+    Raises:
+        TreeError: it can't be read.
+    """
+    import tokenize
+
+    try:
+        with tokenize.open(path) as file:
+            return file.read().split("\n")
+    except OSError as error:
+        raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TreeError(f"{path} can't be read: it is not {error.encoding.upper()} text") from error
+    except (SyntaxError, LookupError) as error:
+        what = "it is not UTF-8 text, and names no encoding that it has"
+        raise TreeError(f"{path} can't be read: {what}") from error
+
+
+def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
+    """The dedented source of pieces of a file, one after the other."""
+    pieces = (textwrap.dedent("\n".join(lines[first - 1 : last])) for first, last in spans)
+    return "\n".join(pieces)
+
+
+def digest_of(text: str) -> str:
+    """What identifies the source of a definition."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Tree:
     """A sglang package on disk, read lazily: each file, and each definition in it, once."""
 
-    def __init__(self, root: Path) -> None:
-        """Take `root`, the package folder itself: see `find`."""
+    def __init__(self, root: Path, cache: Cache | None = None) -> None:
+        """Take `root`, the package folder itself (see `find`), and what is kept of it, if it is."""
         self.root = root
-        self._modules: dict[str, _Module | None] = {}
+        self.cache = cache
+        self._paths: dict[str, Path | None] = {}
+        self._modules: dict[str, Module] = {}
         self._definitions: dict[str, Definition | None] = {}
 
     @cached_property
@@ -106,9 +181,11 @@ class Tree:
                 text = (self.root / name).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
-            found = re.search(r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            if found:
-                return found[1]
+            said = re.search(r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+            if said:
+                return said[1]
+        from importlib import metadata
+
         for distribution in metadata.distributions(name="sglang", path=[str(self.root.parent)]):
             return distribution.version
         return "unknown"
@@ -118,112 +195,114 @@ class Tree:
 
         Raises:
             TreeError: a folder on the way can't be read.
+            NoSourceError: the module is there without its source.
         """
-        below = self.root.joinpath(*module.split(".")[1:])
-        try:
-            for candidate in (below.with_suffix(".py"), below / "__init__.py"):
-                if candidate.is_file():
-                    return candidate
-        except OSError as error:
-            raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
-        return None
+        if module not in self._paths:
+            self._paths[module] = self._path(module)
+        return self._paths[module]
 
     def definition(self, reference: str) -> Definition | None:
         """What the tree has under a reference; None where the module or the name is missing.
 
         Raises:
             TreeError: the file can't be read or parsed.
+            NoSourceError: the module is there without its source.
         """
         if reference not in self._definitions:
             self._definitions[reference] = self._look_up(reference)
         return self._definitions[reference]
 
-    def _look_up(self, reference: str) -> Definition | None:
-        name = module_of(reference)
-        if name not in self._modules:
-            path = self.path(name)
-            self._modules[name] = _Module(path) if path else None
-        module = self._modules[name]
+    def save(self) -> None:
+        """Keep what was read for later processes, where the tree has a cache."""
+        if self.cache is not None:
+            self.cache.save()
+
+    def _path(self, module: str) -> Path | None:
+        below = self.root.joinpath(*module.split(".")[1:])
         try:
-            return module.definition(reference) if module else None
-        except RecursionError as error:
-            raise TreeError(f"{self.path(name)} is nested too deep") from error
-
-
-class _Module:
-    """The text and syntax of one file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            # Universal newlines: a checkout with CRLF line ends has the same definitions. Python
-            # ends a line nowhere else, where `splitlines` would.
-            text = path.read_text(encoding="utf-8")
-            self.lines = text.split("\n")
-            self.syntax = ast.parse(text)
+            for candidate in (below / "__init__.py", below.with_suffix(".py")):
+                if candidate.is_file():
+                    return candidate
+            archive = _archive(self.root)
+            if archive:
+                raise NoSourceError(f"no source: sglang is in the archive {archive}")
+            for suffix in (*BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES):
+                for stem in (below / "__init__", below):
+                    if os.path.isfile(f"{stem}{suffix}"):
+                        raise NoSourceError(f"no source: of {module} there is only {stem}{suffix}")
         except OSError as error:
-            raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise TreeError(f"{path} can't be read: it is not UTF-8 text") from error
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise TreeError(f"{path} can't be parsed{where}: {type(error).__name__}") from error
+            raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
+        return None
 
-    def definition(self, reference: str) -> Definition | None:
-        nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
-        for name in qualname_of(reference).split("."):
-            scopes = [node for node in nodes if isinstance(node, _Scope)]
-            nodes = [found for scope in scopes for found in _bindings(scope.body, name)]
-        pieces = [node for node in nodes if isinstance(node, ast.stmt)]
-        if not pieces:
+    def _look_up(self, reference: str) -> Definition | None:
+        module = module_of(reference)
+        path = self.path(module)
+        if path is None:
             return None
-        last = pieces[-1]
-        members: list[Definition | None] = []
-        if isinstance(last, ast.ClassDef):
-            functions = [node for node in last.body if isinstance(node, _Function)]
-            names = dict.fromkeys(node.name for node in functions)
-            members = [self.definition(f"{reference}.{name}") for name in names]
-        spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
-        return Definition(
-            reference=reference,
-            path=self.path,
-            lines=spans,
-            text="\n".join(
-                textwrap.dedent("\n".join(self.lines[first - 1 : end])) for first, end in spans
-            ),
-            decorators=len(last.decorator_list) if isinstance(last, _Named) else 0,
-            is_class=isinstance(last, ast.ClassDef),
-            members=tuple(member for member in members if member),
-        )
+        name = f"definition:{reference}"
+        if self.cache is not None:
+            kept = self.cache.get(path, name)
+            if kept is not NOTHING:
+                try:
+                    return None if kept is None else _from_kept(reference, path, kept)
+                except (TypeError, ValueError, LookupError, AttributeError):
+                    pass  # as good as none
+        try:
+            definition = self._parsed(module, path).definition(reference)
+        except RecursionError as error:
+            raise TreeError(f"{path} is nested too deep") from error
+        if self.cache is not None:
+            self.cache.put(path, name, None if definition is None else _to_keep(definition))
+        return definition
+
+    def _parsed(self, module: str, path: Path) -> Module:
+        from .parsing import Module
+
+        if module not in self._modules:
+            self._modules[module] = Module(path)
+        return self._modules[module]
 
 
-def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
-    """Statements of a body that bind `name`, or take it away, at any depth but in other scopes."""
-    for node in body:
-        if name in _bound_by(node):
-            yield node
-        elif not isinstance(node, _Named):
-            for block in ("body", "orelse", "finalbody"):
-                yield from _bindings(getattr(node, block, ()), name)
-            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                yield from _bindings(part.body, name)
+def _to_keep(definition: Definition) -> dict[str, Any]:
+    """A definition as JSON can hold it; `_from_kept` makes it again."""
+    return {
+        "lines": definition.lines,
+        "digest": definition.digest,
+        "decorators": definition.decorators,
+        "class": definition.is_class,
+        "function": definition.is_function,
+        "members": {member.reference: _to_keep(member) for member in definition.members},
+    }
 
 
-def _bound_by(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement binds by itself, not those that statements inside it bind."""
-    if isinstance(node, _Named):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-    else:
-        inside = [ast.stmt, ast.ExceptHandler, ast.match_case]
-        parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, tuple(inside))]
-        for part in [found for child in parts for found in ast.walk(child)]:
-            if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
-                yield part.id
-        yield from (handler.name for handler in getattr(node, "handlers", ()) if handler.name)
+def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
+    return Definition(
+        reference=reference,
+        path=path,
+        lines=tuple((int(first), int(last)) for first, last in kept["lines"]),
+        digest=str(kept["digest"]),
+        decorators=int(kept["decorators"]),
+        is_class=kept["class"] is True,
+        is_function=kept["function"] is True,
+        members=tuple(_from_kept(name, path, member) for name, member in kept["members"].items()),
+    )
 
 
-def _first_line(node: ast.stmt) -> int:
-    decorators = node.decorator_list if isinstance(node, _Named) else []
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+def _is_package(folder: Path) -> bool:
+    return any((folder / f"__init__{suffix}").is_file() for suffix in (".py", *BYTECODE_SUFFIXES))
+
+
+def _holds_sglang(archive: Path) -> bool:
+    import zipfile
+
+    if not zipfile.is_zipfile(archive):
+        return False
+    with zipfile.ZipFile(archive) as opened:
+        return any(name.startswith("sglang/srt/") for name in opened.namelist())
+
+
+def _archive(place: Path) -> Path | None:
+    """The file that `place` is in, or is, as ``sglang`` in an archive on ``sys.path`` is."""
+    if place.is_dir():
+        return None
+    return next((path for path in (place, *place.parents) if path.is_file()), None)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from . import downloads
-from .source import Tree, find
+from . import source
+from .source import Tree
 from .verdict import Verdict
 
 Change = Literal["stays", "becomes built-in", "lost", "gained", "off in both", "nothing to do"]
@@ -46,11 +45,8 @@ def compare(here: Iterable[Verdict], there: Iterable[Verdict]) -> list[Prospect]
 def lost(prospects: Sequence[Prospect], chosen: Iterable[str]) -> list[str]:
     """The ids of those patches among `chosen` that the other tree takes away."""
     wanted = set(chosen)
-    return [
-        found.here.patch.id
-        for found in prospects
-        if found.change == "lost" and found.here.patch.id in wanted
-    ]
+    ids = [prospect.here.patch.id for prospect in prospects if prospect.change == "lost"]
+    return [id for id in ids if id in wanted]
 
 
 def other_tree(path: str | None, version: str) -> Tree:
@@ -61,8 +57,10 @@ def other_tree(path: str | None, version: str) -> Tree:
         DownloadError: see `downloads.tree`.
     """
     if path is not None:
-        return Tree(find(Path(path)))
-    return Tree(find(downloads.tree(version)))
+        return source.at(path)
+    from . import downloads  # what fetches is loaded where something is fetched
+
+    return source.at(downloads.tree(version))
 
 
 def _change(here: str, there: str) -> Change:

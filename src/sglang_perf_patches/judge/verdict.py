@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,8 @@ from ..model.patch import Marker, Patch, PatchSet, Variant
 from .source import Definition, Tree, TreeError
 
 Word = Literal["applies", "built-in", "absent", "refused"]
+Known = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""Reference → {sha256 of the definition's source → releases that have it}."""
 
 
 @dataclass(frozen=True)
@@ -39,33 +41,34 @@ class Verdict:
     unknown: tuple[str, ...] = ()
 
 
-def judge_all(sets: Iterable[PatchSet], tree: Tree) -> list[Verdict]:
-    """Judge every patch of the sets; what a patch requires is judged with it.
+def judge_each(
+    sets: Iterable[PatchSet], tree: Tree, only: Collection[str] | None = None
+) -> list[Verdict]:
+    """Judge the patches of the sets, each by itself and with what it requires.
 
-    Raises:
-        TreeError: a file that a verdict needs can't be read or parsed.
+    A file that can't be read, or is there without its source, refuses the patches that need it and
+    no other. What was read of the tree is kept where the tree has a cache.
+
+    Args:
+        sets: in the order in which the verdicts come.
+        tree: what is judged.
+        only: ids of patches to judge, with those that they require; None for every patch.
     """
-    verdicts = {
-        patch.id: judge(patch, patch_set.known, tree)
-        for patch_set in sets
-        for patch in patch_set.patches
-    }
-    return [_with_requirements(verdict, verdicts) for verdict in verdicts.values()]
+    homes = {patch.id: (patch, each.known) for each in sets for patch in each.patches}
+    wanted = set(homes) if only is None else set(only) & set(homes)
+    alone: dict[str, Verdict] = {}
+    waiting = sorted(wanted)
+    while waiting:
+        id = waiting.pop()
+        if id not in alone:
+            patch, known = homes[id]
+            alone[id] = _alone(patch, known, tree)
+            waiting.extend(patch.requires)
+    tree.save()
+    return [_with_requirements(alone[id], alone) for id in homes if id in wanted]
 
 
-def judge_each(sets: Iterable[PatchSet], tree: Tree) -> list[Verdict]:
-    """As `judge_all`, but an unreadable file refuses only the patches that need it."""
-    verdicts = {}
-    for patch_set in sets:
-        for patch in patch_set.patches:
-            try:
-                verdicts[patch.id] = judge(patch, patch_set.known, tree)
-            except TreeError as error:
-                verdicts[patch.id] = Verdict(patch, "refused", str(error))
-    return [_with_requirements(verdict, verdicts) for verdict in verdicts.values()]
-
-
-def judge(patch: Patch, known: Mapping[str, Mapping[str, tuple[str, ...]]], tree: Tree) -> Verdict:
+def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
     """Judge one patch by itself.
 
     Upstream's own change wins over ours, so markers come first. A variant applies where some
@@ -81,32 +84,41 @@ def judge(patch: Patch, known: Mapping[str, Mapping[str, tuple[str, ...]]], tree
     if not any(tree.definition(anchor) for anchor in patch.all_anchors()):
         return Verdict(patch, "absent", patch.absent_because)
 
-    found = {reference: tree.definition(reference) for reference in patch.references()}
-    agreeing: Counter[str] = Counter()
+    there = {reference: tree.definition(reference) for reference in patch.references()}
+    agreeing: dict[str, int] = {}
     for variant in patch.variants:
         needed = variant.targets + variant.depends
+        same = Counter(
+            release for name in needed for release in set(_releases_with(name, there[name], known))
+        )
+        brought = [name for name in variant.adds if tree.definition(name)]
         for release in reversed(variant.releases):
-            same = [reference for reference in needed if _same(reference, found, known, release)]
-            brought = [name for name in variant.adds if tree.definition(name)]
-            if len(same) == len(needed) and not brought:
+            if same[release] == len(needed) and not brought:
                 return Verdict(
                     patch,
                     "applies",
                     f"proven on this code, as released in {release}",
                     variant,
                     release,
-                    {ref: definition for ref in needed if (definition := found[ref])},
+                    {name: definition for name in needed if (definition := there[name])},
                 )
-            agreeing[release] = len(same) - len(needed) - len(brought)
-    return _refusal(patch, known, tree, found, agreeing)
+            agreeing[release] = same[release] - len(needed) - len(brought)
+    return _refusal(patch, known, tree, there, agreeing)
+
+
+def _alone(patch: Patch, known: Known, tree: Tree) -> Verdict:
+    try:
+        return judge(patch, known, tree)
+    except TreeError as error:
+        return Verdict(patch, "refused", str(error))
 
 
 def _refusal(
     patch: Patch,
-    known: Mapping[str, Mapping[str, tuple[str, ...]]],
+    known: Known,
     tree: Tree,
-    found: Mapping[str, Definition | None],
-    agreeing: Counter[str],
+    there: Mapping[str, Definition | None],
+    agreeing: Mapping[str, int],
 ) -> Verdict:
     """Name what differs from the nearest release: the fewest definitions, then the newest."""
     order = [release for variant in patch.variants for release in variant.releases]
@@ -116,10 +128,10 @@ def _refusal(
     unknown = [
         reference
         for reference in variant.targets + variant.depends
-        if not _same(reference, found, known, nearest)
+        if nearest not in _releases_with(reference, there[reference], known)
     ]
     unknown += [reference for reference in variant.adds if tree.definition(reference)]
-    gone = [ref for ref in unknown if ref not in variant.adds and not tree.definition(ref)]
+    gone = [name for name in unknown if name not in variant.adds and not tree.definition(name)]
     what = f"{unknown[0]} is {'missing' if unknown[0] in gone else 'not the code we know'}"
     more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     return Verdict(
@@ -149,14 +161,9 @@ def _holds(marker: Marker, tree: Tree) -> bool:
     return marker.contains in definition.text and lacking
 
 
-def _same(
-    reference: str,
-    found: Mapping[str, Definition | None],
-    known: Mapping[str, Mapping[str, tuple[str, ...]]],
-    release: str,
-) -> bool:
-    definition = found[reference]
-    return definition is not None and release in known.get(reference, {}).get(definition.digest, ())
+def _releases_with(reference: str, definition: Definition | None, known: Known) -> tuple[str, ...]:
+    """The known releases whose code has this definition to the letter."""
+    return known.get(reference, {}).get(definition.digest, ()) if definition else ()
 
 
 def _age(release: str) -> int:

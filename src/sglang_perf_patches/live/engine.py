@@ -426,7 +426,7 @@ def activate(
             _current.append(activation)
             try:
                 if chosen.chosen:
-                    activation.start(tree or source.Tree(source.find_installed()))
+                    activation.start(tree or source.installed())
                     record.keep(report)
             except BaseException:
                 activation.stop()

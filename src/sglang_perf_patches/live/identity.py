@@ -87,7 +87,7 @@ def check(definition: Definition) -> Stock | None:
         if not isinstance(held, type) or not _is_class_of(held, module, qualname):
             raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
         return None
-    if definition.decorators == 0 and not definition.text.lstrip().startswith(("def ", "async ")):
+    if not definition.is_function:
         return None
     return stock_function(held, definition)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from importlib import import_module
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from ..model.patch import PatchSet
@@ -25,20 +25,15 @@ def load() -> tuple[PatchSet, ...]:
     Raises:
         FingerprintError: a ``known.json`` is missing or damaged.
     """
-    return tuple(
-        PatchSet(found.name, found.summary, found.patches, read_known(found.name))
-        for found in map(declared, NAMES)
-    )
+    return tuple(_declared(name, read_known(name)) for name in NAMES)
 
 
 def declared(name: str) -> PatchSet:
     """A set with the fingerprints that are there, none where its ``known.json`` can't be read."""
-    module = import_module(f"{__name__}.{name}")
     try:
-        known = read_known(name)
+        return _declared(name, read_known(name))
     except FingerprintError:
-        known = {}
-    return PatchSet(name, module.SUMMARY, module.PATCHES, known)
+        return _declared(name, {})
 
 
 def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -48,14 +43,21 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
         FingerprintError: the file is missing or damaged.
     """
     try:
-        text = (files(__name__) / name / "known.json").read_text(encoding="utf-8")
-        data: dict[str, Any] = json.loads(text)
+        # Not by importlib.resources, which brings zipfile and tempfile into every server.
+        data: dict[str, Any] = json.loads(
+            (Path(__file__).parent / name / "known.json").read_bytes()
+        )
         return {
             str(reference): {str(digest): _names(where) for digest, where in hashes.items()}
             for reference, hashes in data.items()
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise FingerprintError(f"the fingerprints of {name} can't be read: {error}") from error
+
+
+def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchSet:
+    module = import_module(f"{__name__}.{name}")
+    return PatchSet(name, module.SUMMARY, module.PATCHES, known)
 
 
 def _names(where: Any) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ arguments and returns the exit code.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ... import sets
 from ...judge import source
@@ -32,7 +31,7 @@ def tree_at(path: str | None) -> source.Tree:
     Raises:
         TreeError: there is none.
     """
-    return source.Tree(source.find(Path(path)) if path is not None else source.find_installed())
+    return source.at(path) if path is not None else source.installed()
 
 
 def is_lost(chosen: Selection, judged: Verdict) -> bool:

@@ -30,7 +30,7 @@ def _doctor(given: argparse.Namespace) -> int:
     chosen = selected()
     here, there = tree_at(None), doctor.other_tree(given.sglang_path, given.sglang_version)
     prospects = doctor.compare(
-        verdict.judge_all(sets.load(), here), verdict.judge_all(sets.load(), there)
+        verdict.judge_each(sets.load(), here), verdict.judge_each(sets.load(), there)
     )
     lost = doctor.lost(prospects, chosen.chosen)
     if given.json:

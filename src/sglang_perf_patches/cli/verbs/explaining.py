@@ -8,7 +8,7 @@ import json
 import textwrap
 from typing import Any
 
-from ... import pages, sets
+from ... import sets
 from ...judge import downloads, source, verdict
 from ...judge.verdict import Verdict
 from ...model.patch import by_id
@@ -37,7 +37,7 @@ def _explain(given: argparse.Namespace) -> int:
     chosen = selected()
     tree = tree_at(given.sglang_path)
     judged = next(
-        found for found in verdict.judge_all(sets.load(), tree) if found.patch.id == given.patch
+        found for found in verdict.judge_each(sets.load(), tree) if found.patch.id == given.patch
     )
     if given.json:
         print(json.dumps(_explain_data(tree, chosen, judged), indent=2))
@@ -82,7 +82,7 @@ def _explain_text(tree: source.Tree, judged: Verdict) -> str:
         if text:
             parts.append(_paragraph(title, text))
     if patch.upstream:
-        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in pages.upstream_links(patch)))
+        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in patch.upstream_links()))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
             parts.append(f"{title}: {', '.join(names)}")

@@ -29,7 +29,7 @@ def add(verbs: Any) -> None:
 def _list(given: argparse.Namespace) -> int:
     chosen = selected()
     tree = tree_at(given.sglang_path)
-    verdicts = verdict.judge_all(sets.load(), tree)
+    verdicts = verdict.judge_each(sets.load(), tree)
     if given.json:
         print(json.dumps(_list_data(tree, chosen, verdicts), indent=2))
     else:

@@ -34,7 +34,7 @@ def _verify(given: argparse.Namespace) -> int:
     named = _named(given.names)
     tree = tree_at(None)
     judged = [
-        found for found in verdict.judge_all(sets.load(), tree) if found.patch.id in named.chosen
+        found for found in verdict.judge_each(sets.load(), tree) if found.patch.id in named.chosen
     ]
     if not given.json:
         print(f"sglang {tree.version} at {tree.root}\n", flush=True)

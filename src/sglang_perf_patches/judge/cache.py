@@ -1,0 +1,197 @@
+"""What was read from the files of a tree, kept from one process to the next.
+
+One file a tree, in this user's own cache folder. What it holds of a source file is good for as long
+as that file's size and times are the same, and was made by this version of ours. It saves time and
+nothing else: one that can't be used, or isn't this user's alone, is as good as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+
+NOTHING: Any = object()
+"""What `Cache.get` gives where it has nothing; None is a value."""
+
+_TREES = 32
+"""How many trees are kept: those that were written last."""
+_SETTLED_NS = 2_000_000_000
+"""A file changed again within one tick of its clock bears the same times: younger ones wait."""
+
+_Stamp = tuple[int, int, int]
+
+
+def user_folder() -> Path:
+    """Where this project keeps files for this user: below ``$XDG_CACHE_HOME``, else ``~/.cache``.
+
+    Raises:
+        OSError: this user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        try:
+            base = os.fspath(Path.home() / ".cache")
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+    return Path(base) / "sglang-perf-patches"
+
+
+class Cache:
+    """What is known of the source files of one tree; read at the first question."""
+
+    def __init__(self, root: Path) -> None:
+        """Of the tree in the folder `root`."""
+        self.root = root
+        self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24] + ".json"
+        self._files: dict[str, tuple[_Stamp, dict[str, Any]]] | None = None
+        self._stamps: dict[Path, _Stamp | None] = {}
+        self._changed: set[str] = set()
+
+    def get(self, path: Path, name: str) -> Any:
+        """What was put under `name` for the file at `path` as it is now, else `NOTHING`."""
+        stamp = self._stamp(path)
+        stamped, values = self._loaded().get(os.fspath(path), (None, {}))
+        return values.get(name, NOTHING) if stamp is not None and stamped == stamp else NOTHING
+
+    def put(self, path: Path, name: str, value: Any) -> None:
+        """Keep a value that JSON can hold, read from the file at `path` since the first `get`."""
+        stamp = self._stamp(path)
+        if stamp is None or stamp != _stamp(path) or not _is_settled(stamp):
+            return
+        files = self._loaded()
+        stamped, values = files.get(os.fspath(path), (None, {}))
+        files[os.fspath(path)] = (stamp, {**(values if stamped == stamp else {}), name: value})
+        self._changed.add(os.fspath(path))
+
+    def save(self) -> None:
+        """Write what was put; a folder that can't be written costs the next process its time."""
+        if not self._changed:
+            return
+        with contextlib.suppress(OSError), _private_folder(create=True) as folder:
+            # Another process may have written since: what it knows of other files stays.
+            files = {**_read(folder, self.name, self.root)}
+            files.update({path: self._loaded()[path] for path in self._changed})
+            there = {path: kept for path, kept in files.items() if _stamp(Path(path)) == kept[0]}
+            _write(folder, self.name, self.root, there)
+            self._changed.clear()
+            _prune(folder)
+
+    def _loaded(self) -> dict[str, tuple[_Stamp, dict[str, Any]]]:
+        if self._files is None:
+            self._files = {}
+            with contextlib.suppress(OSError), _private_folder(create=False) as folder:
+                self._files = _read(folder, self.name, self.root)
+        return self._files
+
+    def _stamp(self, path: Path) -> _Stamp | None:
+        """What the file was at the first question."""
+        if path not in self._stamps:
+            self._stamps[path] = _stamp(path)
+        return self._stamps[path]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def _is_settled(stamp: _Stamp) -> bool:
+    return max(stamp[1:]) < time.time_ns() - _SETTLED_NS
+
+
+def _made_by() -> str:
+    """What a file must have been made by to be read: this code, in a Python with this syntax."""
+    here = Path(__file__)
+    stamps = [_stamp(here.with_name(name)) for name in ("cache.py", "parsing.py", "source.py")]
+    return f"{__version__} {sys.implementation.cache_tag} {stamps}"
+
+
+@contextmanager
+def _private_folder(*, create: bool) -> Iterator[int]:
+    """A descriptor of the folder, which is this user's alone.
+
+    Raises:
+        OSError: it can't be opened or made, or is somebody else's too.
+    """
+    path = user_folder() / "judged"
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        about = os.fstat(folder)
+        if about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise PermissionError(f"{path} is not a folder of this user alone (mode 0700)")
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[str, Any]]]:
+    """What a file of the folder holds; nothing where it is missing, damaged or another's."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid != os.getuid() or not stat.S_ISREG(about.st_mode):
+                return {}
+            digest, _, text = file.read().partition(b"\n")
+        if hashlib.sha256(text).hexdigest().encode() != digest:
+            return {}
+        data = json.loads(text)
+        if data["made by"] != _made_by() or data["root"] != os.fspath(root):
+            return {}
+        return {
+            str(path): ((int(size), int(changed), int(moved)), dict(values))
+            for path, ((size, changed, moved), values) in data["files"].items()
+        }
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return {}
+
+
+def _write(
+    folder: int, name: str, root: Path, files: dict[str, tuple[_Stamp, dict[str, Any]]]
+) -> None:
+    """Replace a file of the folder as a whole."""
+    data = {"made by": _made_by(), "root": os.fspath(root), "files": files}
+    text = json.dumps(data, separators=(",", ":")).encode()
+    part = f"{name}.{secrets.token_hex(8)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part, dir_fd=folder)
+        raise
+
+
+def _prune(folder: int) -> None:
+    """Remove the trees that were written longest ago, and what a killed process left half done."""
+    ages = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                ages[entry.name] = entry.stat(follow_symlinks=False).st_mtime
+    whole = sorted((name for name in ages if name.endswith(".json")), key=lambda name: -ages[name])
+    left = [name for name in ages if name.endswith(".part") and ages[name] < time.time() - 600]
+    for name in (*whole[_TREES:], *left):
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)

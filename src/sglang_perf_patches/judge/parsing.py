@@ -1,0 +1,91 @@
+"""The definitions of one source file, from its syntax. Only what has to be parsed imports this."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..model.patch import qualname_of
+from .source import Definition, TreeError, digest_of, lines_of, text_of
+
+_Scope = ast.Module | ast.ClassDef
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Named = _Function | ast.ClassDef
+
+
+class Module:
+    """The text and syntax of one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read and parse it.
+
+        Raises:
+            TreeError: that is not possible.
+        """
+        self.path = path
+        self.lines = lines_of(path)
+        try:
+            self.syntax = ast.parse("\n".join(self.lines))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            raise TreeError(f"{path} can't be parsed{where}: {type(error).__name__}") from error
+
+    def definition(self, reference: str) -> Definition | None:
+        """What the file has under a reference of its module; None where it has no such name."""
+        nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
+        for name in qualname_of(reference).split("."):
+            scopes = [node for node in nodes if isinstance(node, _Scope)]
+            nodes = [bound for scope in scopes for bound in _bindings(scope.body, name)]
+        pieces = [node for node in nodes if isinstance(node, ast.stmt)]
+        if not pieces:
+            return None
+        last = pieces[-1]
+        members: list[Definition | None] = []
+        if isinstance(last, ast.ClassDef):
+            functions = [node for node in last.body if isinstance(node, _Function)]
+            names = dict.fromkeys(node.name for node in functions)
+            members = [self.definition(f"{reference}.{name}") for name in names]
+        spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
+        return Definition(
+            reference=reference,
+            path=self.path,
+            lines=spans,
+            digest=digest_of(text_of(self.lines, spans)),
+            decorators=len(last.decorator_list) if isinstance(last, _Named) else 0,
+            is_class=isinstance(last, ast.ClassDef),
+            is_function=isinstance(last, _Function),
+            members=tuple(member for member in members if member),
+        )
+
+
+def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
+    """Statements of a body that bind `name`, or take it away, at any depth but in other scopes."""
+    for node in body:
+        if name in _bound_by(node):
+            yield node
+        elif not isinstance(node, _Named):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _bindings(getattr(node, block, ()), name)
+            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                yield from _bindings(part.body, name)
+
+
+def _bound_by(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement binds by itself, not those that statements inside it bind."""
+    if isinstance(node, _Named):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    else:
+        inside = (ast.stmt, ast.ExceptHandler, ast.match_case)
+        parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, inside)]
+        for part in [below for child in parts for below in ast.walk(child)]:
+            if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
+                yield part.id
+        yield from (handler.name for handler in getattr(node, "handlers", ()) if handler.name)
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = node.decorator_list if isinstance(node, _Named) else []
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])

@@ -1,0 +1,17 @@
+"""What keeps the project's own files true; it works on the checkout that it is in.
+
+``python3 -m tests.maintain.fingerprints`` takes the fingerprints from the released wheels,
+``python3 -m tests.maintain.tables`` writes the tables and pages. Both need Python alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The checkout."""
+
+# Of this checkout and no other, also where another one, or a release, is installed.
+if str(ROOT / "src") not in sys.path[:1]:
+    sys.path.insert(0, str(ROOT / "src"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,91 @@ def test_version(tmp_path: Path, name: str, text: str, version: str) -> None:
     tree = sample(tmp_path)
     (tree.root / name).write_text(text)
     assert tree.version == version
+
+
+BODY = 'def plain(x):\n    return "{}"\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + BODY.format("ö").encode(),
+        b"\xef\xbb\xbf" + BODY.format("ö").encode().replace(b"\n", b"\r\n"),
+        b"# -*- coding: latin-1 -*-\n" + BODY.format("ö").encode("latin-1"),
+        b"#!python\n# vim: set fileencoding=cp1252 :\n" + BODY.format("ö").encode("cp1252"),
+        b"# coding: utf-8\n" + BODY.format("ö").encode(),
+    ],
+)
+def test_a_file_is_decoded_as_python_does(tmp_path: Path, content: bytes) -> None:
+    tree = sample(tmp_path)
+    path = tree.root / "srt" / "work.py"
+    path.write_bytes(content)
+    assert text_of(tree, "plain") == BODY.format("ö").rstrip("\n")
+    scope: dict[str, object] = {}
+    exec(compile(path.read_bytes(), path, "exec"), scope)
+    assert scope["plain"](1) == "ö"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BODY.format("ö").encode("latin-1"),
+        b"# coding: no-such-encoding\n" + BODY.format("o").encode(),
+        b"\xef\xbb\xbf# coding: latin-1\n" + BODY.format("o").encode(),
+    ],
+)
+def test_what_python_can_not_decode_neither_do_we(tmp_path: Path, content: bytes) -> None:
+    tree = sample(tmp_path)
+    path = tree.root / "srt" / "work.py"
+    path.write_bytes(content)
+    with pytest.raises(SyntaxError):
+        compile(path.read_bytes(), path, "exec")
+    with pytest.raises(source.TreeError, match=r"work\.py can't be read: it is not UTF-8 text"):
+        tree.definition("sglang.srt.work:plain")
+
+
+def test_a_package_comes_before_a_module_of_its_name_as_in_an_import(tmp_path: Path) -> None:
+    tree = sample(tmp_path)
+    (tree.root / "srt" / "work").mkdir()
+    (tree.root / "srt" / "work" / "__init__.py").write_text("def package(): pass\n")
+    assert text_of(tree, "package") == "def package(): pass"
+
+
+@pytest.mark.parametrize("name", ["work.pyc", "work/__init__.pyc", f"work{EXTENSION_SUFFIXES[0]}"])
+def test_a_module_without_its_source_is_not_missing(tmp_path: Path, name: str) -> None:
+    tree = sample(tmp_path)
+    (tree.root / "srt" / "work.py").unlink()
+    assert text_of(source.Tree(tree.root), "plain") is None
+    path = tree.root / "srt" / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(
+        source.NoSourceError, match=r"^no source: of sglang\.srt\.work there is only"
+    ):
+        tree.definition("sglang.srt.work:plain")
+
+
+def test_a_tree_of_bytecode_is_a_tree(tmp_path: Path) -> None:
+    root = sample(tmp_path).root
+    (root / "__init__.py").rename(root / "__init__.pyc")
+    assert source.find(tmp_path) == root
+
+
+def archive(folder: Path, *names: str) -> Path:
+    made = folder / "packages.zip"
+    with zipfile.ZipFile(made, "w") as opened:
+        for name in names:
+            opened.writestr(name, "def plain(x): pass\n")
+    return made
+
+
+def test_an_archive_has_no_source_to_judge(tmp_path: Path) -> None:
+    place = archive(tmp_path, "sglang/__init__.py", "sglang/srt/__init__.py", "sglang/srt/work.py")
+    root = source.find(place)
+    assert root == place / "sglang"
+    assert source.find(root) == root
+    with pytest.raises(source.NoSourceError, match=r"no source: sglang is in the archive .*\.zip"):
+        source.Tree(root).definition("sglang.srt.work:plain")
+    assert source.Tree(root).version == "unknown"
+    with pytest.raises(source.TreeError, match="not a sglang tree"):
+        source.find(archive(tmp_path, "other/__init__.py"))

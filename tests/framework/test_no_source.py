@@ -1,0 +1,162 @@
+"""What ``list`` says of a tree that is hard to read is what a process on that tree does."""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from throwaway import REPOSITORY, Throwaway
+
+SETS = """
+import throwaway_patches as t
+from sglang_perf_patches.judge import source
+call = t.declare("two.call", install="call", targets=(f"{{t.B}}:Caller.call",))
+t.use(t.STEP, t.HELPER, t.BOTH, call, tree=source.Tree(source.find({known!r})))
+"""
+
+STATES = """
+import json, sglang_perf_patches as ours
+ours.activate("all")
+import sglang.srt.a, sglang.srt.b
+assert sglang.srt.b.Caller().call(1) is not None
+print(json.dumps({s.id: [s.state, s.reason] for s in ours.activate().patches}))
+"""
+
+CALL = """
+
+def call(patching):
+    patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
+"""
+
+NON_ASCII = "\n\nNAME = 'Köln'\n"
+
+Both = tuple[dict[str, list[str]], dict[str, list[str]]]
+
+
+@pytest.fixture
+def both(throwaway: Throwaway) -> Callable[..., Both]:
+    """``both()``: id → word and reason, by ``list`` and by a process."""
+    known = Throwaway.write(throwaway.site.parent / "known")
+    throwaway.put("sitecustomize.py", SETS.format(known=str(known.site)))
+    installs = (throwaway.site / "throwaway_installs.py").read_text()
+    throwaway.put("throwaway_installs.py", installs + CALL)
+
+    def run(**variables: str) -> Both:
+        listed = throwaway.run(
+            "from sglang_perf_patches.cli import main; main(['list', '--json'])", **variables
+        )
+        done = throwaway.run(STATES, **variables)
+        verdicts = {
+            found["id"]: [found["verdict"], found["reason"]]
+            for found in json.loads(listed.stdout)["patches"]
+        }
+        return verdicts, json.loads(done.stdout)
+
+    return run
+
+
+def agree(found: Both) -> None:
+    verdicts, states = found
+    assert set(verdicts) == set(states)
+    for id, (word, reason) in verdicts.items():
+        if word == "applies":
+            assert states[id][0] == "live", (id, states[id])
+        else:
+            assert states[id] == [word, reason], id
+
+
+def words(found: Both) -> dict[str, str]:
+    return {id: word for id, (word, _) in found[0].items()}
+
+
+ALL_APPLY = dict.fromkeys(("one.step", "two.helper", "two.both", "two.call"), "applies")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252"])
+def test_a_file_that_python_reads_applies(
+    throwaway: Throwaway, both: Callable[..., Both], encoding: str
+) -> None:
+    path = throwaway.site / "sglang" / "srt" / "a.py"
+    line = f"# -*- coding: {encoding} -*-\n" if not encoding.startswith("utf") else ""
+    path.write_bytes((line + path.read_text() + NON_ASCII).encode(encoding))
+    found = both()
+    assert words(found) == ALL_APPLY
+    agree(found)
+
+
+def test_one_file_that_can_not_be_read_leaves_the_other_patches(
+    throwaway: Throwaway, both: Callable[..., Both]
+) -> None:
+    """A module that a server never imports, so the process runs on."""
+    path = throwaway.site / "sglang" / "srt" / "b.py"
+    before = path.read_text()
+    path.write_bytes((before + NON_ASCII).encode("latin-1"))
+    listed = throwaway.run("from sglang_perf_patches.cli import main; main(['list', '--json'])")
+    verdicts = {f["id"]: f["verdict"] for f in json.loads(listed.stdout)["patches"]}
+    assert verdicts == {**ALL_APPLY, "two.both": "refused", "two.call": "refused"}
+    done = throwaway.run(
+        """
+        import json, sglang_perf_patches as ours
+        ours.activate("all")
+        import sglang.srt.a
+        assert sglang.srt.a.Worker().step(1) == 102
+        print(json.dumps({s.id: s.state for s in ours.activate().patches}))
+        """
+    )
+    states = json.loads(done.stdout)
+    assert states == {
+        "one.step": "live",
+        "two.helper": "live",
+        "two.both": "refused",
+        "two.call": "refused",
+    }
+
+
+def compiled_only(throwaway: Throwaway) -> dict[str, str]:
+    package = throwaway.site / "sglang"
+    assert compileall.compile_dir(package, legacy=True, quiet=2)
+    for path in package.rglob("*.py"):
+        path.unlink()
+    return {}
+
+
+def zipped(throwaway: Throwaway) -> dict[str, str]:
+    package = throwaway.site / "sglang"
+    archive = throwaway.site.parent / "packages.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        for path in sorted(package.rglob("*.py")):
+            opened.write(path, path.relative_to(throwaway.site))
+            path.unlink()
+    for folder in (package / "srt", package):
+        folder.rmdir()
+    places = [str(archive), str(throwaway.site), str(REPOSITORY / "src")]
+    return {"PYTHONPATH": os.pathsep.join(places)}
+
+
+@pytest.mark.parametrize("strip", [compiled_only, zipped])
+def test_a_tree_without_sources_is_refused_and_never_absent(
+    throwaway: Throwaway,
+    both: Callable[..., Both],
+    strip: Callable[[Throwaway], dict[str, str]],
+) -> None:
+    found = both(**strip(throwaway))
+    assert words(found) == dict.fromkeys(ALL_APPLY, "refused")
+    assert all(reason.startswith("no source: ") for _, reason in found[0].values())
+    agree(found)
+
+
+def test_a_folder_of_another_kind_is_still_no_sglang(throwaway: Throwaway, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "sglang"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    done = throwaway.process(
+        "import sys; from sglang_perf_patches.cli import main; sys.exit(main(['list']))",
+        PYTHONPATH=os.pathsep.join([str(other.parent), str(REPOSITORY / "src")]),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sglang-perf-patches: sglang is not installed for this Python\n"

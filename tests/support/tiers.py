@@ -4,8 +4,8 @@
 which releases it is for by a parameter; what the default tier leaves out of that is decided here:
 
 - in the folder of a set, it plays the oldest and the newest release of each file, and so many more
-  that each variant of each patch of the set, which is a body of ours, runs on a release it is
-  declared for;
+  that each body of ours, which is what a variant names as its ``install``, runs on a release that
+  it is declared for;
 - a test marked ``sampled`` it plays on every fourth release and the newest;
 - a test marked ``whole_matrix`` it leaves out.
 
@@ -21,7 +21,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import releases
-from sglang_perf_patches.model.patch import Variant
+from sglang_perf_patches.model.patch import Patch
 
 FIRST = ("server", "proof", "swa", "mamba", "mla", "mlx", "releases")
 """Folders in the order of their longest tests, so that no long one is left for the end."""
@@ -40,8 +40,17 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
     ]
 
 
-def covering(variants: Iterable[Variant], matrix: Iterable[str]) -> set[str]:
-    """As few releases of a matrix as show every variant that any of it shows.
+def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
+    """Each body of ours of these patches, with the releases that it is declared for."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for patch in patches:
+        for variant in patch.variants:
+            found.setdefault((patch.id, variant.install), set()).update(variant.releases)
+    return found
+
+
+def covering(bodies: Iterable[set[str]], matrix: Iterable[str]) -> set[str]:
+    """As few releases of a matrix as show every body that any of it shows.
 
     The oldest and the newest are among them; of two that show as much, the newer one.
     """
@@ -50,9 +59,7 @@ def covering(variants: Iterable[Variant], matrix: Iterable[str]) -> set[str]:
         return set()
     chosen = {by_age[0], by_age[-1]}
     missing = [
-        reachable
-        for variant in variants
-        if (reachable := set(variant.releases) & set(by_age)) and not reachable & chosen
+        reachable for body in bodies if (reachable := body & set(by_age)) and not reachable & chosen
     ]
     while missing:
         best = max(reversed(by_age), key=lambda name: sum(name in each for each in missing))
@@ -99,9 +106,8 @@ def _played(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
             of_set = {
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }
-            patches = sets.declared(path.parent.name).patches
-            variants = [variant for patch in patches for variant in patch.variants]
-            played[path] = {by_age[0], by_age[-1]} | (covering(variants, of_set) & matrix)
+            needed = bodies(sets.declared(path.parent.name).patches).values()
+            played[path] = {by_age[0], by_age[-1]} | (covering(needed, of_set) & matrix)
     return played
 
 

@@ -32,8 +32,11 @@ def activate(selection: str | None = None, *, strict: bool | None = None) -> Rep
         StrictFailure: (a SystemExit) under `strict`.
     """
     from .live.engine import activate as implementation
+    from .seen import keeper
 
-    return implementation(selection, strict=strict)
+    report = implementation(selection, strict=strict)
+    keeper.resume()
+    return report
 
 
 def deactivate() -> None:

@@ -184,6 +184,7 @@ import sglang.srt.a as a
 use(STEP)
 ours.activate("all")
 from sglang_perf_patches.seen import records as record
+look_nowhere_else()
 child = os.fork()
 if child == 0:
     ours.activate("all")

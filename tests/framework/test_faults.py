@@ -22,7 +22,12 @@ from sglang_perf_patches.judge import downloads, source, verdict
 from sglang_perf_patches.model.patch import module_of
 
 _INJECT = Path(__file__).with_name("inject.py")
-_STATUS = (sys.executable, "-m", "sglang_perf_patches", "status")
+_STATUS = (
+    sys.executable,
+    "-c",
+    "import sys, throwaway_patches as t; t.look_nowhere_else();"
+    "from sglang_perf_patches.cli import main; sys.exit(main(['status', *sys.argv[1:]]))",
+)
 
 
 # -- a fault, or the end, at any call --------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.seen import records as record
+from sglang_perf_patches.seen import procfs, records
 
 SERVE = """
 import sys
@@ -37,6 +37,7 @@ import sys
 from throwaway_patches import *
 use(STEP, declare("one.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
 from sglang_perf_patches.cli import main
+look_nowhere_else()
 sys.exit(main(["status", *sys.argv[1:]]))
 """
 
@@ -228,7 +229,9 @@ def test_a_killed_process_is_not_shown_and_cleaned_up(throwaway: Throwaway) -> N
 def test_a_record_of_an_earlier_process_with_the_same_pid(throwaway: Throwaway) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
     folder.mkdir(mode=0o700)
-    (folder / f"{os.getpid()}-1.json").write_text(json.dumps({"pid": os.getpid()}))
+    (folder / f"{procfs.namespace()}-{os.getpid()}-1.json").write_text(
+        json.dumps({"pid": os.getpid()})
+    )
     assert processes(throwaway) == []
     assert list(folder.iterdir()) == []
 
@@ -236,9 +239,9 @@ def test_a_record_of_an_earlier_process_with_the_same_pid(throwaway: Throwaway) 
 def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
     folder.mkdir(mode=0o700)
-    path = folder / f"{os.getpid()}-{record._start_token(os.getpid())}.json"
-    whole = {"pid": os.getpid(), "server": f"{os.getpid()}-1", "started": 0.0, "role": "python"}
-    whole |= {"sglang": "1.0", "selection": "all", "patches": []}
+    path = folder / f"{records.name_of(os.getpid())}.json"
+    whole = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 0.0, "role": "python"}
+    whole |= {"sglang": "1.0", "selection": "all", "image": "", "patches": []}
     damaged = [
         {**whole, "pid": os.getpid() + 1},
         {**whole, "server": "x"},
@@ -289,9 +292,9 @@ def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway) -> None:
 def test_a_half_written_record_of_a_killed_process_is_cleaned_up(throwaway: Throwaway) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
     folder.mkdir(mode=0o700)
-    (folder / f"{os.getpid()}-1.part").write_text("{")
+    (folder / f"{procfs.namespace()}-{os.getpid()}-1.part").write_text("{")
     (folder / "of somebody else").write_text("")
-    mine = folder / f"{os.getpid()}-{record._start_token(os.getpid())}.part"
+    mine = folder / f"{records.name_of(os.getpid())}.part"
     mine.write_text("{")  # being written just now
     assert processes(throwaway) == []
     assert {path.name for path in folder.iterdir()} == {"of somebody else", mine.name}
@@ -358,4 +361,241 @@ def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path:
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches" in line]
     assert len(ours) == 2, ours
     assert "one.bad is failed" in ours[0]
-    assert "live on sglang 1.0: one.step" in ours[1]
+    assert f"process {process.pid}: live 1, waiting 0, refused 0, failed 1; " in ours[1]
+    assert ours[1].endswith("live on sglang 1.0: one.step")
+
+
+FORKS = """
+import os, subprocess, sys, time, warnings
+warnings.simplefilter("ignore")
+from throwaway_patches import *
+look_nowhere_else()
+import sglang_perf_patches as ours
+from sglang_perf_patches.seen import records
+import sglang.srt.a as a
+use(STEP)
+ours.activate("all")
+
+def shown():
+    return [data["pid"] for data in records.read_all()]
+
+def files():
+    return sorted(int(path.stem.split("-")[1]) for path in records.folder_to_write().iterdir())
+"""
+
+
+def test_a_child_that_becomes_another_program_has_no_record(throwaway: Throwaway) -> None:
+    throwaway.run(
+        FORKS
+        + """
+child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
+by_hand = os.fork()
+if by_hand == 0:
+    os.execvp("sleep", ["sleep", "60"])
+time.sleep(2.5)                                     # for a keeper to start by itself
+try:
+    assert files() == shown() == [os.getpid()], files()
+finally:
+    child.kill(), os.kill(by_hand, 9)
+"""
+    )
+
+
+@pytest.mark.parametrize("becomes", [["sleep", "60"], [sys.executable, "-c", "input()"]])
+def test_a_record_is_not_of_the_program_that_its_process_became(
+    throwaway: Throwaway, becomes: list[str]
+) -> None:
+    throwaway.run(
+        FORKS
+        + f"""
+going, coming = os.pipe()
+waiting, _ = os.pipe()
+child = os.fork()
+if child == 0:
+    ours.activate("all")                            # it serves, for a while
+    os.write(coming, b"!")
+    os.dup2(waiting, 0)
+    time.sleep(1)
+    os.execvp({becomes[0]!r}, {becomes!r})
+os.read(going, 1)
+try:
+    assert set(shown()) == {{os.getpid(), child}}
+    for _ in range(100):
+        if shown() == [os.getpid()]:
+            break
+        time.sleep(0.1)
+    assert shown() == files() == [os.getpid()], files()
+finally:
+    os.kill(child, 9)
+"""
+    )
+
+
+def test_a_forked_worker_of_multiprocessing_has_a_record_while_it_works(
+    throwaway: Throwaway,
+) -> None:
+    throwaway.run(
+        FORKS
+        + """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+up, end = context.Event(), context.Event()
+
+def work():
+    a.Worker().step(1)
+    up.set()
+    end.wait()
+
+child = context.Process(target=work, daemon=True)
+child.start()
+up.wait()
+for _ in range(100):
+    found = {data["pid"]: data for data in records.read_all()}
+    if child.pid in found and found[child.pid]["patches"][0]["ran"]:
+        break
+    time.sleep(0.1)
+assert found[child.pid]["patches"][0]["ran"]
+assert found[child.pid]["server"] == os.getpid()
+end.set()
+child.join()
+assert files() == [os.getpid()], files()            # nobody has read in between
+"""
+    )
+
+
+def test_a_forked_child_that_ends_without_a_word_leaves_nothing(throwaway: Throwaway) -> None:
+    throwaway.run(
+        FORKS
+        + """
+for _ in range(3):
+    if os.fork() == 0:
+        ours.activate("all")
+        assert os.getpid() in shown()
+        os._exit(0)
+    os.wait()
+for _ in range(100):
+    if files() == [os.getpid()]:
+        break
+    time.sleep(0.1)
+assert files() == [os.getpid()], files()            # our own keeper has tidied up
+"""
+    )
+
+
+def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_back(
+    throwaway: Throwaway,
+) -> None:
+    process = start(throwaway, XDG_RUNTIME_DIR=None)
+    try:
+        folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
+        assert len(list(folder.iterdir())) == 1
+        assert [found["pid"] for found in processes(throwaway)] == [process.pid]
+    finally:
+        process.kill()
+        process.communicate()
+    assert processes(throwaway) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("base", ["_RUN", "_TEMPORARY"])
+def test_a_server_is_seen_from_a_shell_that_names_no_folder(
+    throwaway: Throwaway, tmp_path: Path, base: str
+) -> None:
+    """As /run/user/UID and /tmp are, for a shell without XDG_RUNTIME_DIR or with another TMPDIR."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / str(os.getuid())).mkdir(parents=True)
+    runtime = str(elsewhere / str(os.getuid())) if base == "_RUN" else None
+    process = start(throwaway, XDG_RUNTIME_DIR=runtime, TMPDIR=str(elsewhere))
+    try:
+        done = throwaway.run(
+            f"""
+            from throwaway_patches import *
+            from sglang_perf_patches.seen import records
+            look_nowhere_else()
+            assert records.read_all() == []
+            records.{base} = {str(elsewhere)!r}
+            print([data["pid"] for data in records.read_all()])
+            """,
+            XDG_RUNTIME_DIR=None,
+        )
+        assert done.stdout == f"[{process.pid}]\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Throwaway) -> None:
+    (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").mkdir(mode=0o777)
+    (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").chmod(0o777)
+    process = start(throwaway)
+    try:
+        assert [found["pid"] for found in processes(throwaway)] == [process.pid]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_records_of_another_pid_namespace_are_neither_shown_nor_removed(
+    throwaway: Throwaway,
+) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    other = folder / "0badcafe-1-1.json"
+    other.write_text("{}")
+    old = folder / "1-1.json"  # and of a version that did not say its namespace
+    old.write_text("{}")
+    assert processes(throwaway) == []
+    assert sorted(path.name for path in folder.iterdir()) == [other.name, old.name]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
+def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway) -> None:
+    process = start(throwaway)
+    try:
+        folder = throwaway.runtime / "sglang-perf-patches"
+        (before,) = folder.iterdir()
+        done = subprocess.run(
+            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", STATUS, "--json"],
+            env=throwaway.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if "unshare:" in done.stderr:
+            pytest.skip(done.stderr)
+        assert json.loads(done.stdout) == {"processes": []}
+        assert list(folder.iterdir()) == [before]
+        assert [found["pid"] for found in processes(throwaway)] == [process.pid]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_record_that_cannot_be_written_is_said_once(throwaway: Throwaway, tmp_path: Path) -> None:
+    (throwaway.runtime / "sglang-perf-patches").write_text("a file, not a folder")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = start(throwaway, stderr=file)
+        time.sleep(4)
+        process.kill()
+        process.communicate()
+    ours = [line for line in log.read_text().splitlines() if "`status` will not show" in line]
+    assert len(ours) == 1, log.read_text()
+    assert ours[0].startswith("WARNING:sglang_perf_patches:")
+    assert f"process {process.pid}" in ours[0]
+
+
+def test_sglang_serve_is_a_launcher(throwaway: Throwaway) -> None:
+    script = throwaway.put(
+        "bin/sglang",
+        FORKS + "print(records.read_all()[0]['role'])\n",
+    )
+    for words, role in (("serve", "launcher"), ("bench", "sglang")):
+        done = subprocess.run(
+            [sys.executable, str(script), words, "--model-path", "x"],
+            env=throwaway.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout == f"{role}\n", done.stderr

@@ -81,6 +81,13 @@ def declare(id, *, install, targets, releases=("1.0",), **more):
     return Patch(id=id, variants=(variant,), **texts, **more)
 
 
+def look_nowhere_else():
+    """Let `status` see none of this machine's own servers: only what the environment names."""
+    from sglang_perf_patches.seen import records
+
+    records._RUN = records._TEMPORARY = "/nowhere"
+
+
 def use(*patches, tree=None):
     """Make these the only patches, known as the tree (the installed one) has them."""
     tree = tree or source.Tree(source.find_installed())
@@ -194,6 +201,11 @@ class Throwaway:
     site: Path
     runtime: Path
 
+    @property
+    def temporary(self) -> Path:
+        """The temporary folder of its processes."""
+        return self.runtime.parent / "temporary"
+
     @classmethod
     def write(cls, folder: Path) -> Throwaway:
         """Make the package below `folder`."""
@@ -206,6 +218,7 @@ class Throwaway:
         made.put("throwaway_patches.py", PATCHES)
         made.put("throwaway_installs.py", INSTALLS)
         made.runtime.mkdir(mode=0o700)
+        made.temporary.mkdir(mode=0o700)
         return made
 
     def put(self, name: str, text: str) -> Path:
@@ -228,6 +241,7 @@ class Throwaway:
             "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
             "XDG_RUNTIME_DIR": str(self.runtime),
             "XDG_CACHE_HOME": str(self.site.parent / "cache"),
+            "TMPDIR": str(self.temporary),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         for name, value in variables.items():

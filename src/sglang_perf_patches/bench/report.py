@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 from .. import __version__
+from ..model.errors import OperatorError
 from .timing import Ratio
 
 Cell = str | int | float | Ratio | None
 """A float is shown with three significant digits, None as a dash."""
 
 
-class PageError(RuntimeError):
+class PageError(OperatorError, RuntimeError):
     """The page can't be written where it was asked for."""
 
 

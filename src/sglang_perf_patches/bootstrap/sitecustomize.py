@@ -14,8 +14,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _register() -> None:
     """Ask to be called when sglang has been imported, with this project importable."""
-    selection = os.environ.get("SGLANG_PERF_PATCHES", "all").strip()
-    if selection in {"", "none"}:
+    selection = os.environ.get("SGLANG_PERF_PATCHES", "all").strip().lower()
+    if selection in {"", "none", "off", "0", "no", "false"}:
         return
     try:
         from sglang_perf_patches import bootstrap

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from ..model.errors import OperatorError
 from .cache import user_folder
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
@@ -26,7 +27,7 @@ _PLATFORM = (
 )
 
 
-class DownloadError(RuntimeError):
+class DownloadError(OperatorError, RuntimeError):
     """A release could not be had from the package index."""
 
 

@@ -18,6 +18,7 @@ from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..model.errors import OperatorError
 from ..model.patch import module_of
 from .cache import NOTHING, Cache
 
@@ -28,7 +29,7 @@ Span = tuple[int, int]
 """First and last line of a piece of source, counted from 1."""
 
 
-class TreeError(ValueError):
+class TreeError(OperatorError, ValueError):
     """The path is no sglang tree, or a file of it can't be read or parsed."""
 
 

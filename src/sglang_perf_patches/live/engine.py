@@ -35,7 +35,7 @@ from ..model.patch import Patch, Variant, by_id, module_of, qualname_of
 from ..model.patching import MISSING, Gated, Make
 from ..model.selection import Selection, StrictFailure
 from ..model.state import PatchState, Report, RunFlag, State
-from ..seen import records as record
+from ..seen import keeper as record
 from . import identity as objects
 from .identity import Foreign
 from .swap import Slot

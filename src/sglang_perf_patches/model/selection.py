@@ -12,13 +12,16 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from .errors import OperatorError
 from .patch import Patch
 
 VARIABLE = "SGLANG_PERF_PATCHES"
 STRICT_VARIABLE = "SGLANG_PERF_PATCHES_STRICT"
+OFF = frozenset({"", "none", "off", "0", "no", "false"})
+"""What chooses nothing, in small letters; the bootstrap has the same words."""
 
 
-class SelectionError(ValueError):
+class SelectionError(OperatorError, ValueError):
     """The selection is malformed, or names something that does not exist."""
 
 
@@ -45,6 +48,17 @@ class Selection:
     by_name: frozenset[str]
     in_full: frozenset[str]
 
+    def is_lost(self, id: str, word: str) -> bool:
+        """Whether the operator asked for a patch by name and can't have it: exit code 1.
+
+        Args:
+            id: the patch.
+            word: its verdict on a tree, or its state in a process.
+        """
+        if word == "absent":  # a set's name stands for those of its patches that have work there
+            return id in self.in_full
+        return word in {"refused", "conflict", "failed"} and id in self.by_name
+
 
 def from_environment() -> str:
     """The text of the selection: ``all`` where the variable is not set."""
@@ -58,7 +72,7 @@ def strict_from_environment() -> bool:
 
 def is_off(text: str) -> bool:
     """Whether the text chooses nothing, without looking at any declaration."""
-    return text.strip() in {"", "none"}
+    return text.strip().lower() in OFF
 
 
 def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
@@ -73,8 +87,9 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     items = [item.strip() for item in text.split(",")]
     if "" in items:
         raise SelectionError(f"{text!r} has an empty item: write names separated by single commas")
-    if "none" in items:
-        raise SelectionError(f"{text!r}: 'none' stands alone or not at all")
+    for item in items:
+        if item.lower() in OFF:
+            raise SelectionError(f"{text!r}: {item!r} stands alone or not at all")
     plus = [item for item in items if not item.startswith("-")]
     minus = [item[1:].strip() for item in items if item.startswith("-")]
 
@@ -112,7 +127,8 @@ def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False)
 
 def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     sets = list(dict.fromkeys(patch.set for patch in patches.values()))
-    near = difflib.get_close_matches(name, ["all", "none", *sets, *patches], n=3, cutoff=0.5)
+    names = ["all", "none", *sets, *patches]
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if near:
         return f"unknown set or patch {name!r}: did you mean {' or '.join(near)}?"
     return f"unknown set or patch {name!r}: the sets are {', '.join(sets)}"

@@ -8,13 +8,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..model.errors import OperatorError
 from ..model.patch import PatchSet
 
 NAMES = ("mlx", "mla", "mamba", "swa")
 """The sets in the order in which ``list`` shows them."""
 
 
-class FingerprintError(RuntimeError):
+class FingerprintError(OperatorError, RuntimeError):
     """A set's fingerprints can't be read."""
 
 

@@ -1,0 +1,81 @@
+"""One line in a server's log when it is ready for requests: what is live in all its processes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import summary
+
+logger = logging.getLogger("sglang_perf_patches")
+
+_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+_SETTLED_LOOKS = 4
+_SETTLED_LOOKS_OF_LAUNCHER = 24
+
+
+class Announcement:
+    """The line that the topmost process of a server logs, once.
+
+    Attributes:
+        is_made: whether it has been logged.
+    """
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self._before: Mapping[str, str] = {}
+        self._looks = 0
+
+    def look(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        """Log the line if its time has come.
+
+        Args:
+            processes: the records of the server's processes, this one's first. It is called about
+                once a second.
+        """
+        if self.is_made:
+            return
+        states = summary.over_processes(processes)
+        role = processes[0]["role"]
+        is_ready = _is_ready(role)
+        if is_ready is None:
+            # No server that says when it is ready: once nothing has changed for some looks.
+            self._looks = self._looks + 1 if states == self._before else 0
+            self._before = states
+            enough = _SETTLED_LOOKS_OF_LAUNCHER if role == "launcher" else _SETTLED_LOOKS
+            is_ready = self._looks >= enough and bool(summary.live(states))
+        if is_ready:
+            self.is_made = True
+            logger.info(line(processes, states))
+
+
+def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> str:
+    """The line that is logged."""
+    first = processes[0]
+    what = "server" if first["role"] == "launcher" else "process"
+    more = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
+    named = ", ".join(summary.live(states)) or "none"
+    return (
+        f"sglang-perf-patches: {what} {first['pid']}{more}: {summary.counts(states)}; "
+        f"live on sglang {first['sglang']}: {named}"
+    )
+
+
+def _is_ready(role: str) -> bool | None:
+    """Whether sglang's HTTP server in this process is up; None where there is none that tells.
+
+    sglang sets ``server_status`` of its tokenizer manager to ``Up`` when the warm-up request has
+    been answered. It is only read here.
+    """
+    module = sys.modules.get(_HTTP_SERVER)
+    state = getattr(module, "_global_state", None)
+    if module is None or (state is None and role != "launcher"):
+        return None
+    manager = getattr(state, "tokenizer_manager", None)
+    if manager is None:
+        return False
+    # With several tokenizer workers the launcher has a router here, which has no status.
+    status = getattr(getattr(manager, "server_status", None), "name", None)
+    return None if status is None else status == "Up"

@@ -1,0 +1,53 @@
+"""What the records of a server's processes come to: one state a patch, and a line of counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_STRONGEST_FIRST = (
+    "failed",
+    "conflict",
+    "refused",
+    "live",
+    "gated",
+    "pending",
+    "superseded",
+    "built-in",
+    "absent",
+    "off",
+)
+_ALWAYS_COUNTED = {"live": "live", "pending": "waiting", "refused": "refused"}
+_COUNTED_IF_ANY = ("conflict", "failed", "gated")
+
+
+def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Patch → its state in a server: trouble in one process is trouble, else live in one is live.
+
+    Args:
+        processes: records, as `records.read_all` gives them.
+    """
+    found: dict[str, str] = {}
+    for process in processes:
+        for patch in process["patches"]:
+            found[patch["id"]] = min(found.get(patch["id"], "off"), patch["state"], key=_strength)
+    return found
+
+
+def counts(states: Mapping[str, str]) -> str:
+    """``live 8, waiting 4, refused 0``, and what else an operator may want to look at."""
+    number = Counter(states.values())
+    parts = [f"{word} {number[state]}" for state, word in _ALWAYS_COUNTED.items()]
+    parts += [f"{state} {number[state]}" for state in _COUNTED_IF_ANY if number[state]]
+    return ", ".join(parts)
+
+
+def live(states: Mapping[str, str]) -> Sequence[str]:
+    """The patches that are live, in declared order."""
+    return [id for id, state in states.items() if state == "live"]
+
+
+def _strength(state: str) -> int:
+    known = state in _STRONGEST_FIRST
+    return _STRONGEST_FIRST.index(state) if known else len(_STRONGEST_FIRST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import __version__
+from sglang_perf_patches import __version__, sets
 
 # Every process of these tests knows throwaway sets: taken from a tree as it was first written.
 SETS = """
@@ -94,10 +95,67 @@ def test_list_is_the_default_and_has_an_alias(
     assert done.returncode == 0
     assert done.stdout == command(throwaway, "list").stdout
     lines = done.stdout.splitlines()
-    assert lines[0] == f"sglang 1.0 at {tree}"
-    assert lines[2].split() == ["SET", "PATCH", "VERDICT", "ON", "UPSTREAM", "WHY"]
-    assert any(line.split()[1:4] == ["two.policy", "applies", "off"] for line in lines[3:9])
+    assert lines[0] == ("3 will run, 0 refused, 1 off, 1 already in sglang, 1 not for this release")
+    assert lines[1] == f"on sglang 1.0 at {tree}, with SGLANG_PERF_PATCHES=all"
+    assert [line.split("  ")[0] for line in lines[4:8]] == [
+        *("one.step", "two.helper", "two.both", "two.policy")
+    ]
+    assert lines[4].split() == ["one.step", "will", "run", "summary"]
+    assert lines[7].split()[:3] == ["two.policy", "off", "(opt-in)"]
+    assert lines[9] == "2 more: sglang-perf-patches list --all"
     assert "sglang-perf-patches run" in lines[-1]  # a tree without a plugin loader
+
+
+def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path) -> None:
+    lines = command(throwaway, "list", "--all").stdout.splitlines()
+    by_id = {line.split()[0]: line for line in lines[4:10]}
+    assert re.search(
+        r"two.built +already in sglang +#1 +upstream has it since 1.0", by_id["two.built"]
+    )
+    assert re.search(r"two.gone +not for this release +- ", by_id["two.gone"])
+    assert len(by_id) == 6
+    assert not any("--all" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("selection", "word"),
+    [
+        ("all", "superseded     one.ten does its work and more"),
+        ("one.step", "will run"),
+        ("-one.step", "off"),
+        ("all,-one.ten", "will run"),
+    ],
+)
+def test_what_another_patch_does_is_superseded(
+    throwaway: Throwaway, selection: str, word: str
+) -> None:
+    throwaway.put(
+        "sitecustomize.py",
+        "import throwaway_patches as t\n"
+        "from dataclasses import replace\n"
+        "t.use(replace(t.STEP, superseded_by=('one.ten',)), t.TEN)\n",
+    )
+    lines = command(throwaway, "list", SGLANG_PERF_PATCHES=selection).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("one.step")]
+    assert line.split(maxsplit=1)[1].replace(" ", "").startswith(word.replace(" ", ""))
+
+
+def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
+    throwaway.put(
+        "sitecustomize.py",
+        "import throwaway_patches as t\n"
+        "from dataclasses import replace\n"
+        "t.use(replace(t.STEP, id='mlx.step'), replace(t.TEN, id='swa.ten'))\n"
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'mlx' else find(name, *more)\n",
+    )
+    here = command(throwaway, "list").stdout
+    assert here.splitlines()[0] == "1 will run, 0 refused, 1 need what this machine lacks"
+    assert "mlx.step" not in here
+    assert re.search("mlx.step +needs mlx", command(throwaway, "list", "--all").stdout)
+    elsewhere = command(throwaway, "list", "--sglang-path", str(throwaway.site)).stdout
+    assert elsewhere.splitlines()[0] == "2 will run, 0 refused"
 
 
 @pytest.mark.parametrize("place", ["sglang", "", "python"])
@@ -138,7 +196,11 @@ def test_a_set_of_absent_patches_is_no_failure(throwaway: Throwaway, tree: Path)
 def test_explain(throwaway: Throwaway, tree: Path) -> None:
     text = command(throwaway, "explain", "two.both").stdout
     assert "Why:\n  why" in text
-    assert f"changes  sglang.srt.a:Worker.step  {tree / 'srt' / 'a.py'}:10" in text
+    assert f"Definitions, below {tree.parent}:" in text
+    assert "changes  sglang.srt.a:Worker.step  sglang/srt/a.py:10" in text
+    assert "Chosen, by SGLANG_PERF_PATCHES=all." in text
+    policy = command(throwaway, "explain", "two.policy").stdout
+    assert "Not chosen, by SGLANG_PERF_PATCHES=all: a policy is on only by its full name" in policy
     assert "adds     sglang.srt.a:Worker.extra  not there" in text
     assert "needs    sglang.srt.a:Worker" in text
     built = command(throwaway, "explain", "two.built").stdout
@@ -146,6 +208,40 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     data = json.loads(command(throwaway, "explain", "two.both", "--json").stdout)
     assert (data["id"], data["why"], data["differences"]) == ("two.both", "why", [])
     assert data["definitions"][0]["line"] == 10
+
+
+def test_explain_of_a_set_lists_it(throwaway: Throwaway, tree: Path) -> None:
+    done = command(throwaway, "explain", "two")
+    assert done.stdout.splitlines()[0] == "two: two, on sglang 1.0"
+    shown = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("two.")]
+    assert shown == ["two.helper", "two.both", "two.policy", "two.gone", "two.built"]
+    data = json.loads(command(throwaway, "explain", "two", "--json").stdout)
+    assert [patch["id"] for patch in data["patches"]] == shown
+
+
+def test_explain_where_nothing_can_be_kept(throwaway: Throwaway, tree: Path) -> None:
+    """A HOME that takes no file: the difference can't be had, all else is shown."""
+    change(tree)
+    home = throwaway.put("home", "a file, so that root can't write there either")
+    done = command(
+        throwaway, "explain", "one.step", HOME=str(home), XDG_CACHE_HOME=None, PIP_NO_INDEX="1"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no copy of 1.0 to compare with" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["list", "explain", "status", "doctor", "verify", "run"])
+def test_a_usage_error_shows_the_usage_of_its_verb(throwaway: Throwaway, verb: str) -> None:
+    words = () if verb == "run" else ("--frobnicate",)
+    done = command(throwaway, verb, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"usage: sglang-perf-patches {verb} ")
+
+
+@pytest.mark.parametrize("selection", ["off", "0", "NONE", " None ", "no", "false"])
+def test_every_word_for_none_is_none(throwaway: Throwaway, tree: Path, selection: str) -> None:
+    data = json.loads(command(throwaway, "list", "--json", SGLANG_PERF_PATCHES=selection).stdout)
+    assert not any(patch["selected"] for patch in data["patches"])
 
 
 def test_explain_shows_the_difference_of_a_refusal(throwaway: Throwaway, tree: Path) -> None:
@@ -178,7 +274,10 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
     [
         (("list",), {"SGLANG_PERF_PATCHES": "one,tow"}, "did you mean two"),
         (("list",), {"SGLANG_PERF_PATCHES": "one,,two"}, "empty item"),
+        (("list",), {"SGLANG_PERF_PATCHES": "ALL"}, "did you mean all"),
+        (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "stands alone"),
         (("explain", "two.bth"), {}, "did you mean two.both"),
+        (("verify", "none"), {}, "names no patch to verify"),
         (("list", "--sglang-path", "."), {}, "not a sglang tree"),
         (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
         (("list", "--sglang-path", "child.py"), {}, "not a sglang tree"),
@@ -204,12 +303,9 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
     else:
         path.unlink()
         path.symlink_to("/proc/self/mem")  # no permission bit would stop root
-    done = command(throwaway, "list", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    of_a = {found["id"]: found for found in json.loads(done.stdout)["patches"]}["one.step"]
-    assert of_a["verdict"] == "refused"
-    assert "a.py can't be" in of_a["reason"]
-    assert command(throwaway, "list", SGLANG_PERF_PATCHES="one").returncode == 1
+    done = command(throwaway, "list", SGLANG_PERF_PATCHES="one.step")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search("one.step +refused +.*a.py can't be", done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +331,16 @@ def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> 
 def test_no_sglang(throwaway: Throwaway) -> None:
     src = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1]
     done = command(throwaway, PYTHONPATH=src)
-    assert done.stderr == "sglang-perf-patches: sglang is not installed for this Python\n"
+    said, hint = done.stderr.splitlines()
+    assert said == "sglang-perf-patches: sglang is not installed for this Python"
+    assert "--sglang-version" in hint
     assert done.returncode == 2
+    patches = [patch.id for found in sets.load() for patch in found.patches]
+    shown = [line.split()[0] for line in done.stdout.splitlines()[3:]]
+    assert done.stdout.startswith(f"{len(patches)} patches")
+    assert shown == patches
+    as_json = command(throwaway, "--json", PYTHONPATH=src)
+    assert (as_json.returncode, as_json.stdout, as_json.stderr) == (2, "", f"{said}\n")
 
 
 def test_version(throwaway: Throwaway) -> None:

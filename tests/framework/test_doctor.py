@@ -189,3 +189,26 @@ def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("sglang-perf-patches: sglang 0.5.22 could not be fetched: ")
+
+
+def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> None:
+    """It judges the other one alone; a chosen patch that is refused there is exit code 1."""
+    other = other.parent.rename(throwaway.site.parent / "elsewhere") / "sglang"
+    sets = SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
+        "built)", f"built, tree=source.Tree(source.find({str(other)!r})))"
+    )
+    throwaway.put("sitecustomize.py", sets)
+    (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
+    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert (data["from"], data["to"]["version"], data["lost"]) == (None, "2.0", [])
+    assert {found["to"] for found in data["patches"]} == {"applies"}
+    change(other, "a.py", "return x + 1", "return 1 + x")
+    # The sets are known as the tree is; what they knew before is what an upgrade is judged by.
+    known = Throwaway.write(throwaway.site.parent / "first").site
+    throwaway.put("sitecustomize.py", sets.replace(str(other), str(known)))
+    done = doctor(throwaway, "--sglang-path", str(other))
+    assert done.returncode == 1
+    assert "no sglang is installed" in done.stdout
+    assert done.stdout.splitlines()[-1] == "refused, and chosen: one.step"

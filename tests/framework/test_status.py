@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -107,8 +108,13 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert states(found[two.pid]) == {"one.step": ("live", False), "one.bad": ("off", False)}
         code, text, _ = status(throwaway)
         assert code == 0  # nothing was chosen by name
-        assert "one.step" in text
-        assert "has run" in text
+        assert f"server {one.pid}: live 1, waiting 0, refused 0, failed 1 (1 process)" in text
+        assert "one.bad is failed: ZeroDivisionError: broken on purpose" in text
+        row = next(line for line in text.splitlines() if f" {one.pid} " in line)
+        assert row.split() == ["python", str(one.pid), "1", "1", "one.step"]
+        everything = status(throwaway, "--all")[1]
+        assert re.search(r"one.step +live +has run", everything)
+        assert re.search(r"one.bad +off +-", everything)  # of the other process
     finally:
         for process in (one, two):
             process.kill()
@@ -174,11 +180,16 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         _, text, _ = status(throwaway)
         lines = text.splitlines()
         first, second = sorted(expected)
-        places = [lines.index(f"server {pid}: 3 processes") for pid in (first, second)]
-        shown = [int(line.split()[0]) for line in lines if line[:1].isdigit()]
-        assert places == sorted(places)
-        assert set(shown[:3]) == expected[first]
-        assert set(shown[3:]) == expected[second]
+        heads = [line for line in lines if line.startswith("server")]
+        assert [head.partition("  sglang 1.0, since ")[0] for head in heads] == [
+            f"server {pid}: live 0, waiting 1, refused 0 (3 processes)" for pid in (first, second)
+        ]
+        place = lines.index(heads[1])
+        shown = [
+            {int(word) for line in part for word in line.split() if word.isdigit() and word != "0"}
+            for part in (lines[1:place], lines[place + 1 :])
+        ]
+        assert shown == [expected[first], expected[second]]
 
         # The workers of a launcher that was killed still belong together.
         servers[0].kill()
@@ -186,8 +197,9 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         expected[servers[0].pid] -= {servers[0].pid}
         assert by_server() == expected
         assert (
-            f"server {servers[0].pid}: 2 processes, its launcher has ended" in status(throwaway)[1]
-        )
+            f"server {servers[0].pid}: live 0, waiting 1, refused 0 "
+            "(2 processes, its launcher has ended)"
+        ) in status(throwaway)[1]
     finally:
         for server in servers:
             os.killpg(server.pid, signal.SIGKILL)
@@ -599,3 +611,119 @@ def test_sglang_serve_is_a_launcher(throwaway: Throwaway) -> None:
             timeout=60,
         )
         assert done.stdout == f"{role}\n", done.stderr
+
+
+RANKS = """
+import multiprocessing, sys, time
+from throwaway_patches import *
+import sglang_perf_patches as ours
+
+def serve(number, queue):
+    import sglang.srt.a as a
+    use(STEP)
+    ours.activate()
+    if number == 3:
+        a.Worker().step(1)
+    multiprocessing.current_process().name = f"scheduler_TP{number}"
+    queue.put("up")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    use(STEP)
+    ours.activate()
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    workers = [context.Process(target=serve, args=(n, queue), daemon=True) for n in range(4)]
+    [worker.start() for worker in workers]
+    [queue.get() for _ in workers]
+    time.sleep(3)
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> None:
+    script = throwaway.put("ranks.py", RANKS)
+    server = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=throwaway.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert server.stdout
+        assert server.stdout.readline() == "up\n"
+        text = status(throwaway)[1]
+        lines = text.splitlines()
+        assert lines[0].startswith(
+            f"server {server.pid}: live 1, waiting 0, refused 0 (5 processes)  sglang 1.0, since "
+        )
+        assert lines[1].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
+        (ranks,) = [line for line in lines if "scheduler" in line]
+        assert ranks.startswith("  scheduler_TP0 ... scheduler_TP3 (4)  ")
+        assert ranks.split()[-3:] == ["1", "1", "one.step"]
+        assert len(lines) == 4
+        watching = subprocess.Popen(
+            [sys.executable, "-c", STATUS, "--watch", "0.5"],
+            env=throwaway.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(3)
+        watching.send_signal(signal.SIGINT)
+        shown, said = watching.communicate(timeout=20)
+        assert (watching.returncode, said) == (0, "")
+        assert shown.count(f"server {server.pid}: ") > 1
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+
+
+@pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "-1"), ("--watch", "--json")])
+def test_what_can_not_be_watched(throwaway: Throwaway, words: tuple[str, ...]) -> None:
+    code, out, said = status(throwaway, *words)
+    assert (code, out) == (2, "")
+    assert said.startswith("usage: sglang-perf-patches status ")
+
+
+SERVER = """
+import logging, sys, threading, time, types
+logging.basicConfig(level=logging.INFO)
+from throwaway_patches import *
+import sglang_perf_patches as ours
+use(STEP, HELPER)
+http = types.ModuleType("sglang.srt.entrypoints.http_server")
+http._global_state = None
+sys.modules[http.__name__] = http
+sys.argv = ["sglang", "serve"]
+import __main__
+__main__.__file__ = "/usr/bin/sglang"
+ours.activate()
+time.sleep(3)
+import sglang.srt.a
+class Up: name = "Starting"
+class State: tokenizer_manager = types.SimpleNamespace(server_status=Up)
+http._global_state = State
+time.sleep(7)
+print("READY", file=sys.stderr, flush=True)
+Up.name = "Up"
+time.sleep(3)
+Up.name = "UnHealthy"
+time.sleep(1)
+Up.name = "Up"
+time.sleep(2)
+"""
+
+
+def test_a_server_logs_one_line_when_it_is_ready_and_no_other(throwaway: Throwaway) -> None:
+    done = throwaway.run(SERVER)
+    lines = [line for line in done.stderr.splitlines() if "sglang" in line or line == "READY"]
+    assert lines[0] == "READY"
+    assert len(lines) == 2, lines
+    assert re.fullmatch(
+        r"INFO:sglang_perf_patches:sglang-perf-patches: server \d+: live 2, waiting 0, refused 0; "
+        r"live on sglang 1.0: one.step, two.helper",
+        lines[1],
+    )

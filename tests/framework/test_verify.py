@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +167,53 @@ def test_every_patch_has_a_case() -> None:
 
     patches = {patch.id for patch_set in sets.load() for patch in patch_set.patches}
     assert {case.patch for case in proof.all_cases()} == patches
+
+
+def test_one_closing_line(prepared: Throwaway) -> None:
+    lines = verify(prepared, "lacks").stdout.splitlines()
+    assert lines[-1] == "2 equal, 1 not for this release, 2 of 4 could not run"
+    lines = verify(prepared, "raises", "one").stdout.splitlines()
+    assert lines[-1] == "1 equal, 1 failed, 0 not for this release, 0 of 2 could not run"
+
+
+@pytest.mark.parametrize("names", [("two.policy",), ("two.gone", "two.policy")])
+def test_where_nothing_could_be_verified_it_is_exit_1(
+    prepared: Throwaway, names: tuple[str, ...]
+) -> None:
+    assert verify(prepared, "lacks", *names).returncode == 1
+
+
+def test_nothing_to_verify_for_a_whole_set_is_exit_1(prepared: Throwaway) -> None:
+    done = verify(prepared, "lacks", "three", "--json")
+    assert done.returncode == 2
+    prepared.put("sglang/srt/a.py", "")
+    assert verify(prepared, "lacks", "two").returncode == 1
+
+
+def test_a_traceback_is_shown_to_who_asks(prepared: Throwaway) -> None:
+    done = verify(prepared, "raises", "one")
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "its case ended with ZeroDivisionError: by a case" in done.stdout
+    assert "Traceback" in verify(prepared, "raises", "one", "--traceback").stdout
+
+
+def test_progress_says_what_how_many_and_where(prepared: Throwaway) -> None:
+    lines = verify(prepared, "lacks", "one").stderr.splitlines()
+    assert [line.split()[:2] for line in lines] == [["[1/2]", "one.step"], ["[2/2]", "one.ten"]]
+
+
+def test_what_a_case_started_ends_with_it(prepared: Throwaway, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    prepared.put(
+        "throwaway_cases.py",
+        f"{CASES}\n"
+        "def starts(inputs):\n"
+        "    import subprocess\n"
+        "    child = subprocess.Popen(['sleep', '600'])\n"
+        f"    open({str(pid)!r}, 'w').write(str(child.pid))\n"
+        "    time.sleep(600)\n",
+    )
+    done = verify(prepared, "starts", "one.ten", "--timeout", "3")
+    assert done.returncode == 1
+    state = Path(f"/proc/{pid.read_text()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from .. import sets
+from .. import sets, worker
 from ..judge import source
 from ..judge.verdict import judge_each
 from ..proof import Different, Missing
@@ -28,6 +27,9 @@ from .report import Table
 
 NAMES = sets.NAMES
 """The sets that have a bench, in the order of ``list``."""
+
+TRACEBACK = "SGLANG_PERF_PATCHES_TRACEBACK"
+"""Set for a child: show where it failed."""
 
 
 def parser(set_name: str) -> argparse.ArgumentParser:
@@ -52,49 +54,50 @@ def words(set_name: str) -> dict[str, str]:
     return {judged.patch.id: judged.word for judged in judge_each(mine, tree)}
 
 
-def measure(set_name: str, options: Sequence[str]) -> Iterator[Table | tuple[str, str]]:
-    """Each table of a set as it is done; at last how it ended and, in words, why."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", __package__, set_name, *options],
-        env={**os.environ, "SGLANG_PERF_PATCHES": "none"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    ended = ("failed", "")
-    with process:
-        for line in process.stdout or ():
-            if line.startswith('{"set"'):
-                yield report.table_from_json(line)
-            elif line.startswith('{"ended"'):
-                ended = tuple(json.loads(line)["ended"])
-            else:  # sglang and its libraries print too
-                print(line, end="", file=sys.stderr)
-    yield (
-        ended
-        if ended[1] or ended[0] != "failed"
-        else (
-            "failed",
-            f"its process ended with {process.returncode}",
-        )
-    )
+def measure(
+    set_name: str, options: Sequence[str], patches: Sequence[str] = ()
+) -> Iterator[Table | tuple[str, str]]:
+    """Each table of a set as it is done; at last how it ended and, in words, why.
+
+    Args:
+        set_name: the set.
+        options: words that `parser` takes.
+        patches: measure these alone, as if the others were not there; all of them if there is none.
+    """
+    words = [",".join(patches) or set_name, *options]
+    # sglang and its libraries print too, and a bar of progress goes to the terminal.
+    with worker.Child(f"{__package__}", words, other_lines=sys.stderr) as child:
+        ended = None
+        for data in child:
+            if "ended" in data:
+                ended = (data["ended"], data["reason"])
+                if data["traceback"] and os.environ.get(TRACEBACK):
+                    print(data["traceback"], file=sys.stderr)
+            else:
+                yield report.table_from_json(json.dumps(data))
+        yield ended or ("failed", child.why_it_ended())
 
 
 def main(words: Sequence[str]) -> int:
-    """In a process of its own: print a JSON line a table, and how it ended."""
-    set_name, *options = words
+    """In a process of its own: emit each table of a set or of patches of it, and how it ended."""
+    named, *options = words
+    set_name = named.partition(".")[0]
+    if named != set_name:
+        only = sets.only(named.split(","))
+        sets.load = lambda: only  # type: ignore[assignment]
     given = parser(set_name).parse_args(options)
-    ended = ("equal", "")
+    ended, reason, trace = "equal", "", ""
     try:
         for table in _module(set_name).tables(given):
-            print(report.table_to_json(table), flush=True)
+            worker.emit(json.loads(report.table_to_json(table)))
     except Different as error:
-        ended = ("different", str(error))
+        ended, reason = "different", str(error)
     except Missing as error:
-        ended = ("skipped", str(error))
+        ended, reason = "skipped", str(error)
     except Exception as error:
-        traceback.print_exc()
-        ended = ("failed", f"{type(error).__name__}: {error}")
-    print(json.dumps({"ended": ended}), flush=True)
+        trace = traceback.format_exc()
+        ended, reason = "failed", f"it ended with {type(error).__name__}: {error}"
+    worker.emit({"ended": ended, "reason": reason, "traceback": trace})
     return 0
 
 

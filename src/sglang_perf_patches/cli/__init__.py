@@ -1,8 +1,9 @@
-"""The command ``sglang-perf-patches``; its verbs are in `verbs`.
+"""The command ``sglang-perf-patches``; its verbs are in `verbs`, how it shows text in `render`.
 
 Exit codes: 0 fine; 1 something chosen by name is refused, in conflict or failed, a patch named in
-full is absent or can't be verified, an upgrade would lose a chosen patch, or stock and patched
-differ; 2 bad usage, no sglang, not a sglang tree. ``run`` ends as its command does.
+full is absent or can't be verified, nothing could be verified, an upgrade would lose a chosen
+patch, or stock and patched differ; 2 bad usage, no sglang, not a sglang tree. ``run`` ends as its
+command does.
 """
 
 from __future__ import annotations
@@ -11,45 +12,63 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
-from .. import __version__, sets
-from ..bench import report
-from ..judge import downloads, source
-from ..model.selection import SelectionError
-from ..seen import records as record
-from .verbs import benching, doctoring, explaining, listing, running, status, verifying
+from .. import __version__
+from ..model.errors import OperatorError
+from . import render
 
-_VERBS = (listing, explaining, status, doctoring, verifying, benching, running)
+_VERBS = {
+    "list": ("listing", "what will happen here, or what each patch would do to any sglang tree"),
+    "explain": ("explaining", "one patch or set: why, how, its gain, its targets"),
+    "status": ("status", "what is live in this user's running sglang processes"),
+    "doctor": ("doctoring", "what an upgrade to another sglang would do to the patches"),
+    "verify": ("verifying", "compare each patch that applies with stock, on this machine"),
+    "bench": ("benching", "time stock and patched in turns, after showing that they give the same"),
+    "run": ("running", "run a command with patches active in it and in every Python it starts"),
+}
+"""Verb → its module and what it is for. Only the module of the one that is asked is imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every bad input is one sentence on stderr."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    render.be_tolerant()
+    words = _with_verb(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        parser, names = _parser()
-        given, unknown = parser.parse_known_args(_with_verb(words, names))
-        if unknown and given.verb != "bench":
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        given.options = unknown
-        code: int = given.function(given)
-    except (
-        SelectionError,
-        source.TreeError,
-        downloads.DownloadError,
-        sets.FingerprintError,
-        record.RecordError,
-        report.PageError,
-    ) as error:
-        print(f"sglang-perf-patches: {error}", file=sys.stderr)
-        return 2
+        try:
+            code = _run(words)
+        except OperatorError as error:
+            print(f"sglang-perf-patches: {error}", file=sys.stderr)
+            code = 2
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 0
+    except OSError as error:
+        # One that names no file is of a stream: a full disk behind stdout, most of all.
+        if error.filename is None:
+            _leave_stdout()
+        what = "can't write" if error.filename is None else error.filename
+        print(f"sglang-perf-patches: {what}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sglang-perf-patches: interrupted", file=sys.stderr)
+        return 130
     return code
 
 
-def _parser() -> tuple[argparse.ArgumentParser, set[str]]:
-    """The parser, and the names of the verbs."""
+def _run(words: list[str]) -> int:
+    given, unknown = _parser(words).parse_known_args(words)
+    if unknown and not given.takes_unknown:
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    given.options = unknown
+    code: int = given.function(given)
+    return code
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; the options of a verb are there if the words begin with it."""
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
@@ -57,17 +76,29 @@ def _parser() -> tuple[argparse.ArgumentParser, set[str]]:
     )
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in _VERBS:
-        verb.add(verbs)
-    return parser, set(verbs.choices)
+    for name, (module, help_text) in _VERBS.items():
+        chosen = words[:1] == [name]
+        verb: Any = import_module(f"{__name__}.verbs.{module}") if chosen else None
+        more = verb.PARSER if verb else {}
+        of_verb = verbs.add_parser(name, help=help_text, **more)
+        of_verb.set_defaults(parser=of_verb, takes_unknown=False)
+        if verb:
+            verb.add_options(of_verb)
+            of_verb.set_defaults(function=verb.run)
+    return parser
 
 
-def _with_verb(words: list[str], names: set[str]) -> list[str]:
+def _with_verb(words: list[str]) -> list[str]:
     """Put in the default verb: ``--list`` is an alias, and options alone mean ``list``."""
-    if "--list" in words and not (names - {"list"}) & set(words):
+    if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
         words = [word for word in words if word not in {"--list", "list"}]
         return ["list", *words]
     asks_for_help = words[:1] in (["-h"], ["--help"], ["--version"])
     if not words or (words[0].startswith("-") and not asks_for_help):
         return ["list", *words]
     return words
+
+
+def _leave_stdout() -> None:
+    """Let the interpreter's own flush at the end go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,6 @@ lacks) or ``failed`` (the traceback of anything else).
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
+from .. import worker
 from . import Case, Different, Inputs, Missing, all_cases
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def main(words: Sequence[str]) -> int:
     device, *patches = words
     chosen = [case for case in all_cases() if case.device == device and case.patch in patches]
     for line in run(chosen, seeded):
-        print(json.dumps(line), flush=True)
+        worker.emit(line)
     return 0
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..model.errors import OperatorError
-from ..model.patch import PatchSet
+from ..model.patch import Patch, PatchSet, by_id
 
 NAMES = ("mlx", "mla", "mamba", "swa")
 """The sets in the order in which ``list`` shows them."""
@@ -27,6 +29,29 @@ def load() -> tuple[PatchSet, ...]:
         FingerprintError: a ``known.json`` is missing or damaged.
     """
     return tuple(_declared(name, read_known(name)) for name in NAMES)
+
+
+def only(ids: Collection[str]) -> tuple[PatchSet, ...]:
+    """Every set, in which no patch but these, and what they require, finds anything to do.
+
+    Raises:
+        FingerprintError: as `load`.
+    """
+    patches = by_id(load())
+    kept: set[str] = set()
+    waiting = list(ids)
+    while waiting:
+        kept.add(id := waiting.pop())
+        waiting += [needed for needed in patches[id].requires if needed not in kept]
+    return tuple(
+        replace(
+            found,
+            patches=tuple(
+                patch if patch.id in kept else _left_out(patch) for patch in found.patches
+            ),
+        )
+        for found in load()
+    )
 
 
 def declared(name: str) -> PatchSet:
@@ -59,6 +84,12 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
 def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchSet:
     module = import_module(f"{__name__}.{name}")
     return PatchSet(name, module.SUMMARY, module.PATCHES, known)
+
+
+def _left_out(patch: Patch) -> Patch:
+    """A patch for whose code there is nowhere to look."""
+    because = "left out of this measurement"
+    return replace(patch, markers=(), anchors=(f"{__name__}:_",), absent_because=because)
 
 
 def _names(where: Any) -> tuple[str, ...]:

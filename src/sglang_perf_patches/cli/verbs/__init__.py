@@ -1,15 +1,16 @@
 """The verbs of the command, a module each, and what they share.
 
-A verb's module adds its parser with `add`, and sets as its ``function`` one that takes the parsed
-arguments and returns the exit code.
+A verb's module has ``PARSER``, what its parser is made with; ``add_options(parser)``; and
+``run(given)``, which takes the parsed arguments and returns the exit code.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from ... import sets
-from ...judge import source
+from ...judge import source, verdict
 from ...judge.verdict import Verdict
 from ...model import selection
 from ...model.patch import by_id
@@ -25,30 +26,30 @@ def selected() -> Selection:
     return selection.parse(selection.from_environment(), by_id(sets.load()))
 
 
-def tree_at(path: str | None) -> source.Tree:
-    """The tree to judge: at `path`, else the installed one.
+def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
+    """The tree to judge: at `path`, else of a release, else the installed one.
 
     Raises:
         TreeError: there is none.
+        DownloadError: the release can't be fetched.
     """
-    return source.at(path) if path is not None else source.installed()
+    if path is not None:
+        return source.at(path)
+    if version is not None:
+        from ...judge import downloads  # what fetches is loaded where something is fetched
+
+        return source.at(downloads.tree(version))
+    return source.installed()
 
 
-def is_lost(chosen: Selection, judged: Verdict) -> bool:
+def judged(tree: source.Tree) -> list[Verdict]:
+    """The verdict on every patch: a file that can't be read refuses only those that need it."""
+    return verdict.judge_each(sets.load(), tree)
+
+
+def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
     """Whether the operator asked for a patch by name and can't have it."""
-    id = judged.patch.id
-    return (judged.word == "refused" and id in chosen.by_name) or (
-        judged.word == "absent" and id in chosen.in_full
-    )
-
-
-def table(rows: list[list[str]]) -> str:
-    """Columns as wide as their widest cell, the last one free."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + row[-1:])
-        for row in rows
-    )
+    return any(chosen.is_lost(found.patch.id, found.word) for found in verdicts)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +59,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_tree(parser: argparse.ArgumentParser) -> None:
     """Let a verb be told which tree to judge."""
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--sglang-path",
         metavar="DIR",
         help="judge this tree (the package, its parent or a checkout), not the installed one",
+    )
+    which.add_argument(
+        "--sglang-version",
+        metavar="V",
+        help="judge a release: fetched from the package index, not installed",
     )

@@ -3,72 +3,134 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import bench
+from ... import bench, sets
 from ...bench import report
+from ...judge import source
+from ...model.patch import by_id
 from ...model.selection import SelectionError
-from . import add_json, tree_at
+from .. import last_bench
+from ..progress import progress
+from . import add_json, judged, tree_at
+
+PARSER: dict[str, Any] = {
+    "epilog": "One set or patch may be given options of its own; bench SET --help names them. "
+    "Exit code 1 where stock and patched differ, something fails, or nothing could be measured.",
+    "add_help": False,
+}
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser, which leaves what it does not know to the set's own."""
-    parser = verbs.add_parser(
-        "bench",
-        help="time stock and patched in turns, after showing that they give the same",
-        epilog="One set may be given options of its own; bench SET --help names them.",
-        add_help=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What to measure; what this does not know is left to the set's own options."""
     parser.add_argument("-h", "--help", action="store_true", help="show this, or a set's options")
-    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(bench.NAMES)}")
+    named = f"of {', '.join(bench.NAMES)}, or a patch; all sets if none is named"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=named)
     add_json(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
-    parser.set_defaults(function=_bench, usage=parser)
+    parser.add_argument("--traceback", action="store_true", help="of a set that fails")
+    parser.set_defaults(takes_unknown=True)
 
 
-def _bench(given: argparse.Namespace) -> int:
-    if given.help and len(given.sets) != 1:
-        given.usage.print_help()
+def run(given: argparse.Namespace) -> int:
+    """Measure set by set and print each table as it is done."""
+    if given.help and len(given.names) != 1:
+        given.parser.print_help()
         return 0
-    names = _bench_sets(given.sets, ["--help"] if given.help else given.options)
+    chosen = _chosen(given.names, ["--help"] if given.help else given.options)
     if given.html:
         report.require_writable(given.html)
-    tree = tree_at(None)
+    if given.traceback:
+        os.environ[bench.TRACEBACK] = "1"
+    tree = tree_at()
+    verdicts = {found.patch.id: found for found in judged(tree)}
     tables: list[report.Table] = []
     ended: dict[str, Any] = {}
     reasons: dict[str, str] = {}
-    for name in names:
-        print(f"bench {name} ...", file=sys.stderr, flush=True)
-        for found in bench.measure(name, given.options):
-            if isinstance(found, report.Table):
-                tables.append(found)
-                if not given.json:
-                    print(f"{report.to_text(found)}\n", flush=True)
+    with progress(len(chosen)) as shown:
+        for name, patches in chosen.items():
+            shown.step(f"bench {' '.join(patches) or name}")
+            unfit = [id for id in patches if verdicts[id].word != "applies"]
+            if unfit:
+                found = verdicts[unfit[0]]
+                ended[name] = "skipped"
+                reasons[name] = f"{unfit[0]} is {found.word}: {found.reason}"
             else:
-                ended[name], reasons[name] = found
-        if not given.json and ended[name] != "equal":
-            print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
-    made = report.Report(
-        f"{tree.version} at {tree.root}", report.machine(), tuple(tables), ended, reasons
-    )
+                for made in bench.measure(name, given.options, patches):
+                    shown.clear()
+                    if not isinstance(made, report.Table):
+                        ended[name], reasons[name] = made
+                        continue
+                    tables.append(made)
+                    if not given.json:
+                        print(f"{report.to_text(made)}\n", flush=True)
+            if not given.json and ended[name] != "equal":
+                shown.clear()
+                print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
+    command = shlex.join(["sglang-perf-patches", "bench", *given.names, *given.options])
+    whole = _report(tree, tables, ended, reasons, command)
+    last_bench.keep(report.to_json(whole))
     if given.json:
-        print(report.to_json(made))
+        print(report.to_json(whole))
+    else:
+        print(_closing(ended, tables))
     if given.html:
-        report.write_page(given.html, made)
-    return report.worst(list(ended.values()))
+        report.write_page(given.html, whole)
+    nothing = "equal" not in ended.values()
+    return 1 if nothing else report.worst(list(ended.values()))
 
 
-def _bench_sets(named: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
-    """The sets to bench; options of its own must be ones that the only set has."""
-    for name in named:
-        if name not in bench.NAMES:
-            raise SelectionError(f"unknown set {name!r}: the sets are {', '.join(bench.NAMES)}")
-    names = tuple(dict.fromkeys(named)) or bench.NAMES
-    if len(names) == 1:
-        bench.parser(names[0]).parse_args(list(options))  # says what is wrong, and ends
+def _report(
+    tree: source.Tree,
+    tables: list[report.Table],
+    ended: dict[str, Any],
+    reasons: dict[str, str],
+    command: str,
+) -> report.Report:
+    machine = {**report.machine(), "command": command}
+    return report.Report(f"{tree.version} at {tree.root}", machine, tuple(tables), ended, reasons)
+
+
+def _closing(ended: dict[str, str], tables: Sequence[report.Table]) -> str:
+    """One line for all: ``2 sets equal and measured in 5 tables, 1 skipped``."""
+    words = list(ended.values())
+    equal = words.count("equal")
+    parts = [f"{equal} of {len(words)} equal to stock and measured, in {len(tables)} tables"]
+    parts += [
+        f"{words.count(word)} {word}"
+        for word in ("different", "failed", "skipped")
+        if word in words
+    ]
+    return ", ".join(parts)
+
+
+def _chosen(named: Sequence[str], options: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Set → the patches to measure alone, none for the whole set.
+
+    Options of its own must be ones that the only set has.
+
+    Raises:
+        SelectionError: a name is unknown, or an option stands beside several sets.
+    """
+    patches = by_id(sets.load())
+    chosen: dict[str, tuple[str, ...]] = {}
+    for name in named or bench.NAMES:
+        if name in bench.NAMES:
+            chosen[name] = ()
+        elif name in patches:
+            of_set = patches[name].set
+            if chosen.get(of_set) != ():
+                chosen[of_set] = (*chosen.get(of_set, ()), name)
+        else:
+            raise SelectionError(
+                f"unknown set or patch {name!r}: the sets are {', '.join(bench.NAMES)}"
+            )
+    if len(chosen) == 1:
+        bench.parser(next(iter(chosen))).parse_args(list(options))  # says what is wrong, and ends
     elif set(options) - {"--quick"}:
         raise SelectionError(f"{options[0]}: such an option needs one set's name before it")
-    return names
+    return chosen

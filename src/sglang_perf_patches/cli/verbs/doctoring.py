@@ -6,33 +6,35 @@ import argparse
 import json
 from typing import Any
 
-from ... import sets
-from ...judge import upgrade as doctor
-from ...judge import verdict
-from . import add_json, selected, table, tree_at
+from ...judge import upgrade
+from ...judge.source import Tree, TreeError
+from .. import render
+from . import add_json, add_tree, judged, listing, selected, tree_at
+
+PARSER: dict[str, Any] = {
+    "epilog": "Where no sglang is installed here, it says what the patches would do to that one."
+}
+_COLOURS = {"lost": "red", "gained": "green"}
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    parser = verbs.add_parser(
-        "doctor", help="what an upgrade to another sglang would do to the patches"
-    )
-    other = parser.add_mutually_exclusive_group(required=True)
-    other.add_argument("--sglang-path", metavar="DIR", help="a tree, as for list")
-    other.add_argument(
-        "--sglang-version", metavar="V", help="a release: fetched from the index, not installed"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The tree to upgrade to."""
+    add_tree(parser)
     add_json(parser)
-    parser.set_defaults(function=_doctor)
 
 
-def _doctor(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
+    """Print what changes; 1 where the upgrade loses a chosen patch."""
+    if given.sglang_path is None and given.sglang_version is None:
+        given.parser.error("one of the arguments --sglang-path --sglang-version is required")
     chosen = selected()
-    here, there = tree_at(None), doctor.other_tree(given.sglang_path, given.sglang_version)
-    prospects = doctor.compare(
-        verdict.judge_each(sets.load(), here), verdict.judge_each(sets.load(), there)
-    )
-    lost = doctor.lost(prospects, chosen.chosen)
+    there = tree_at(given.sglang_path, given.sglang_version)
+    try:
+        here = tree_at()
+    except TreeError:
+        return _judge_alone(there, as_json=given.json)
+    prospects = upgrade.compare(judged(here), judged(there))
+    lost = upgrade.lost(prospects, chosen.chosen)
     if given.json:
         data = {
             "from": {"version": here.version, "path": str(here.root)},
@@ -57,7 +59,46 @@ def _doctor(given: argparse.Namespace) -> int:
             words = [found.here.word, found.there.word, found.change, found.there.reason]
             rows.append([found.here.patch.id, *words])
         print(f"from sglang {here.version} at {here.root}")
-        print(f"to   sglang {there.version} at {there.root}\n\n{table(rows)}")
+        print(f"to   sglang {there.version} at {there.root}\n")
+        print(render.table(rows, column=3, colours=_COLOURS))
         if lost:
             print(f"\nlost, and chosen: {', '.join(lost)}")
+    return 1 if lost else 0
+
+
+def _judge_alone(there: Tree, *, as_json: bool) -> int:
+    """Without a sglang to upgrade from: the verdicts; 1 where a chosen patch is refused."""
+    chosen = selected()
+    verdicts = judged(there)
+    lost = [
+        found.patch.id
+        for found in verdicts
+        if found.word == "refused" and found.patch.id in chosen.chosen
+    ]
+    if as_json:
+        data = {
+            "from": None,
+            "to": {"version": there.version, "path": str(there.root)},
+            "selection": chosen.text,
+            "patches": [
+                {
+                    "id": found.patch.id,
+                    "change": None,
+                    "from": None,
+                    "to": found.word,
+                    "reason": found.reason,
+                }
+                for found in verdicts
+            ],
+            "lost": lost,
+        }
+        print(json.dumps(data, indent=2))
+    else:
+        found_words = listing.prospects(chosen, verdicts, is_here=False)
+        print("no sglang is installed for this Python to upgrade from")
+        print(f"to   sglang {there.version} at {there.root}\n")
+        table = listing.rows(verdicts, found_words, with_upstream=False)
+        print(render.table(table, column=1, colours=listing.COLOURS))
+        if lost:
+            print(f"\nrefused, and chosen: {', '.join(lost)}")
     return 1 if lost else 0

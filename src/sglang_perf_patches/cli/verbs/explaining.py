@@ -1,52 +1,90 @@
-"""``explain``: one patch, why, how, its gain, and where its definitions are."""
+"""``explain``: one patch, why, how, its gain, and where its definitions are; or those of a set."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
-import textwrap
+from pathlib import Path
 from typing import Any
 
 from ... import sets
-from ...judge import downloads, source, verdict
+from ...judge import source
 from ...judge.verdict import Verdict
-from ...model.patch import by_id
+from ...model.errors import OperatorError
+from ...model.patch import Patch, by_id
 from ...model.selection import Selection, SelectionError
-from . import add_json, add_tree, is_lost, selected, tree_at
+from .. import render
+from . import add_json, add_tree, any_is_lost, judged, listing, selected, tree_at
 from .listing import verdict_data
 
+PARSER: dict[str, Any] = {}
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    parser = verbs.add_parser("explain", help="one patch: why, how, its gain, its targets")
-    parser.add_argument("patch", metavar="PATCH")
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What to explain, on which tree, and in which form."""
+    parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
     add_tree(parser)
     add_json(parser)
-    parser.set_defaults(function=_explain)
 
 
-def _explain(given: argparse.Namespace) -> int:
-    patches = by_id(sets.load())
-    if given.patch not in patches:
-        near = difflib.get_close_matches(given.patch, patches, n=3, cutoff=0.4)
-        raise SelectionError(
-            f"unknown patch {given.patch!r}: "
-            + (f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(patches)}")
-        )
+def run(given: argparse.Namespace) -> int:
+    """Print the explanation; 1 where the patch was chosen by name and can't be had."""
+    members = _members(given.patch)
     chosen = selected()
-    tree = tree_at(given.sglang_path)
-    judged = next(
-        found for found in verdict.judge_each(sets.load(), tree) if found.patch.id == given.patch
-    )
+    is_here = given.sglang_path is None and given.sglang_version is None
+    tree = tree_at(given.sglang_path, given.sglang_version)
+    everything = judged(tree)
+    verdicts = [found for found in everything if found.patch.id in members]
     if given.json:
-        print(json.dumps(_explain_data(tree, chosen, judged), indent=2))
+        data = [_data(tree, chosen, found) for found in verdicts]
+        is_set = given.patch not in members
+        print(json.dumps({"patches": data} if is_set else data[0], indent=2))
+    elif given.patch in members:
+        print(_text(tree, chosen, verdicts[0]))
     else:
-        print(_explain_text(tree, judged))
-    return 1 if is_lost(chosen, judged) else 0
+        found = listing.prospects(chosen, everything, is_here=is_here)
+        table = listing.rows(verdicts, found, with_upstream=True)
+        print(f"{given.patch}: {_summary_of_set(given.patch)}, on sglang {tree.version}\n")
+        print(render.table(table, column=1, colours=listing.COLOURS))
+        print("\nsglang-perf-patches explain PATCH says more of each.")
+    return 1 if any_is_lost(chosen, verdicts) else 0
 
 
-def _explain_data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
+def _members(name: str) -> list[str]:
+    """The patches that a name stands for: the patch itself, or those of a set.
+
+    Raises:
+        SelectionError: there is no such patch or set.
+    """
+    patches = by_id(sets.load())
+    if name in patches:
+        return [name]
+    members = [id for id, patch in patches.items() if patch.set == name]
+    if not members:
+        names = [*dict.fromkeys(patch.set for patch in patches.values()), *patches]
+        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+        raise SelectionError(
+            f"unknown patch {name!r}: "
+            + (f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}")
+        )
+    return members
+
+
+def _summary_of_set(name: str) -> str:
+    return next(found.summary for found in sets.load() if found.name == name)
+
+
+def _choice(chosen: Selection, patch: Patch) -> str:
+    """Whether the selection takes a patch in, and what would."""
+    text = f"SGLANG_PERF_PATCHES={chosen.text}"
+    if patch.id in chosen.chosen:
+        return f"Chosen, by {text}."
+    hint = "" if patch.is_default else ": a policy is on only by its full name"
+    return f"Not chosen, by {text}{hint}."
+
+
+def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
@@ -59,7 +97,7 @@ def _explain_data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict
         "requires": list(patch.requires),
         "superseded_by": list(patch.superseded_by),
         "definitions": [
-            {"reference": reference, "role": role, "file": file, "line": line}
+            {"reference": reference, "role": role, "file": str(file or ""), "line": line}
             for reference, role, file, line in _places(tree, judged)
         ],
         "differences": [
@@ -68,10 +106,12 @@ def _explain_data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict
     }
 
 
-def _explain_text(tree: source.Tree, judged: Verdict) -> str:
+def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     patch = judged.patch
-    parts = [f"{patch.id} ({patch.kind}): {patch.summary}"]
-    parts.append(f"On sglang {tree.version}: {judged.word}: {judged.reason}.")
+    parts = [
+        f"{patch.id} ({patch.kind}): {patch.summary}",
+        f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
+    ]
     for title, text in (
         ("Why", patch.why),
         ("How", patch.how),
@@ -80,30 +120,34 @@ def _explain_text(tree: source.Tree, judged: Verdict) -> str:
         ("Here", judged.variant.note if judged.variant else ""),
     ):
         if text:
-            parts.append(_paragraph(title, text))
-    if patch.upstream:
-        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in patch.upstream_links()))
+            parts.append(render.paragraph(title, text))
+    links = patch.upstream_links()
+    if links:
+        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
             parts.append(f"{title}: {', '.join(names)}")
     places = [
-        f"  {role:<8} {reference}  {f'{file}:{line}' if file else 'not there'}"
+        f"  {role:<8} {reference}  {_shortened(file, line, tree)}"
         for reference, role, file, line in _places(tree, judged)
     ]
     if places:
-        parts.append("Definitions:\n" + "\n".join(places))
+        parts.append(f"Definitions, below {tree.root.parent}:\n" + "\n".join(places))
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
 
 
-def _paragraph(title: str, text: str) -> str:
-    return f"{title}:\n" + textwrap.fill(
-        " ".join(text.split()), 96, initial_indent="  ", subsequent_indent="  "
-    )
+def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
+    if file is None:
+        return "not there"
+    try:
+        return f"{file.relative_to(tree.root.parent)}:{line}"
+    except ValueError:  # a link out of the tree
+        return f"{file}:{line}"
 
 
-def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, str, int]]:
+def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
     """Reference, role, file and first line of each definition of the variant that fits best."""
     variant = judged.variant or next(
         (found for found in judged.patch.variants if judged.nearest in found.releases), None
@@ -113,13 +157,13 @@ def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, str, int
     roles = [(reference, "changes") for reference in variant.targets]
     roles += [(reference, "adds") for reference in variant.adds]
     roles += [(reference, "needs") for reference in variant.depends]
-    found = []
+    found: list[tuple[str, str, Path | None, int]] = []
     for reference, role in roles:
         definition = tree.definition(reference)
         if definition:
-            found.append((reference, role, str(definition.path), definition.lines[0][0]))
+            found.append((reference, role, definition.path, definition.lines[0][0]))
         else:
-            found.append((reference, role, "", 0))
+            found.append((reference, role, None, 0))
     return found
 
 
@@ -128,8 +172,8 @@ def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
     if judged.nearest is None:
         return []
     try:
-        known = source.Tree(source.find(downloads.tree(judged.nearest)))
-    except downloads.DownloadError as error:
+        known = tree_at(version=judged.nearest)
+    except (OperatorError, OSError, RuntimeError) as error:
         return [(judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})")]
     found = []
     for reference in judged.unknown:

@@ -7,33 +7,30 @@ import os
 import sys
 from typing import Any
 
-from ... import bootstrap, sets
-from ...judge import verdict
+from ... import bootstrap
 from ...model import selection
-from . import is_lost, selected, tree_at
+from . import judged, selected, tree_at
+
+PARSER: dict[str, Any] = {
+    "description": "Works on any release, also on those that load no plugins (before 0.5.11)."
+}
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    parser = verbs.add_parser(
-        "run",
-        help="run a command with patches active in it and in every Python it starts",
-        description="Works on any release, also on those that load no plugins (before 0.5.11).",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command, whatever it looks like."""
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
-    parser.set_defaults(function=_run)
 
 
-def _run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
+    """Become the command; its exit code is the one of this process."""
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
-        print("sglang-perf-patches: run needs a command", file=sys.stderr)
-        return 2
+        given.parser.error("it needs a command")
     environment = dict(os.environ)
     chosen = selected()
     if chosen.chosen:
-        verdicts = verdict.judge_each(sets.load(), tree_at(None))
-        lost = [judged for judged in verdicts if is_lost(chosen, judged)]
+        verdicts = judged(tree_at())
+        lost = [found for found in verdicts if chosen.is_lost(found.patch.id, found.word)]
         if lost and selection.strict_from_environment():
             line = f"{lost[0].patch.id} is {lost[0].word}: {lost[0].reason}"
             print(f"sglang-perf-patches: {line}", file=sys.stderr)

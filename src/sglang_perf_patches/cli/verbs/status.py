@@ -1,10 +1,12 @@
-"""``status``: what is live in this user's running sglang processes."""
+"""``status``: what is live in this user's running sglang processes, a line a server."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -13,60 +15,155 @@ from ... import sets
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import SelectionError
-from ...seen import records as record
-from . import add_json, table
+from ...seen import records, summary
+from .. import render
+from . import add_json
 
-_FAILED_STATES = {"refused", "conflict", "failed"}
+PARSER: dict[str, Any] = {
+    "epilog": "Exit code 1 where something chosen by name is refused, in conflict or failed."
+}
+_TROUBLE = {"refused", "conflict", "failed", "gated"}
+_COLOURS = {"live": "green", "refused": "red", "conflict": "red", "failed": "red"}
+_EVERY_S = 2.0
+
+Record = dict[str, Any]
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    parser = verbs.add_parser("status", help="what is live in this user's running sglang processes")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How much, and how often."""
+    parser.add_argument("--all", action="store_true", help="every patch of every process")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=_EVERY_S,
+        metavar="S",
+        help=f"again every S seconds (default: {_EVERY_S:g}), until Ctrl-C",
+    )
     add_json(parser)
-    parser.set_defaults(function=_status)
 
 
-def _status(given: argparse.Namespace) -> int:
-    processes = record.read_all()
+def run(given: argparse.Namespace) -> int:
+    """Print what the records say; 1 where a process lacks what was chosen for it by name."""
+    if given.watch is None:
+        return _once(given)
+    if given.json:
+        given.parser.error("--watch is for people: without --json")
+    if not given.watch > 0:
+        given.parser.error("--watch needs a number of seconds above 0")
+    code = 0
+    try:
+        while True:
+            if sys.stdout.isatty():
+                print("\033[H\033[2J", end="")
+            print(datetime.now().astimezone().isoformat(" ", "seconds"))
+            code = _once(given)
+            print(flush=True)
+            time.sleep(given.watch)
+    except KeyboardInterrupt:
+        return code
+
+
+def _once(given: argparse.Namespace) -> int:
+    processes = records.read_all()
     if given.json:
         shown = [{k: v for k, v in data.items() if k != "selection"} for data in processes]
         print(json.dumps({"processes": shown}, indent=2))
     elif not processes:
         print("no running sglang process of this user has patches of ours")
     else:
-        print("\n\n".join(_servers_text(processes)))
-    return 1 if any(_has_failed(data) for data in processes) else 0
+        print("\n\n".join(_servers(processes, show_all=given.all)))
+    return 1 if any(_lacks_something(data) for data in processes) else 0
 
 
-def _servers_text(processes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The processes one by one, those of a server below a line for it."""
-    for server, members in groupby(processes, key=lambda data: data["server"]):
-        of_server = list(members)
-        count = f"{len(of_server)} process{'es' if len(of_server) > 1 else ''}"
-        ended = "" if server in {data["pid"] for data in of_server} else ", its launcher has ended"
-        yield f"server {server}: {count}{ended}"
-        yield from map(_status_text, of_server)
+def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:
+    """What there is to say of each server."""
+    for server, found in groupby(processes, key=lambda data: data["server"]):
+        members = list(found)
+        count = f"{len(members)} process{'es' if len(members) > 1 else ''}"
+        ended = "" if server in {data["pid"] for data in members} else ", its launcher has ended"
+        states = summary.over_processes(members)
+        head = f"server {server}: {summary.counts(states)} ({count}{ended})"
+        first = min(members, key=lambda data: data["started"])
+        about = f"  sglang {first['sglang']}, since {_time(first['started'])}"
+        parts = [head + about]
+        if show_all:
+            parts += [_table(group) for group in _groups(members, by_run=True)]
+        else:
+            parts.append(render.table([*_lines(members)]))
+            parts += _troubles(members)
+        yield "\n".join(parts)
 
 
-def _status_text(data: dict[str, Any]) -> str:
-    started = datetime.fromtimestamp(data["started"]).astimezone().isoformat(" ", "seconds")
-    head = f"{data['pid']}  {data['role']}  sglang {data['sglang']}  since {started}"
-    rows = [
-        ["  " + state["id"], state["state"], "has run" if state["ran"] else "-", state["reason"]]
-        for state in data["patches"]
-        if state["state"] != "off"
+def _groups(members: Sequence[Record], *, by_run: bool = False) -> list[list[Record]]:
+    """Processes of one kind whose patches are in the same states, together."""
+    groups: dict[Any, list[Record]] = {}
+    for data in members:
+        states = tuple(
+            (patch["id"], patch["state"], patch["reason"], by_run and patch["ran"])
+            for patch in data["patches"]
+        )
+        groups.setdefault((_kind(data["role"]), states), []).append(data)
+    return list(groups.values())
+
+
+def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
+    """A row for each group: who, which PIDs, what is live, and how much of that has run."""
+    yield ["  PROCESS", "PID", "LIVE", "HAVE RUN", "WHICH"]
+    for group in _groups(members):
+        live = [patch["id"] for patch in group[0]["patches"] if patch["state"] == "live"]
+        ran = {patch["id"] for data in group for patch in data["patches"] if patch["ran"]}
+        pids = " ".join(str(data["pid"]) for data in group)
+        which = ", ".join(live) or "-"
+        yield [f"  {_name(group)}", pids, str(len(live)), str(len(ran & set(live))), which]
+
+
+def _troubles(members: Sequence[Record]) -> list[str]:
+    """A line for each patch that is in trouble anywhere, whatever the number of processes."""
+    found = {
+        (patch["id"], patch["state"], patch["reason"]): None
+        for data in members
+        for patch in data["patches"]
+        if patch["state"] in _TROUBLE
+    }
+    return [
+        f"  {id} is {render.paint(state, _COLOURS.get(state, ''))}: {reason}"
+        for id, state, reason in found
     ]
-    return f"{head}\n{table([['  PATCH', 'STATE', 'RUN', 'WHY'], *rows])}"
 
 
-def _has_failed(data: dict[str, Any]) -> bool:
+def _table(group: Sequence[Record]) -> str:
+    """Every patch of a group of processes."""
+    pids = " ".join(str(data["pid"]) for data in group)
+    rows = [["    PATCH", "STATE", "RUN", "WHY"]]
+    for patch in group[0]["patches"]:
+        ran = "has run" if patch["ran"] else "-"
+        rows.append([f"    {patch['id']}", patch["state"], ran, patch["reason"]])
+    shown = render.table(rows, column=1, colours=_COLOURS)
+    return f"  {_name(group)}  {pids}\n{shown}"
+
+
+def _name(group: Sequence[Record]) -> str:
+    roles = sorted({data["role"] for data in group})
+    if len(group) == 1:
+        return str(roles[0])
+    more = roles[0] if len(roles) == 1 else f"{roles[0]} ... {roles[-1]}"
+    return f"{more} ({len(group)})"
+
+
+def _kind(role: str) -> str:
+    """``scheduler`` for ``scheduler_TP3``: ranks do the same work."""
+    return role.partition("_")[0].partition(":")[0] if role.startswith("scheduler") else role
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _lacks_something(data: Mapping[str, Any]) -> bool:
     """Whether a process lacks what was chosen for it by name."""
     try:
         chosen = selection.parse(data.get("selection", "all"), by_id(sets.load()))
     except SelectionError:
         return False
-    return any(
-        (state["state"] in _FAILED_STATES and state["id"] in chosen.by_name)
-        or (state["state"] == "absent" and state["id"] in chosen.in_full)
-        for state in data["patches"]
-    )
+    return any(chosen.is_lost(state["id"], state["state"]) for state in data["patches"])

@@ -9,42 +9,60 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import sets
-from ...judge import verdict
 from ...model import selection
 from ...model.patch import by_id
-from ...model.selection import Selection
+from ...model.selection import Selection, SelectionError
 from ...proof import verify
-from . import add_json, tree_at
+from ..progress import progress
+from . import add_json, judged, tree_at
+
+PARSER: dict[str, Any] = {
+    "epilog": "Exit code 1 where something differs or fails, or nothing could be compared."
+}
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    parser = verbs.add_parser(
-        "verify", help="compare each patch that applies with stock, on this machine, bit by bit"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What to compare, and for how long."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="sets or patches; all of them")
     parser.add_argument(
         "--timeout", type=float, default=900.0, metavar="S", help="seconds that a set may take"
     )
+    parser.add_argument("--traceback", action="store_true", help="of a case that fails")
     add_json(parser)
-    parser.set_defaults(function=_verify)
 
 
-def _verify(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
+    """Compare and print; see `verify.exit_code`."""
     named = _named(given.names)
-    tree = tree_at(None)
-    judged = [
-        found for found in verdict.judge_each(sets.load(), tree) if found.patch.id in named.chosen
-    ]
-    if not given.json:
+    tree = tree_at()
+    plan = verify.plan([found for found in judged(tree) if found.patch.id in named.chosen])
+    show = not given.json
+    if show:
         print(f"sglang {tree.version} at {tree.root}\n", flush=True)
-    width = max(len(found.patch.id) for found in judged)
+    width = max(map(len, named.chosen))
     outcomes = []
-    for outcome in verify.verify(judged, limit_s=given.timeout):
+
+    def take(outcome: verify.Outcome) -> None:
         outcomes.append(outcome)
-        if not given.json:
-            print(f"{outcome.patch:<{width}}  {_outcome_text(outcome)}", flush=True)
-    if given.json:
+        if show:
+            print(f"{outcome.patch:<{width}}  {_text(outcome)}", flush=True)
+            if given.traceback and outcome.traceback:
+                print(outcome.traceback, flush=True)
+
+    for outcome in plan.skipped:
+        take(outcome)
+    with progress(len(plan.cases)) as shown:
+        waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
+        if waiting:
+            shown.step(waiting.pop(0))
+        for outcome in verify.verify(plan.cases, limit_s=given.timeout):
+            shown.clear()
+            take(outcome)
+            if waiting:
+                shown.step(waiting.pop(0))
+    if show:
+        print(f"\n{_closing(outcomes)}")
+    else:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "outcomes": [asdict(outcome) for outcome in outcomes],
@@ -54,17 +72,43 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _named(names: Sequence[str]) -> Selection:
-    """The patches that were named: a set's name stands for its policy patches too."""
+    """The patches that were named: a set's name stands for its policy patches too.
+
+    Raises:
+        SelectionError: a name is unknown, or all of them together name nothing.
+    """
     patches = by_id(sets.load())
     members = [id for id, patch in patches.items() if not names or patch.set in names]
     found = selection.parse(",".join([*names, *members]), patches)
+    if not found.chosen:
+        raise SelectionError(f"{' '.join(names)!r} names no patch to verify")
     return Selection(found.text, found.chosen, found.by_name, frozenset(names) & found.in_full)
 
 
-def _outcome_text(outcome: verify.Outcome) -> str:
+def _text(outcome: verify.Outcome) -> str:
     if outcome.word == "equal" and outcome.device:
         return (
             f"equal      {outcome.compared} comparisons in {outcome.seconds:.0f} s on "
             f"{verify.ON[outcome.device]}: {outcome.reason}"
         )
     return f"{outcome.word:<9}  {outcome.reason}"
+
+
+def _closing(outcomes: Sequence[verify.Outcome]) -> str:
+    """One line for all: ``13 equal, 9 not for this release, 0 of 13 could not run``."""
+    words: dict[str, set[str]] = {}
+    not_here = set()
+    for outcome in outcomes:
+        words.setdefault(outcome.patch, set()).add(outcome.word)
+        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: ")):
+            not_here.add(outcome.patch)
+    told = [set_of for id, set_of in words.items() if id not in not_here]
+    equal = sum(found <= {"equal", "skipped"} and "equal" in found for found in told)
+    parts = [f"{equal} equal"]
+    for word in ("different", "failed"):
+        count = sum(word in found for found in told)
+        if count:
+            parts.append(f"{count} {word}")
+    parts.append(f"{len(not_here)} not for this release")
+    could_not = sum(found == {"skipped"} for found in told)
+    return ", ".join([*parts, f"{could_not} of {len(told)} could not run"])

@@ -1,0 +1,82 @@
+"""How the command shows text: tables fitted to the terminal, colour, and any stdout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+
+_CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
+_LEAST = 24  # columns of text below which a wrapped last cell is no pleasure to read
+_PAGE = 96
+
+
+def be_tolerant() -> None:
+    """Let stdout and stderr take any text, whatever their encoding can write."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def width() -> int | None:
+    """Columns of the terminal; None where stdout is none, and a line may be as long as it is."""
+    return shutil.get_terminal_size().columns if _is_terminal() else None
+
+
+def paint(text: str, colour: str) -> str:
+    """Text in a colour on a terminal that has some, unless ``NO_COLOR`` is set."""
+    if not colour or not _is_terminal() or os.environ.get("NO_COLOR"):
+        return text
+    return text if os.environ.get("TERM") == "dumb" else f"\033[{_CODES[colour]}m{text}\033[0m"
+
+
+def paragraph(title: str, text: str) -> str:
+    """A heading and a text below it, indented and wrapped."""
+    columns = min(_PAGE, width() or _PAGE)
+    body = textwrap.fill(
+        " ".join(text.split()), columns, initial_indent="  ", subsequent_indent="  "
+    )
+    return f"{title}:\n{body}"
+
+
+def table(
+    rows: Sequence[Sequence[str]], *, column: int = -1, colours: Mapping[str, str] | None = None
+) -> str:
+    """Columns as wide as their widest cell; the last one is wrapped at the terminal's edge.
+
+    Args:
+        rows: the first is the heading.
+        column: the one that is coloured.
+        colours: text of such a cell → its colour.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
+    indent = sum(widths) + 2 * len(widths)
+    room = width()
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
+        if 0 <= column < len(cells):
+            cells[column] = paint(cells[column], (colours or {}).get(row[column], ""))
+        last = [row[-1]]
+        if room is not None and room - indent >= _LEAST:
+            last = textwrap.wrap(row[-1], room - indent, break_on_hyphens=False) or [""]
+        elif room is not None:  # below the row
+            start = " " * 4
+            below = textwrap.wrap(
+                row[-1], max(_LEAST, room), initial_indent=start, subsequent_indent=start
+            )
+            lines += ["  ".join(cells).rstrip(), *below]
+            continue
+        lines.append("  ".join([*cells, last[0]]).rstrip())
+        lines += [" " * indent + text for text in last[1:]]
+    return "\n".join(lines)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except ValueError:  # closed
+        return False

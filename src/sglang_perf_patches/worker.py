@@ -1,0 +1,122 @@
+"""Children of the command that print JSON lines: ``Child`` runs one, ``emit`` is its end of it.
+
+sglang and its libraries print to stdout too, so a line of ours is marked. A child leads a process
+group of its own: whatever ends the parent's interest in it ends all that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import IO, Any
+
+_MARK = "\x1esglang-perf-patches "
+_IS_CHILD = "SGLANG_PERF_PATCHES_CHILD"
+
+
+def emit(data: dict[str, Any]) -> None:
+    """In a child: give the parent one line; started by hand, print it as it is."""
+    print((_MARK if os.environ.get(_IS_CHILD) else "") + json.dumps(data), flush=True)
+
+
+class Child:
+    """A Python process of ours, as a context: leaving it ends the process and all below it.
+
+    Iterating over it gives what it emits until it ends.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        words: Sequence[str],
+        *,
+        limit_s: float | None = None,
+        other_lines: IO[str] | None = None,
+    ) -> None:
+        """Start it, with every patch off: the child makes live what it compares.
+
+        Args:
+            module: as for ``python -m``.
+            words: its arguments.
+            limit_s: seconds after which it is ended.
+            other_lines: where its stderr, and what else it prints, is shown; None keeps that for
+                `why_it_ended`.
+        """
+        self._limit_s = limit_s
+        self._other_lines = other_lines
+        self._was_late = False
+        self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", module, *words],
+            env={**os.environ, "SGLANG_PERF_PATCHES": "none", _IS_CHILD: "1"},
+            stdout=subprocess.PIPE,
+            stderr=self._kept if other_lines is None else other_lines,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._timer: threading.Timer | None = None
+        if limit_s is not None:
+            self._timer = threading.Timer(limit_s, self._end_late)
+            self._timer.start()
+
+    def __enter__(self) -> Child:
+        """The child itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it, and all that it started."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._kill()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._process.wait()
+        self._kept.close()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """What it emits, until it ends."""
+        for line in self._process.stdout or ():
+            if line.startswith(_MARK):
+                data: dict[str, Any] = json.loads(line[len(_MARK) :])
+                yield data
+            elif self._other_lines is not None:
+                self._other_lines.write(line)
+        self._process.wait()
+
+    def why_it_ended(self) -> str:
+        """In words, why it emits no more: its time, its last line, or its exit code."""
+        if self._was_late:
+            return f"no end after {self._limit_s:g} s"
+        self._kept.seek(0)
+        last = self._kept.read().strip().splitlines()[-1:]
+        return f"its process ended: {last[0] if last else _ending(self._process.returncode)}"
+
+    def _end_late(self) -> None:
+        self._was_late = True
+        self._kill()
+
+    def _kill(self) -> None:
+        # Its group outlives it where it left a process: that one is meant.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"by {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,135 @@
+"""``bench``: sets and patches, how it ends, and what it leaves to each set's own module."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from throwaway import Throwaway
+
+SETS = """
+import sys, types
+import throwaway_patches as t
+from sglang_perf_patches import bench, sets
+
+sets.NAMES = bench.NAMES = ("one", "two")
+gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
+t.use(t.STEP, t.TEN, t.HELPER, t.BOTH, gone)
+for name in ("one", "two"):
+    module = types.ModuleType(f"{bench.__name__}.{name}")
+    sys.modules[module.__name__] = module
+    exec(MODULE, {"__name__": module.__name__, **vars(module)}, vars(module))
+"""
+MODULE = """
+def add_options(parser):
+    parser.add_argument("--size", type=int, default=1)
+
+def tables(given, name=__name__.rpartition(".")[2]):
+    import os, sys
+    from sglang_perf_patches import bench, proof
+    from sglang_perf_patches.bench.report import Table
+    print("a library's own words")
+    applying = [id for id, word in bench.words(name).items() if word == "applies"]
+    yield Table(name, "what applies", ("patch", "size"), tuple((id, given.size) for id in applying))
+    if name == "two" and HOW == "differs":
+        raise proof.Different("the third value")
+    if name == "two" and HOW == "lacks":
+        raise proof.Missing("it needs a GPU")
+    if name == "two" and HOW == "raises":
+        raise ZeroDivisionError("by a bench")
+    if name == "two" and HOW == "dies":
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(3)
+"""
+
+
+def bench(throwaway: Throwaway, how: str, *words: str) -> subprocess.CompletedProcess[str]:
+    module = MODULE.replace("HOW", repr(how))
+    throwaway.put("sitecustomize.py", f"MODULE = {module!r}\n{SETS}")
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_perf_patches", "bench", *words],
+        env=throwaway.environment(XDG_CACHE_HOME=str(throwaway.site.parent / "cache")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[list[Any]]]:
+    return {table["set"]: table["rows"] for table in json.loads(done.stdout)["tables"]}
+
+
+def test_every_set_and_one_closing_line(throwaway: Throwaway) -> None:
+    done = bench(throwaway, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2 of 2 equal to stock and measured, in 2 tables"
+    assert "library" not in done.stdout
+    assert [line for line in done.stderr.splitlines() if line.startswith("[")] == [
+        "[1/2] bench one ...",
+        "[2/2] bench two ...",
+    ]
+
+
+def test_a_patch_alone(throwaway: Throwaway) -> None:
+    assert rows(bench(throwaway, "", "one", "--json")) == {"one": [["one.step", 1], ["one.ten", 1]]}
+    assert rows(bench(throwaway, "", "one.ten", "--json")) == {"one": [["one.ten", 1]]}
+    two = rows(bench(throwaway, "", "one.ten", "two.both", "one.step", "--json"))
+    assert two == {"one": [["one.step", 1], ["one.ten", 1]], "two": [["two.both", 1]]}
+    assert rows(bench(throwaway, "", "one.ten", "--size", "7", "--json")) == {
+        "one": [["one.ten", 7]]
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "word", "said", "code"),
+    [
+        ("differs", "different", "the third value", 1),
+        ("lacks", "skipped", "it needs a GPU", 0),
+        ("raises", "failed", "it ended with ZeroDivisionError: by a bench", 1),
+        ("dies", "failed", "its process ended: exit code 3", 1),
+    ],
+)
+def test_each_way_to_end(throwaway: Throwaway, how: str, word: str, said: str, code: int) -> None:
+    done = bench(throwaway, how)
+    assert done.returncode == code
+    assert f"two: {word}: {said}\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        f"1 of 2 equal to stock and measured, in 2 tables, 1 {word}"
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_where_nothing_could_be_measured_it_is_exit_1(throwaway: Throwaway) -> None:
+    assert bench(throwaway, "lacks", "two").returncode == 1
+    gone = bench(throwaway, "", "two.gone")
+    assert gone.returncode == 1
+    assert "two: skipped: two.gone is absent" in gone.stdout
+
+
+def test_a_traceback_is_shown_to_who_asks(throwaway: Throwaway) -> None:
+    assert "ZeroDivisionError" in bench(throwaway, "raises", "two", "--traceback").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("three",), "unknown set or patch 'three'"),
+        (("one", "two", "--size", "7"), "needs one set's name"),
+        (("one", "--frobnicate"), "usage: sglang-perf-patches bench one"),
+    ],
+)
+def test_bad_usage(throwaway: Throwaway, words: tuple[str, ...], said: str) -> None:
+    done = bench(throwaway, "", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_the_last_one_is_kept_for_this_user_alone(throwaway: Throwaway) -> None:
+    bench(throwaway, "", "one")
+    kept: Path = throwaway.site.parent / "cache" / "sglang-perf-patches" / "last-bench.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert json.loads(kept.read_text())["tables"][0]["set"] == "one"

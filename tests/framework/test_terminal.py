@@ -1,0 +1,104 @@
+"""The command on what stands behind stdout: a terminal, no colour, ASCII, a full disk."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from struct import pack
+
+import pytest
+from throwaway import Throwaway
+
+SETS = """
+import throwaway_patches as t
+from dataclasses import replace
+t.use(t.STEP, replace(t.HELPER, summary="word " * 40 + "…"), t.POLICY)
+"""
+COMMAND = (sys.executable, "-m", "sglang_perf_patches")
+
+
+@pytest.fixture
+def prepared(throwaway: Throwaway) -> Throwaway:
+    throwaway.put("sitecustomize.py", SETS)
+    return throwaway
+
+
+def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: str | None) -> str:
+    """What the command shows on a terminal so wide."""
+    import fcntl
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, columns, 0, 0))
+    variables = {"TERM": "xterm", "COLUMNS": None, "LINES": None, "NO_COLOR": None, **variables}
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=throwaway.environment(**variables), stdout=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_the_list_fits_the_terminal(prepared: Throwaway, columns: int) -> None:
+    shown = on_terminal(prepared, "list", columns=columns, NO_COLOR="1")
+    assert "\033" not in shown
+    lines = shown.partition("PATCH")[2].partition("This release")[0].splitlines()
+    assert max(map(len, lines)) <= columns
+    assert shown.count("word") == 40
+
+
+def test_colour_is_for_terminals_that_have_some(prepared: Throwaway) -> None:
+    shown = on_terminal(prepared, "list", columns=100)
+    assert "\033[32mwill run" in shown
+    plain = re.sub("\033\\[[0-9]+m", "", shown)
+    assert plain == on_terminal(prepared, "list", columns=100, NO_COLOR="1")
+    assert plain == on_terminal(prepared, "list", columns=100, TERM="dumb")
+    piped = subprocess.run(
+        [*COMMAND, "list"], env=prepared.environment(), capture_output=True, text=True
+    )
+    assert "\033" not in piped.stdout
+    assert piped.stdout.count("\n") == 9  # no line is broken where a program reads
+
+
+@pytest.mark.parametrize("words", [("list",), ("explain", "two.helper"), ("status", "--json")])
+def test_an_ascii_stdout_loses_a_character_and_no_more(
+    prepared: Throwaway, words: tuple[str, ...]
+) -> None:
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=prepared.environment(PYTHONIOENCODING="ascii"),
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("explain", "one.step")])
+def test_a_full_disk_is_one_sentence(prepared: Throwaway, words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words],
+            env=prepared.environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "sglang-perf-patches: can't write: No space left on device\n"

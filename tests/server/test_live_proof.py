@@ -7,17 +7,20 @@ servers of three releases: about two minutes on two free cores.
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from linux_mlx.completions import complete, workload
-from linux_mlx.environments import install_checkout, sglang_environment
+from linux_mlx.environments import Environment, install_checkout, sglang_environment
 from linux_mlx.patches import processes, report
 from linux_mlx.processes import members
 from linux_mlx.server import Server, arguments_of, running_server
@@ -42,6 +45,8 @@ class Seen:
         text: what `status` printed for people.
         after: the server's processes in `status` once it was shut down.
         group: PID of the launcher.
+        log: our lines in the server's log.
+        metrics: the lines of ``/metrics`` that are ours.
     """
 
     status: dict[str, Process]
@@ -49,23 +54,33 @@ class Seen:
     text: str
     after: list[Process]
     group: int
+    log: list[str]
+    metrics: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
 def two_servers(folder: Path) -> tuple[Seen, Seen]:
     """0.5.10.post1, which loads no plugins, under `run`, and 0.5.11 by itself: at the same time."""
-    with server(folder, "0.5.10.post1", run=True) as old, server(folder, "0.5.11") as new:
+    with (
+        server(folder, "0.5.10.post1", run=True) as old,
+        server(folder, "0.5.11", "--enable-metrics") as new,
+    ):
         found = [_seen(old, expected=3), _seen(new, expected=2)]
-    return Seen(*found[0], processes(old), old.group), Seen(*found[1], processes(new), new.group)
+        metrics = _metrics(new)
+    return (
+        Seen(*found[0], processes(old), old.group, _log(old)),
+        Seen(*found[1], processes(new), new.group, _log(new), metrics),
+    )
 
 
 @pytest.fixture(scope="module", params=["by plugin", "under run"])
 def many(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Seen]:
     """The newest release with a data-parallel controller and two tokenizer workers."""
     run = request.param == "under run"
-    with server(folder, "0.5.23", *_MANY, run=run) as running:
+    with server(folder, "0.5.23", *_MANY, "--enable-metrics", run=run) as running:
         found = _seen(running, expected=7 if run else 5)
-    return request.param, Seen(*found, processes(running), running.group)
+        metrics = _metrics(running)
+    return request.param, Seen(*found, processes(running), running.group, _log(running), metrics)
 
 
 def test_a_release_without_plugins_is_reached_whole_under_run(
@@ -119,13 +134,60 @@ def test_two_servers_at_once_are_told_apart(two_servers: tuple[Seen, Seen]) -> N
         assert pids.isdisjoint(process["pid"] for process in other.status.values())
     # Both were asked while both ran, the old one first.
     for pid, count in ((old.group, 3), (new.group, 2)):
-        assert f"server {pid}: {count} processes\n" in new.text
+        assert re.search(rf"^server {pid}: live .*\({count} processes\)  sglang ", new.text, re.M)
 
 
 def test_all_processes_are_of_one_server(many: tuple[str, Seen]) -> None:
     _, seen = many
     assert {process["server"] for process in seen.status.values()} == {seen.group}
-    assert seen.text.startswith(f"server {seen.group}: {len(seen.status)} processes\n")
+    head = rf"^server {seen.group}: live .*\({len(seen.status)} processes\)  sglang "
+    assert re.search(head, seen.text, re.M)
+
+
+def test_a_server_logs_one_line_when_it_is_ready(two_servers: tuple[Seen, Seen]) -> None:
+    for seen in two_servers:
+        (line,) = seen.log
+        found = re.search(
+            r"server (\d+) with (\d) more: live \d+, waiting \d+, refused 0; live", line
+        )
+        assert found, line
+        assert (int(found[1]), int(found[2])) == (seen.group, len(seen.status) - 1)
+        live = {
+            patch["id"]
+            for process in seen.status.values()
+            for patch in process["patches"]
+            if patch["state"] == "live"
+        }
+        assert set(line.rpartition(": ")[2].strip().split(", ")) == live
+
+
+def test_many_tokenizer_workers_log_one_line_at_most(many: tuple[str, Seen]) -> None:
+    assert len(many[1].log) <= 1  # the launcher has no word of when they are ready
+
+
+def test_the_servers_own_metrics_have_every_process(
+    two_servers: tuple[Seen, Seen], many: tuple[str, Seen]
+) -> None:
+    for seen in (two_servers[1], many[1]):
+        info = [line for line in seen.metrics if line.startswith("sglang_perf_patches_info{")]
+        assert len(info) == 1
+        assert 'selection="all"' in info[0]
+        for name in ("live", "ran"):
+            found = {
+                (int(match["pid"]), match["patch"]): float(match["value"])
+                for line in seen.metrics
+                if (match := re.match(_SERIES.format(name), line))
+            }
+            expected = {
+                (process["pid"], patch["id"]): float(
+                    patch["ran"] if name == "ran" else patch["state"] == "live"
+                )
+                for role, process in seen.status.items()
+                for patch in process["patches"]
+                if patch["state"] != "off" and role.startswith("scheduler")
+            }
+            assert expected.items() <= found.items()
+            assert any(expected.values())
 
 
 def test_a_server_that_has_ended_is_not_shown(
@@ -146,6 +208,8 @@ def server(folder: Path, release: str, *arguments: str, run: bool = False) -> It
     """A server that has answered; its records are where the others' are."""
     environment = sglang_environment(release)
     install_checkout(environment)
+    if "--enable-metrics" in arguments:
+        _install_exporter(environment, folder / "exporter")
     # Stock sglang asks for the cores of each rank where there are more ranks than memory nodes. A
     # tokenizer worker that is silent for a while it starts anew, and on a busy machine each one is
     # while it imports.
@@ -161,7 +225,8 @@ def server(folder: Path, release: str, *arguments: str, run: bool = False) -> It
         log=folder / f"{release}{' under run' if run else ''}.log",
         launcher=(environment.script("sglang-perf-patches"), "run") if run else (),
         arguments=(*arguments_of(release), *arguments),
-        settings=settings if arguments else {},
+        settings=settings if "--dp-size" in arguments else {},
+        python_path=[folder / "exporter"] if "--enable-metrics" in arguments else [],
         runtime=folder,
     ) as running:
         assert len(complete(running.url, _REQUESTS)) == len(_REQUESTS)
@@ -185,6 +250,31 @@ def _seen(running: Server, *, expected: int) -> tuple[dict[str, Process], list[s
     shown = processes(running)
     titles = _titles(running, without=[process["pid"] for process in shown])
     return {process["role"]: process for process in shown}, titles, report(running, "status")
+
+
+_SERIES = r'sglang_perf_patches_{}\{{patch="(?P<patch>[^"]*)",pid="(?P<pid>\d+)"\}} (?P<value>.*)'
+
+
+def _install_exporter(environment: Environment, folder: Path) -> None:
+    """What stock's ``--enable-metrics`` needs and the slim environment does not have."""
+    if not folder.exists():
+        pip = [environment.python, "-m", "pip", "--disable-pip-version-check", "install"]
+        words = ["--quiet", "--no-deps", f"--target={folder}", "prometheus-client==0.22.1"]
+        subprocess.run([*pip, *words], check=True)
+
+
+def _metrics(running: Server) -> list[str]:
+    """The lines of the server's ``/metrics`` that are ours, once they are up to date."""
+    time.sleep(3)
+    with urllib.request.urlopen(f"{running.url}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    return [line for line in lines if line.startswith("sglang_perf_patches")]
+
+
+def _log(running: Server) -> list[str]:
+    """Our lines in the server's log."""
+    lines = running.log.read_text(errors="replace").splitlines()
+    return [line for line in lines if "sglang-perf-patches: " in line]
 
 
 def _titles(running: Server, without: Sequence[int]) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from . import procfs, ready, records
+from . import metrics, procfs, ready, records
 from .records import RecordError
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class _Keeper:
         self.name = self.server = self.image = ""
         self.written: dict[str, Any] = {}
         self.announcement = ready.Announcement()
+        self.exporter = metrics.Exporter()
 
     def begin(self) -> None:
         """Write the first record and start the thread, once in a process."""
@@ -119,6 +120,7 @@ class _Keeper:
             data = self.try_to_write()
             if data is not None:
                 self.announce(data)
+                self.exporter.export(data)
             if self.has_forked and self.path is not None:
                 records.sweep(self.path.parent)  # children that ended without a word
             time.sleep(_TICK_S / 4)  # changes come in bursts

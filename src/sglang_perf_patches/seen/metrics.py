@@ -1,0 +1,85 @@
+"""The states of this process in the server's own ``/metrics``, where ``--enable-metrics`` is given.
+
+sglang's exporter reads what every process of the server leaves in one folder, the multiprocess
+mode of prometheus_client: so each process puts in its own, whichever process answers. The library
+is used only where sglang has loaded it; it is no requirement of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from .. import __version__
+
+logger = logging.getLogger("sglang_perf_patches")
+
+_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_gauges: dict[str, Any] = {}
+"""By name: a process may register a name once."""
+
+
+class Exporter:
+    """Puts the states of one process into its metrics."""
+
+    def __init__(self) -> None:
+        """Nothing is exported yet."""
+        self._is_off = False
+        self._exported: list[tuple[str, bool, bool]] = []
+
+    def export(self, data: Mapping[str, Any]) -> None:
+        """Bring the metrics up to date with a record, if this server has metrics.
+
+        Args:
+            data: the record of this process.
+        """
+        prometheus = sys.modules.get("prometheus_client")
+        if self._is_off or prometheus is None or not os.environ.get(_FOLDER):
+            return
+        # A module of this name that is still being imported has no Gauge yet.
+        if getattr(prometheus, "Gauge", None) is None:
+            return
+        now = [
+            (patch["id"], patch["state"] == "live", patch["ran"])
+            for patch in data["patches"]
+            if patch["state"] != "off"
+        ]
+        if now == self._exported:
+            return
+        try:
+            self._set(prometheus, data, now)
+        except Exception as error:  # another exporter's, a full disk: the server goes on
+            self._is_off = True
+            logger.debug("no metrics of sglang-perf-patches: %s", error, exc_info=True)
+        else:
+            self._exported = now
+
+    def _set(
+        self, prometheus: Any, data: Mapping[str, Any], now: list[tuple[str, bool, bool]]
+    ) -> None:
+        if not _gauges:
+            _gauges["live"] = prometheus.Gauge(
+                "sglang_perf_patches_live",
+                "Whether a chosen patch is live in a process (1) or not (0).",
+                ["patch"],
+                multiprocess_mode="liveall",  # a series for each process, with its pid
+            )
+            _gauges["ran"] = prometheus.Gauge(
+                "sglang_perf_patches_ran",
+                "Whether code of a chosen patch has run in a process.",
+                ["patch"],
+                multiprocess_mode="liveall",
+            )
+            _gauges["info"] = prometheus.Gauge(
+                "sglang_perf_patches_info",
+                "The versions and the selection of the patches; always 1.",
+                ["version", "sglang", "selection"],
+                multiprocess_mode="max",
+            )
+        for id, is_live, has_run in now:
+            _gauges["live"].labels(id).set(int(is_live))
+            _gauges["ran"].labels(id).set(int(has_run))
+        _gauges["info"].labels(__version__, data["sglang"], data["selection"]).set(1)

@@ -1,0 +1,118 @@
+"""The states in a server's own metrics, read as sglang's exporter reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+SERVER = """
+import multiprocessing, os, sys, time
+from throwaway_patches import *
+import sglang_perf_patches as ours
+
+def serve(queue, end):
+    import prometheus_client
+    use(STEP, HELPER, POLICY)
+    ours.activate()
+    import sglang.srt.a as a
+    a.Worker().step(1)
+    queue.put(os.getpid())
+    end.wait()
+
+if __name__ == "__main__":
+    import prometheus_client
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+    use(STEP, HELPER, POLICY)
+    ours.activate()
+    context = multiprocessing.get_context("spawn")
+    queue, end = context.Queue(), context.Event()
+    workers = [context.Process(target=serve, args=(queue, end)) for _ in range(2)]
+    [worker.start() for worker in workers]
+    print("pids", os.getpid(), *(queue.get() for _ in workers))
+    time.sleep(4)
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    print(generate_latest(registry).decode())
+    end.set()
+    [worker.join() for worker in workers]
+"""
+
+
+def test_every_process_is_in_the_metrics(throwaway: Throwaway, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    script = throwaway.put("server.py", SERVER)
+    done = throwaway.run(
+        f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')",
+        PROMETHEUS_MULTIPROC_DIR=str(folder),
+        SGLANG_PERF_PATCHES="all",
+    )
+    launcher, *workers = (int(pid) for pid in done.stdout.splitlines()[0].split()[1:])
+    series = {
+        (found[1], found[2], int(found[3])): float(found[4])
+        for line in done.stdout.splitlines()
+        if (
+            found := re.match(
+                r'sglang_perf_patches_(live|ran)\{patch="([^"]*)",pid="(\d+)"\} (.*)', line
+            )
+        )
+    }
+    expected = {("live", id, pid): 1.0 for id in ("one.step", "two.helper") for pid in workers}
+    expected |= {("ran", "one.step", pid): 1.0 for pid in workers}
+    expected |= {("ran", "two.helper", pid): 0.0 for pid in workers}
+    for name in ("live", "ran"):
+        expected |= {(name, id, launcher): 0.0 for id in ("one.step", "two.helper")}
+    assert series == expected  # the policy was not chosen, and has no series
+    assert 'sglang_perf_patches_info{selection="all",sglang="1.0",version="' in done.stdout
+
+
+@pytest.mark.parametrize("has", ["library", "folder"])
+def test_without_metrics_nothing_is_loaded_or_written(
+    throwaway: Throwaway, tmp_path: Path, has: str
+) -> None:
+    throwaway.run(
+        f"""
+        import sys, time
+        from throwaway_patches import *
+        import sglang_perf_patches as ours
+        if {has == "library"}:
+            import prometheus_client
+        use(STEP)
+        import sglang.srt.a
+        ours.activate()
+        time.sleep(3)
+        assert ("prometheus_client" in sys.modules) == {has == "library"}
+        if {has == "library"}:
+            assert "sglang_perf" not in prometheus_client.generate_latest().decode()
+        """,
+        PROMETHEUS_MULTIPROC_DIR=str(tmp_path) if has == "folder" else None,
+    )
+    assert not list(tmp_path.glob("*.db"))
+
+
+def test_a_fault_of_the_exporter_does_not_reach_the_keeper(throwaway: Throwaway) -> None:
+    throwaway.run(
+        """
+        import sys, time, types
+        from throwaway_patches import *
+        import sglang_perf_patches as ours
+        from sglang_perf_patches.seen import records
+        look_nowhere_else()
+        module = types.ModuleType("prometheus_client")
+        def broken(*words, **more):
+            raise ValueError("Duplicated timeseries")
+        module.Gauge = broken
+        sys.modules["prometheus_client"] = module
+        use(STEP)
+        ours.activate()
+        time.sleep(2)
+        import sglang.srt.a
+        time.sleep(2)
+        (data,) = records.read_all()
+        assert data["patches"][0]["state"] == "live"
+        """,
+        PROMETHEUS_MULTIPROC_DIR="/nowhere",
+    )

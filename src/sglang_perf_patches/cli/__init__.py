@@ -26,6 +26,7 @@ _VERBS = {
     "doctor": ("doctoring", "what an upgrade to another sglang would do to the patches"),
     "verify": ("verifying", "compare each patch that applies with stock, on this machine"),
     "bench": ("benching", "time stock and patched in turns, after showing that they give the same"),
+    "report": ("reporting", "one redacted file for an issue; nothing is sent"),
     "run": ("running", "run a command with patches active in it and in every Python it starts"),
 }
 """Verb → its module and what it is for. Only the module of the one that is asked is imported."""

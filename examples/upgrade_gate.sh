@@ -1,8 +1,13 @@
 #!/bin/sh
 # A gate for CI: fails where an upgrade of sglang would lose a patch that SGLANG_PERF_PATCHES
-# chooses. It fetches the release and judges its source; nothing is installed.
+# chooses. It fetches the release and judges its source; nothing is installed. Where no sglang is
+# installed either, it fails where that release's code is unknown to a chosen patch.
 #
 #   examples/upgrade_gate.sh 0.5.23
 set -eu
 
-sglang-perf-patches doctor --sglang-version "$1"
+if [ $# -ne 1 ]; then
+    echo "usage: $0 VERSION" >&2
+    exit 2
+fi
+exec sglang-perf-patches doctor --sglang-version "$1"

@@ -6,13 +6,20 @@ patches, `run`, and sglang's parsing of the arguments that the example gives.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from linux_mlx.environments import install_checkout, sglang_environment, variables
+from sglang_perf_patches import sets
+from sglang_perf_patches.model import selection as selections
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.seen import metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIMS = EXAMPLES / "linux_mlx" / "shims"
@@ -43,10 +50,13 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
 def test_a_launcher(script: str, release: str, chosen: str) -> None:
     done = example(release, EXAMPLES / script, "--help")
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.split() for line in done.stdout.splitlines()]
-    listed = {row[1]: row[2:4] for row in rows if row[1:] and row[1].startswith(f"{row[0]}.")}
-    assert listed[chosen] == ["applies", "on"]
     assert "--model-path" in done.stdout
+    assert re.match(r"\d+ will run, 0 refused", done.stdout)
+    selection = re.search(r"SGLANG_PERF_PATCHES=(\S+)$", done.stdout, re.M)
+    assert selection
+    listed = example(release, "sglang-perf-patches", "--all", SGLANG_PERF_PATCHES=selection[1])
+    (row,) = (line for line in listed.stdout.splitlines() if line.startswith(f"{chosen} "))
+    assert re.match(rf"{chosen} +(will run|needs a GPU) ", row)  # there is none here, perhaps
 
 
 def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:
@@ -62,9 +72,84 @@ def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:
     assert unknown.returncode == 2
 
 
-def test_the_line_of_the_dockerfile_ends_in_a_command_of_ours() -> None:
-    lines = (EXAMPLES / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    (line,) = (line for line in lines if line.startswith("RUN "))
-    install, _, command = line.removeprefix("RUN ").partition(" && ")
-    assert install == "pip install --no-cache-dir sglang-perf-patches"
+def test_the_gate_says_how_it_is_used() -> None:
+    gate = EXAMPLES / "upgrade_gate.sh"
+    done = subprocess.run([gate], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"usage: {gate} VERSION\n")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.stock_image"])
+def test_a_dockerfile_copies_what_is_there_and_ends_in_a_command_of_ours(name: str) -> None:
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if line.startswith("COPY "):
+            *copied, _ = line.split()[1:]
+            assert all((EXAMPLES.parent / place).exists() for place in copied)
+    last = [line for line in lines if line.startswith("RUN ")][-1]
+    install, _, command = last.removeprefix("RUN ").partition(" && ")
+    assert install == "pip install --no-cache-dir /src/sglang-perf-patches"
     assert example("0.5.23", *command.split()).returncode == 0
+
+
+_PARSE = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))"
+
+
+def parsed(name: str) -> dict[str, Any]:
+    python = sglang_environment("0.5.23").python
+    done = example("0.5.23", python, "-c", _PARSE, EXAMPLES / name)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def must_be_understood(words: list[str], selection: str) -> None:
+    """By the release's own parser, and by our selection."""
+    assert words[:3] == ["python3", "-m", "sglang.launch_server"]
+    check = (
+        "import sys; from sglang.srt.server_args import ServerArgs; import argparse;"
+        "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser);"
+        "parser.parse_args(sys.argv[1:])"
+    )
+    python = sglang_environment("0.5.23").python
+    done = example("0.5.23", python, "-c", check, *words[3:])
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert selections.parse(selection, by_id(sets.load())).chosen
+
+
+def test_the_compose_file_starts_what_sglang_has() -> None:
+    services = parsed("compose.yaml")["services"]
+    assert set(services) == {"prefill", "decode", "router"}
+    for name in ("prefill", "decode"):
+        words = services[name]["command"].replace("${MODEL:?name a model}", "x").split()
+        must_be_understood(words, services[name]["environment"]["SGLANG_PERF_PATCHES"])
+        assert words[words.index("--disaggregation-mode") + 1] == name
+    router = services["router"]["command"].split()
+    for name, flag in (("prefill", "--prefill"), ("decode", "--decode")):
+        served = services[name]["command"].split()
+        port = served[served.index("--port") + 1]
+        assert router[router.index(flag) + 1] == f"http://{name}:{port}"
+
+
+def test_the_manifest_starts_what_sglang_has() -> None:
+    pod = parsed("kubernetes.yaml")["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    (setup,) = pod["initContainers"]
+    environment = {item["name"]: item["value"] for item in server["env"]}
+    must_be_understood([*server["command"], *server["args"]], environment["SGLANG_PERF_PATCHES"])
+    mounted = {mount["mountPath"] for mount in server["volumeMounts"]}
+    assert environment["PYTHONPATH"] in mounted
+    assert f"--target={environment['PYTHONPATH']}" in setup["args"][0].split()
+    named = {volume["name"] for volume in pod["volumes"]}
+    for container in (server, setup):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= named
+    command = setup["args"][0].rpartition(" && ")[2].split()
+    assert command[0] == f"PYTHONPATH={environment['PYTHONPATH']}"
+    assert example("0.5.23", "python", *command[2:]).returncode == 0
+
+
+def test_the_panel_asks_for_metrics_that_there_are() -> None:
+    panel = json.loads((EXAMPLES / "grafana_panel.json").read_text(encoding="utf-8"))
+    source = Path(metrics.__file__).read_text(encoding="utf-8")
+    for target in panel["targets"]:
+        (name,) = re.findall(r"sglang_perf_patches_\w+", target["expr"])
+        assert f'"{name}"' in source

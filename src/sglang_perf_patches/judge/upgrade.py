@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from . import source
-from .source import Tree
 from .verdict import Verdict
 
 Change = Literal["stays", "becomes built-in", "lost", "gained", "off in both", "nothing to do"]
@@ -47,20 +45,6 @@ def lost(prospects: Sequence[Prospect], chosen: Iterable[str]) -> list[str]:
     wanted = set(chosen)
     ids = [prospect.here.patch.id for prospect in prospects if prospect.change == "lost"]
     return [id for id in ids if id in wanted]
-
-
-def other_tree(path: str | None, version: str) -> Tree:
-    """The tree to compare with: a folder, or a release from the package index.
-
-    Raises:
-        TreeError: the folder holds no sglang.
-        DownloadError: see `downloads.tree`.
-    """
-    if path is not None:
-        return source.at(path)
-    from . import downloads  # what fetches is loaded where something is fetched
-
-    return source.at(downloads.tree(version))
 
 
 def _change(here: str, there: str) -> Change:

@@ -60,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    given, unknown = _parser(words).parse_known_args(words)
-    if unknown and not given.takes_unknown:
-        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    given.options = unknown
-    code: int = given.function(given)
+    args, unknown = _parser(words).parse_known_args(words)
+    if unknown and not args.takes_unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.options = unknown
+    code: int = args.function(args)
     return code
 
 

@@ -48,16 +48,16 @@ class Selection:
     by_name: frozenset[str]
     in_full: frozenset[str]
 
-    def is_lost(self, id: str, word: str) -> bool:
+    def is_lost(self, patch_id: str, word: str) -> bool:
         """Whether the operator asked for a patch by name and can't have it: exit code 1.
 
         Args:
-            id: the patch.
+            patch_id: the patch.
             word: its verdict on a tree, or its state in a process.
         """
         if word == "absent":  # a set's name stands for those of its patches that have work there
-            return id in self.in_full
-        return word in {"refused", "conflict", "failed"} and id in self.by_name
+            return patch_id in self.in_full
+        return word in {"refused", "conflict", "failed"} and patch_id in self.by_name
 
 
 def from_environment() -> str:
@@ -94,22 +94,26 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     minus = [item[1:].strip() for item in items if item.startswith("-")]
 
     in_full = frozenset(item for item in plus if item in patches)
-    by_name = {id for item in plus if item != "all" for id in _members(item, patches)}
+    by_name = {patch_id for item in plus if item != "all" for patch_id in _members(item, patches)}
     chosen = set(by_name)
     if "all" in plus or not plus:
         chosen |= {patch.id for patch in patches.values() if patch.is_default}
-    taken_out = {id for item in minus for id in _members(item, patches, policies=True)}
+    taken_out = {patch_id for item in minus for patch_id in _members(item, patches, policies=True)}
 
     chosen = _with_requirements(chosen, patches)
     by_name = _with_requirements(by_name, patches)
-    for id in sorted(in_full - taken_out):
-        lost = _requirements(id, patches) & taken_out
+    for patch_id in sorted(in_full - taken_out):
+        lost = _requirements(patch_id, patches) & taken_out
         if lost:
-            raise SelectionError(f"{id!r} needs {min(lost)!r}, which {text!r} takes out")
-    keep = {id for id in chosen - taken_out if not _requirements(id, patches) & taken_out}
+            raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} takes out")
+    keep = {
+        patch_id
+        for patch_id in chosen - taken_out
+        if not _requirements(patch_id, patches) & taken_out
+    }
     return Selection(
         text,
-        tuple(id for id in patches if id in keep),
+        tuple(patch_id for patch_id in patches if patch_id in keep),
         frozenset(by_name & keep),
         in_full & keep,
     )
@@ -134,16 +138,16 @@ def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     return f"unknown set or patch {name!r}: the sets are {', '.join(sets)}"
 
 
-def _requirements(id: str, patches: Mapping[str, Patch]) -> set[str]:
-    return _with_requirements({id}, patches) - {id}
+def _requirements(patch_id: str, patches: Mapping[str, Patch]) -> set[str]:
+    return _with_requirements({patch_id}, patches) - {patch_id}
 
 
 def _with_requirements(ids: Iterable[str], patches: Mapping[str, Patch]) -> set[str]:
     found: set[str] = set()
     waiting = list(ids)
     while waiting:
-        id = waiting.pop()
-        if id not in found:
-            found.add(id)
-            waiting.extend(patches[id].requires)
+        patch_id = waiting.pop()
+        if patch_id not in found:
+            found.add(patch_id)
+            waiting.extend(patches[patch_id].requires)
     return found

@@ -66,18 +66,18 @@ def plan(judged: Sequence[Verdict]) -> Plan:
     skipped: list[Outcome] = []
     chosen: list[Case] = []
     for found in judged:
-        id = found.patch.id
+        patch_id = found.patch.id
         if found.word != "applies":
-            skipped.append(Outcome(id, "skipped", f"{found.word}: {found.reason}"))
+            skipped.append(Outcome(patch_id, "skipped", f"{found.word}: {found.reason}"))
             continue
-        declared = [case for case in cases(found.patch.set) if case.patch == id]
+        declared = [case for case in cases(found.patch.set) if case.patch == patch_id]
         if not declared:
-            skipped.append(Outcome(id, "skipped", "there is no case for it"))
+            skipped.append(Outcome(patch_id, "skipped", "there is no case for it"))
         for case in declared:
             lacking = [name for name in case.needs if not _is_installed(name)]
             if lacking:
                 reason = f"it needs {', '.join(lacking)}: not installed here"
-                skipped.append(Outcome(id, "skipped", reason))
+                skipped.append(Outcome(patch_id, "skipped", reason))
             else:
                 chosen.append(case)
     chosen.sort(key=_process)  # stable: within a process the order of `judged`
@@ -103,7 +103,7 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
     if not any("equal" in found for found in words.values()):
         return 1
     is_bad = any(found & {"different", "failed"} for found in words.values())
-    return 1 if is_bad or any("equal" not in words.get(id, ()) for id in in_full) else 0
+    return 1 if is_bad or any("equal" not in words.get(patch_id, ()) for patch_id in in_full) else 0
 
 
 def _process(case: Case) -> tuple[str, str]:

@@ -79,7 +79,7 @@ class Exporter:
                 ["version", "sglang", "selection"],
                 multiprocess_mode="max",
             )
-        for id, is_live, has_run in now:
-            _gauges["live"].labels(id).set(int(is_live))
-            _gauges["ran"].labels(id).set(int(has_run))
+        for patch_id, is_live, has_run in now:
+            _gauges["live"].labels(patch_id).set(int(is_live))
+            _gauges["ran"].labels(patch_id).set(int(has_run))
         _gauges["info"].labels(__version__, data["sglang"], data["selection"]).set(1)

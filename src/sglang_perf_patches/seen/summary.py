@@ -45,7 +45,7 @@ def counts(states: Mapping[str, str]) -> str:
 
 def live(states: Mapping[str, str]) -> Sequence[str]:
     """The patches that are live, in declared order."""
-    return [id for id, state in states.items() if state == "live"]
+    return [patch_id for patch_id, state in states.items() if state == "live"]
 
 
 def _strength(state: str) -> int:

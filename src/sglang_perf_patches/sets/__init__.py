@@ -41,8 +41,8 @@ def only(ids: Collection[str]) -> tuple[PatchSet, ...]:
     kept: set[str] = set()
     waiting = list(ids)
     while waiting:
-        kept.add(id := waiting.pop())
-        waiting += [needed for needed in patches[id].requires if needed not in kept]
+        kept.add(patch_id := waiting.pop())
+        waiting += [needed for needed in patches[patch_id].requires if needed not in kept]
     return tuple(
         replace(
             found,

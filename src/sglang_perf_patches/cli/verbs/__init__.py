@@ -49,7 +49,7 @@ def judged(tree: source.Tree) -> list[Verdict]:
 
 def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
     """Whether the operator asked for a patch by name and can't have it."""
-    return any(chosen.is_lost(found.patch.id, found.word) for found in verdicts)
+    return any(chosen.is_lost(verdict.patch.id, verdict.word) for verdict in verdicts)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -36,50 +36,50 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_unknown=True)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure set by set and print each table as it is done."""
-    if given.help and len(given.names) != 1:
-        given.parser.print_help()
+    if args.help and len(args.names) != 1:
+        args.parser.print_help()
         return 0
-    chosen = _chosen(given.names, ["--help"] if given.help else given.options)
-    if given.html:
-        report.require_writable(given.html)
-    if given.traceback:
+    chosen = _chosen(args.names, ["--help"] if args.help else args.options)
+    if args.html:
+        report.require_writable(args.html)
+    if args.traceback:
         os.environ[bench.TRACEBACK] = "1"
     tree = tree_at()
-    verdicts = {found.patch.id: found for found in judged(tree)}
+    verdicts = {verdict.patch.id: verdict for verdict in judged(tree)}
     tables: list[report.Table] = []
     ended: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     with progress(len(chosen)) as shown:
         for name, patches in chosen.items():
             shown.step(f"bench {' '.join(patches) or name}")
-            unfit = [id for id in patches if verdicts[id].word != "applies"]
+            unfit = [patch_id for patch_id in patches if verdicts[patch_id].word != "applies"]
             if unfit:
-                found = verdicts[unfit[0]]
+                verdict = verdicts[unfit[0]]
                 ended[name] = "skipped"
-                reasons[name] = f"{unfit[0]} is {found.word}: {found.reason}"
+                reasons[name] = f"{unfit[0]} is {verdict.word}: {verdict.reason}"
             else:
-                for made in bench.measure(name, given.options, patches):
+                for made in bench.measure(name, args.options, patches):
                     shown.clear()
                     if not isinstance(made, report.Table):
                         ended[name], reasons[name] = made
                         continue
                     tables.append(made)
-                    if not given.json:
+                    if not args.json:
                         print(f"{report.to_text(made)}\n", flush=True)
-            if not given.json and ended[name] != "equal":
+            if not args.json and ended[name] != "equal":
                 shown.clear()
                 print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
-    command = shlex.join(["sglang-perf-patches", "bench", *given.names, *given.options])
+    command = shlex.join(["sglang-perf-patches", "bench", *args.names, *args.options])
     whole = _report(tree, tables, ended, reasons, command)
     last_bench.keep(report.to_json(whole))
-    if given.json:
+    if args.json:
         print(report.to_json(whole))
     else:
         print(_closing(ended, tables))
-    if given.html:
-        report.write_page(given.html, whole)
+    if args.html:
+        report.write_page(args.html, whole)
     nothing = "equal" not in ended.values()
     return 1 if nothing else report.worst(list(ended.values()))
 

@@ -23,41 +23,46 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print what changes; 1 where the upgrade loses a chosen patch."""
-    if given.sglang_path is None and given.sglang_version is None:
-        given.parser.error("one of the arguments --sglang-path --sglang-version is required")
+    if args.sglang_path is None and args.sglang_version is None:
+        args.parser.error("one of the arguments --sglang-path --sglang-version is required")
     chosen = selected()
-    there = tree_at(given.sglang_path, given.sglang_version)
+    there = tree_at(args.sglang_path, args.sglang_version)
     try:
         here = tree_at()
     except TreeError:
-        return _judge_alone(there, as_json=given.json)
+        return _judge_alone(there, as_json=args.json)
     prospects = upgrade.compare(judged(here), judged(there))
     lost = upgrade.lost(prospects, chosen.chosen)
-    if given.json:
+    if args.json:
         data = {
             "from": {"version": here.version, "path": str(here.root)},
             "to": {"version": there.version, "path": str(there.root)},
             "selection": chosen.text,
             "patches": [
                 {
-                    "id": found.here.patch.id,
-                    "change": found.change,
-                    "from": found.here.word,
-                    "to": found.there.word,
-                    "reason": found.there.reason,
+                    "id": prospect.here.patch.id,
+                    "change": prospect.change,
+                    "from": prospect.here.word,
+                    "to": prospect.there.word,
+                    "reason": prospect.there.reason,
                 }
-                for found in prospects
+                for prospect in prospects
             ],
             "lost": lost,
         }
         print(json.dumps(data, indent=2))
     else:
         rows = [["PATCH", here.version, there.version, "CHANGE", "WHY"]]
-        for found in prospects:
-            words = [found.here.word, found.there.word, found.change, found.there.reason]
-            rows.append([found.here.patch.id, *words])
+        for prospect in prospects:
+            words = [
+                prospect.here.word,
+                prospect.there.word,
+                prospect.change,
+                prospect.there.reason,
+            ]
+            rows.append([prospect.here.patch.id, *words])
         print(f"from sglang {here.version} at {here.root}")
         print(f"to   sglang {there.version} at {there.root}\n")
         print(render.table(rows, column=3, colours=_COLOURS))
@@ -71,9 +76,9 @@ def _judge_alone(there: Tree, *, as_json: bool) -> int:
     chosen = selected()
     verdicts = judged(there)
     lost = [
-        found.patch.id
-        for found in verdicts
-        if found.word == "refused" and found.patch.id in chosen.chosen
+        verdict.patch.id
+        for verdict in verdicts
+        if verdict.word == "refused" and verdict.patch.id in chosen.chosen
     ]
     if as_json:
         data = {
@@ -82,22 +87,22 @@ def _judge_alone(there: Tree, *, as_json: bool) -> int:
             "selection": chosen.text,
             "patches": [
                 {
-                    "id": found.patch.id,
+                    "id": verdict.patch.id,
                     "change": None,
                     "from": None,
-                    "to": found.word,
-                    "reason": found.reason,
+                    "to": verdict.word,
+                    "reason": verdict.reason,
                 }
-                for found in verdicts
+                for verdict in verdicts
             ],
             "lost": lost,
         }
         print(json.dumps(data, indent=2))
     else:
-        found_words = listing.prospects(chosen, verdicts, is_here=False)
+        prospects = listing.prospects(chosen, verdicts, is_here=False)
         print("no sglang is installed for this Python to upgrade from")
         print(f"to   sglang {there.version} at {there.root}\n")
-        table = listing.rows(verdicts, found_words, with_upstream=False)
+        table = listing.rows(verdicts, prospects, with_upstream=False)
         print(render.table(table, column=1, colours=listing.COLOURS))
         if lost:
             print(f"\nrefused, and chosen: {', '.join(lost)}")

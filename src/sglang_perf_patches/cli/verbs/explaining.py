@@ -28,24 +28,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the explanation; 1 where the patch was chosen by name and can't be had."""
-    members = _members(given.patch)
+    members = _members(args.patch)
     chosen = selected()
-    is_here = given.sglang_path is None and given.sglang_version is None
-    tree = tree_at(given.sglang_path, given.sglang_version)
+    is_here = args.sglang_path is None and args.sglang_version is None
+    tree = tree_at(args.sglang_path, args.sglang_version)
     everything = judged(tree)
-    verdicts = [found for found in everything if found.patch.id in members]
-    if given.json:
-        data = [_data(tree, chosen, found) for found in verdicts]
-        is_set = given.patch not in members
+    verdicts = [verdict for verdict in everything if verdict.patch.id in members]
+    if args.json:
+        data = [_data(tree, chosen, verdict) for verdict in verdicts]
+        is_set = args.patch not in members
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
-    elif given.patch in members:
+    elif args.patch in members:
         print(_text(tree, chosen, verdicts[0]))
     else:
-        found = listing.prospects(chosen, everything, is_here=is_here)
-        table = listing.rows(verdicts, found, with_upstream=True)
-        print(f"{given.patch}: {_summary_of_set(given.patch)}, on sglang {tree.version}\n")
+        prospects = listing.prospects(chosen, everything, is_here=is_here)
+        table = listing.rows(verdicts, prospects, with_upstream=True)
+        print(f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}\n")
         print(render.table(table, column=1, colours=listing.COLOURS))
         print("\nsglang-perf-patches explain PATCH says more of each.")
     return 1 if any_is_lost(chosen, verdicts) else 0
@@ -60,7 +60,7 @@ def _members(name: str) -> list[str]:
     patches = by_id(sets.load())
     if name in patches:
         return [name]
-    members = [id for id, patch in patches.items() if patch.set == name]
+    members = [patch_id for patch_id, patch in patches.items() if patch.set == name]
     if not members:
         names = [*dict.fromkeys(patch.set for patch in patches.values()), *patches]
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
@@ -72,7 +72,7 @@ def _members(name: str) -> list[str]:
 
 
 def _summary_of_set(name: str) -> str:
-    return next(found.summary for found in sets.load() if found.name == name)
+    return next(patch_set.summary for patch_set in sets.load() if patch_set.name == name)
 
 
 def _choice(chosen: Selection, patch: Patch) -> str:
@@ -150,21 +150,21 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
 def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
     """Reference, role, file and first line of each definition of the variant that fits best."""
     variant = judged.variant or next(
-        (found for found in judged.patch.variants if judged.nearest in found.releases), None
+        (each for each in judged.patch.variants if judged.nearest in each.releases), None
     )
     if variant is None:
         return []
     roles = [(reference, "changes") for reference in variant.targets]
     roles += [(reference, "adds") for reference in variant.adds]
     roles += [(reference, "needs") for reference in variant.depends]
-    found: list[tuple[str, str, Path | None, int]] = []
+    places: list[tuple[str, str, Path | None, int]] = []
     for reference, role in roles:
         definition = tree.definition(reference)
         if definition:
-            found.append((reference, role, definition.path, definition.lines[0][0]))
+            places.append((reference, role, definition.path, definition.lines[0][0]))
         else:
-            found.append((reference, role, None, 0))
-    return found
+            places.append((reference, role, None, 0))
+    return places
 
 
 def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
@@ -175,7 +175,7 @@ def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
         known = tree_at(version=judged.nearest)
     except (OperatorError, OSError, RuntimeError) as error:
         return [(judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})")]
-    found = []
+    differences = []
     for reference in judged.unknown:
         before, after = known.definition(reference), tree.definition(reference)
         lines = difflib.unified_diff(
@@ -185,5 +185,5 @@ def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
             f"{tree.root}",
             lineterm="",
         )
-        found.append((reference, "\n".join(lines)))
-    return found
+        differences.append((reference, "\n".join(lines)))
+    return differences

@@ -43,21 +43,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the list; 1 where something chosen by name can't be had."""
     chosen = selected()
-    is_here = given.sglang_path is None and given.sglang_version is None
+    is_here = args.sglang_path is None and args.sglang_version is None
     try:
-        tree = tree_at(given.sglang_path, given.sglang_version)
+        tree = tree_at(args.sglang_path, args.sglang_version)
     except TreeError as error:
-        if is_here and not given.json:
+        if is_here and not args.json:
             return _without_sglang(error)
         raise
     verdicts = judged(tree)
-    if given.json:
+    if args.json:
         print(json.dumps(_data(tree, chosen, verdicts), indent=2))
     else:
-        print(_text(tree, chosen, verdicts, show_all=given.all, is_here=is_here))
+        print(_text(tree, chosen, verdicts, show_all=args.all, is_here=is_here))
     return 1 if any_is_lost(chosen, verdicts) else 0
 
 
@@ -119,7 +119,11 @@ def _prospect(
         return (OFF if patch.is_default else OPT_IN), patch.summary
     if judged.word == "refused":
         return REFUSED, judged.reason
-    above = [id for id in patch.superseded_by if id in applying and id in chosen.chosen]
+    above = [
+        patch_id
+        for patch_id in patch.superseded_by
+        if patch_id in applying and patch_id in chosen.chosen
+    ]
     if above:
         return SUPERSEDED, f"{above[0]} does its work and more"
     lacking = machine.lacking(patch) if is_here else []

@@ -46,18 +46,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Write the file and print what it holds."""
     text = json.dumps(_data(), indent=1)
     print(text, flush=True)
-    if str(given.output) == "-":
+    if str(args.output) == "-":
         return 0
     try:
-        given.output.write_text(text + "\n", encoding="utf-8")
+        args.output.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise ReportError(f"{given.output} can't be written: {error.strerror}") from error
+        raise ReportError(f"{args.output} can't be written: {error.strerror}") from error
     print(
-        f"\nThis is what {given.output} holds. Read it before you send it anywhere.",
+        f"\nThis is what {args.output} holds. Read it before you send it anywhere.",
         file=sys.stderr,
     )
     return 0
@@ -67,7 +67,7 @@ def _data() -> dict[str, Any]:
     """All of the report, redacted."""
     redaction = Redaction.of_this_machine()
     chosen = selected()
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "made": datetime.now(timezone.utc).isoformat(" ", "minutes"),
         "versions": {"sglang-perf-patches": __version__, **_versions()},
         "machine": {k: v for k, v in bench_report.machine().items() if k != "measured"},
@@ -75,14 +75,14 @@ def _data() -> dict[str, Any]:
     }
     try:
         tree = tree_at()
-        found["sglang"] = tree.version
-        found["verdicts"] = [
+        content["sglang"] = tree.version
+        content["verdicts"] = [
             {key: data[key] for key in ("id", "selected", "verdict", "reason")}
             for data in (verdict_data(chosen, one) for one in judged(tree))
         ]
     except TreeError as error:
-        found["sglang"], found["verdicts"] = str(error), []
-    found["processes"] = [
+        content["sglang"], content["verdicts"] = str(error), []
+    content["processes"] = [
         {
             **{key: value for key, value in data.items() if key != "started"},
             "role": role(data["role"]),
@@ -90,19 +90,19 @@ def _data() -> dict[str, Any]:
         }
         for data in records.read_all()
     ]
-    found["last_bench"] = _last_bench()
-    whole: dict[str, Any] = redaction.of(found)
+    content["last_bench"] = _last_bench()
+    whole: dict[str, Any] = redaction.of(content)
     return whole
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    versions = {"python": platform.python_version(), "system": platform.platform()}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _last_bench() -> Any:

@@ -21,16 +21,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Become the command; its exit code is the one of this process."""
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        given.parser.error("it needs a command")
+        args.parser.error("it needs a command")
     environment = dict(os.environ)
     chosen = selected()
     if chosen.chosen:
         verdicts = judged(tree_at())
-        lost = [found for found in verdicts if chosen.is_lost(found.patch.id, found.word)]
+        lost = [verdict for verdict in verdicts if chosen.is_lost(verdict.patch.id, verdict.word)]
         if lost and selection.strict_from_environment():
             line = f"{lost[0].patch.id} is {lost[0].word}: {lost[0].reason}"
             print(f"sglang-perf-patches: {line}", file=sys.stderr)

@@ -43,36 +43,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print what the records say; 1 where a process lacks what was chosen for it by name."""
-    if given.watch is None:
-        return _once(given)
-    if given.json:
-        given.parser.error("--watch is for people: without --json")
-    if not given.watch > 0:
-        given.parser.error("--watch needs a number of seconds above 0")
+    if args.watch is None:
+        return _once(args)
+    if args.json:
+        args.parser.error("--watch is for people: without --json")
+    if not args.watch > 0:
+        args.parser.error("--watch needs a number of seconds above 0")
     code = 0
     try:
         while True:
             if sys.stdout.isatty():
                 print("\033[H\033[2J", end="")
             print(datetime.now().astimezone().isoformat(" ", "seconds"))
-            code = _once(given)
+            code = _once(args)
             print(flush=True)
-            time.sleep(given.watch)
+            time.sleep(args.watch)
     except KeyboardInterrupt:
         return code
 
 
-def _once(given: argparse.Namespace) -> int:
+def _once(args: argparse.Namespace) -> int:
     processes = records.read_all()
-    if given.json:
+    if args.json:
         shown = [{k: v for k, v in data.items() if k != "selection"} for data in processes]
         print(json.dumps({"processes": shown}, indent=2))
     elif not processes:
         print("no running sglang process of this user has patches of ours")
     else:
-        print("\n\n".join(_servers(processes, show_all=given.all)))
+        print("\n\n".join(_servers(processes, show_all=args.all)))
     return 1 if any(_lacks_something(data) for data in processes) else 0
 
 
@@ -127,8 +127,8 @@ def _troubles(members: Sequence[Record]) -> list[str]:
         if patch["state"] in _TROUBLE
     }
     return [
-        f"  {id} is {render.paint(state, _COLOURS.get(state, ''))}: {reason}"
-        for id, state, reason in found
+        f"  {patch_id} is {render.paint(state, _COLOURS.get(state, ''))}: {reason}"
+        for patch_id, state, reason in found
     ]
 
 

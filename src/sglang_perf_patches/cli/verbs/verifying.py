@@ -31,12 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Compare and print; see `verify.exit_code`."""
-    named = _named(given.names)
+    named = _named(args.names)
     tree = tree_at()
     plan = verify.plan([found for found in judged(tree) if found.patch.id in named.chosen])
-    show = not given.json
+    show = not args.json
     if show:
         print(f"sglang {tree.version} at {tree.root}\n", flush=True)
     width = max(map(len, named.chosen))
@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
         outcomes.append(outcome)
         if show:
             print(f"{outcome.patch:<{width}}  {_text(outcome)}", flush=True)
-            if given.traceback and outcome.traceback:
+            if args.traceback and outcome.traceback:
                 print(outcome.traceback, flush=True)
 
     for outcome in plan.skipped:
@@ -55,7 +55,7 @@ def run(given: argparse.Namespace) -> int:
         waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
         if waiting:
             shown.step(waiting.pop(0))
-        for outcome in verify.verify(plan.cases, limit_s=given.timeout):
+        for outcome in verify.verify(plan.cases, limit_s=args.timeout):
             shown.clear()
             take(outcome)
             if waiting:
@@ -78,7 +78,7 @@ def _named(names: Sequence[str]) -> Selection:
         SelectionError: a name is unknown, or all of them together name nothing.
     """
     patches = by_id(sets.load())
-    members = [id for id, patch in patches.items() if not names or patch.set in names]
+    members = [patch_id for patch_id, patch in patches.items() if not names or patch.set in names]
     found = selection.parse(",".join([*names, *members]), patches)
     if not found.chosen:
         raise SelectionError(f"{' '.join(names)!r} names no patch to verify")
@@ -102,7 +102,7 @@ def _closing(outcomes: Sequence[verify.Outcome]) -> str:
         words.setdefault(outcome.patch, set()).add(outcome.word)
         if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: ")):
             not_here.add(outcome.patch)
-    told = [set_of for id, set_of in words.items() if id not in not_here]
+    told = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
     equal = sum(found <= {"equal", "skipped"} and "equal" in found for found in told)
     parts = [f"{equal} equal"]
     for word in ("different", "failed"):

@@ -6,10 +6,11 @@ nor torch is loaded.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .judge.verdict import Verdict
     from .model.state import Report
 
@@ -24,26 +25,27 @@ def activate(selection: str | None = None, *, strict: bool | None = None) -> Rep
 
     Args:
         selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None.
-        strict: end the process where something chosen by name can't be had; where this is None,
-            ``SGLANG_PERF_PATCHES_STRICT`` tells.
+        strict: end the process, with one line and exit code 1, where something chosen by name
+            can't be had; where this is None, ``SGLANG_PERF_PATCHES_STRICT`` tells.
 
     Raises:
-        SelectionError: the selection is malformed or names something unknown.
-        StrictFailure: (a SystemExit) under `strict`.
+        SelectionError: the selection is malformed or names something unknown, also where the first
+            call has decided already.
     """
-    from .live.engine import activate as implementation
+    from .live import engine
     from .seen import keeper
 
-    report = implementation(selection, strict=strict)
+    engine.observe(keeper)
+    report = engine.activate(selection, strict=strict)
     keeper.resume()
     return report
 
 
 def deactivate() -> None:
     """Take every patch of this process off again: stock's own objects are back in their places."""
-    from .live.engine import deactivate as implementation
+    from .live import engine
 
-    implementation()
+    engine.deactivate()
 
 
 def verdicts(path: str | Path | None = None) -> list[Verdict]:

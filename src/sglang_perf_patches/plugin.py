@@ -10,7 +10,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 
 def load() -> None:
-    """Activate what the environment chooses; never raise, unless STRICT asks for an end.
+    """Activate what the environment chooses; never raise, unless STRICT ends the process.
 
     sglang's loader swallows an Exception together with what it says: here the operator gets one
     line instead, and a server that runs as stock.
@@ -20,11 +20,13 @@ def load() -> None:
         return
     strict = selection.strict_from_environment()
     try:
-        from .live.engine import activate
+        from . import activate
 
         activate(text, strict=strict)
     except Exception as error:
         line = f"sglang-perf-patches: nothing is applied: {error or type(error).__name__}"
         if strict:
-            raise selection.StrictFailure(line) from None
+            from .live.ending import end_process
+
+            end_process(line)
         logger.error(line)

@@ -112,7 +112,7 @@ for patches in ((STEP, TEN), (TEN, STEP)):
     assert a.Worker().step(1) == expected
     from sglang_perf_patches.live import engine as activation
     current = activation._current[0]
-    current.take_off(current.members["one.step"])
+    current._take_off(current._members["one.step"])
     assert a.Worker().step(1) == 20
     ours.deactivate()
     assert a.Worker().step(1) == 2

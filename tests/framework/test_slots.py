@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.live.identity import wrappers_around
-from sglang_perf_patches.live.swap import Slot
+from sglang_perf_patches.live.swap import Layer, Slot
+from sglang_perf_patches.live.wrappers import wrappers_around
 from sglang_perf_patches.model.patching import MISSING
 
 
 def adding(amount: int) -> Callable[[Any], Any]:
     return lambda inner: lambda *args, **kwargs: inner(*args, **kwargs) + amount
+
+
+def put(slot: Slot, order: int, patch: str, make: Callable[[Any], Any]) -> None:
+    slot.with_layers([Layer(order, patch, make)]).apply()
+
+
+def take(slot: Slot, patch: str) -> None:
+    slot.without(patch).apply()
 
 
 def sample() -> Any:
@@ -34,21 +42,21 @@ def test_an_attribute_and_its_layers() -> None:
     owner = sample()
     stock = owner.__dict__["step"]
     slot = Slot(owner, "step", stock)
-    slot.put(1, "b", adding(10))
-    slot.put(0, "a", lambda inner: lambda self, x, y=0: inner(self, x, y=y) * 2)
+    put(slot, 1, "b", adding(10))
+    put(slot, 0, "a", lambda inner: lambda self, x, y=0: inner(self, x, y=y) * 2)
     assert owner().step(1) == (1 + 1) * 2 + 10
-    slot.take("a")
+    take(slot, "a")
     assert owner().step(1) == 1 + 1 + 10
-    slot.take("b")
+    take(slot, "b")
     assert owner.__dict__["step"] is stock
 
 
 def test_an_attribute_that_was_not_there() -> None:
     owner = sample()
     slot = Slot(owner, "extra", MISSING)
-    slot.put(0, "a", lambda inner: "ours" if inner is MISSING else inner)
+    put(slot, 0, "a", lambda inner: "ours" if inner is MISSING else inner)
     assert owner.extra == "ours"
-    slot.take("a")
+    take(slot, "a")
     assert "extra" not in owner.__dict__
 
 
@@ -60,14 +68,14 @@ def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
     args, kwargs = arguments
     before = owner().step(*args, **kwargs)
     slot = Slot(owner, "step", stock, inside=stock)
-    slot.put(0, "a", adding(100))
-    slot.put(1, "b", adding(1000))
+    put(slot, 0, "a", adding(100))
+    put(slot, 1, "b", adding(1000))
     assert owner.__dict__["step"] is stock
     assert owner().step(*args, **kwargs) == before + 1100
     assert inspect.signature(stock) == signature
-    slot.take("b")
+    take(slot, "b")
     assert owner().step(*args, **kwargs) == before + 100
-    slot.take("a")
+    take(slot, "a")
     assert stock.__code__ is code
     assert stock.__dict__ == {}
     assert owner().step(*args, **kwargs) == before
@@ -83,33 +91,33 @@ def test_inside_leaves_wrappers_in_place() -> None:
 
     owner.step = theirs
     slot = Slot(owner, "step", stock, inside=stock)
-    slot.put(0, "a", adding(100))
+    put(slot, 0, "a", adding(100))
     assert owner().step(1) == -(1 + 1 + 100)
     assert len(wrappers_around(owner.__dict__["step"], slot.inside) or ()) == 1
-    slot.take("a")
+    take(slot, "a")
     assert owner().step(1) == -(1 + 1)
 
 
 def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
     owner = sample()
     slot = Slot(owner, "step", owner.__dict__["step"])
-    slot.put(0, "a", adding(100))
+    put(slot, 0, "a", adding(100))
     ours = owner.__dict__["step"]
     owner.step = lambda self, x: -ours(self, x)
-    slot.take("a")
+    take(slot, "a")
     assert owner().step(1) == -(1 + 1)
 
 
 def test_a_replacement_is_left_alone() -> None:
     owner = sample()
     slot = Slot(owner, "step", owner.__dict__["step"])
-    slot.put(0, "a", adding(100))
+    put(slot, 0, "a", adding(100))
 
     def theirs(self: Any, x: int) -> str:
         return "theirs"
 
     owner.step = theirs
-    slot.take("a")
+    take(slot, "a")
     assert owner.__dict__["step"] is theirs
 
 
@@ -117,11 +125,11 @@ def test_a_make_that_raises_changes_nothing() -> None:
     owner = sample()
     stock = owner.__dict__["step"]
     for slot in (Slot(owner, "step", stock), Slot(owner, "step", stock, inside=stock)):
-        slot.put(0, "a", adding(100))
+        put(slot, 0, "a", adding(100))
         with pytest.raises(ZeroDivisionError):
-            slot.put(1, "b", lambda inner: 1 // 0)
+            put(slot, 1, "b", lambda inner: 1 // 0)
         assert owner().step(1) == 102
-        slot.take("a")
+        take(slot, "a")
         assert owner().step(1) == 2
     assert owner.__dict__["step"] is stock
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -20,11 +18,5 @@ def register() -> None:
 
 def _activate(_: ModuleType) -> None:
     from .. import plugin
-    from ..model import selection
 
-    try:
-        plugin.load()
-    except selection.StrictFailure as failure:
-        # An import must not decide how a SystemExit ends: the line and the status are certain.
-        print(failure, file=sys.stderr, flush=True)
-        os._exit(1)
+    plugin.load()

@@ -3,110 +3,187 @@
 One rule: an attribute of a class is assigned. A function of a module, which others may have bound
 by ``from … import``, and a method that somebody else has wrapped, keep their identity and get
 another ``__code__`` instead; so nobody's binding goes stale and no wrapper is lost.
+
+What is going to be put somewhere is noted before it is put there, and taking off looks at what is
+there: an interruption between two lines loses nothing.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
 from ..model.patching import MISSING, Make
-from .identity import raw, underlying
+from .identity import raw
+from .trampoline import PREFIX, is_running, require_plain, trampoline
+from .wrappers import is_function, look_like, underlying, wrappers_around
 
-_UNDOABLE_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_numbers = itertools.count()
 
 
-@dataclass
+@dataclass(frozen=True)
+class Layer:
+    """What one patch makes of an attribute.
+
+    Attributes:
+        order: place of the patch among all; lower ones are nearer to stock.
+        patch: its id.
+        make: makes the new attribute from what the layers below left.
+    """
+
+    order: int
+    patch: str
+    make: Make
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a slot is to show. To make one runs the layers' code, to apply it runs none.
+
+    Attributes:
+        slot: where.
+        layers: in their order.
+        value: what they made of the original.
+    """
+
+    slot: Slot
+    layers: tuple[Layer, ...]
+    value: Any
+
+    def apply(self) -> None:
+        """Show it; may be repeated."""
+        self.slot._show(self)
+
+
 class Slot:
     """One attribute that patches of ours share, with stock's object at the bottom.
 
     Attributes:
         owner: class or module.
         name: the attribute.
-        original: what the owner held before the first change.
-        inside: the stock function whose code is exchanged instead of the attribute, else None.
-        layers: ``(order, patch id, make)``, kept in declared order.
-        value: what our layers made of the original.
+        original: what the lowest layer is given: what the owner held before the first change, or
+            a copy of the stock function whose code is exchanged.
+        inside: that function, where code is exchanged instead of the attribute, else None.
+        layers: those that are shown.
+        value: what they made of the original.
     """
 
-    owner: Any
-    name: str
-    original: Any
-    inside: Any = None
-    layers: list[tuple[int, str, Make]] = field(default_factory=list)
-    value: Any = MISSING
+    def __init__(self, owner: Any, name: str, original: Any, inside: Any = None) -> None:
+        """Change nothing yet.
 
-    def __post_init__(self) -> None:
-        """Keep a callable copy of the stock function when its code is going to be exchanged."""
+        Raises:
+            TypeError: `inside` is a coroutine or a generator, whose code can't be exchanged.
+        """
+        self.owner = owner
+        self.name = name
+        self.original = original
+        self.inside = inside
+        self.layers: tuple[Layer, ...] = ()
+        self._placed: list[Any] = []  # whatever we ever put there, noted before it is
+        if inside is not None:
+            require_plain(inside)
+            self._callee = f"{PREFIX}{inside.__name__}_{next(_numbers)}"
+            self._code: CodeType = inside.__code__
+            self._trampoline = trampoline(inside, self._callee)
+            self.original = _copy(inside)
         self.value = self.original
-        self._code: CodeType | None = None
-        stock: Any = self.inside
-        if stock is not None:
-            self._code = stock.__code__
-            self._signature = inspect.signature(stock)
-            self.original = _copy(stock)
-            self.value = self.original
 
-    def put(self, order: int, patch: str, make: Make) -> None:
-        """Add a patch's layer and show the result."""
-        layers = sorted([*self.layers, (order, patch, make)], key=lambda layer: layer[:2])
-        self._show(layers)
+    # -- what is to be shown: runs the layers' code, changes nothing -----------------------------
 
-    def take(self, patch: str) -> None:
-        """Remove a patch's layer; with the last one, stock's own object is back."""
-        self._show([layer for layer in self.layers if layer[1] != patch])
+    def with_layers(self, added: Iterable[Layer]) -> Change:
+        """With a patch's layers, kept in declared order."""
+        return self._made_of(sorted([*self.layers, *added], key=lambda layer: layer.order))
+
+    def without(self, patch: str) -> Change:
+        """Without a patch's layers; without any, it is stock's own object again."""
+        return self._made_of([layer for layer in self.layers if layer.patch != patch])
+
+    def shown(self) -> Change:
+        """As it is now: to come back to."""
+        return Change(self, self.layers, self.value)
+
+    def _made_of(self, layers: Iterable[Layer]) -> Change:
+        value = self.original
+        for layer in layers:
+            below, value = value, layer.make(value)
+            look_like(value, below)
+        return Change(self, tuple(layers), value)
+
+    # -- showing it ------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Remove every layer without running any patch's code."""
-        self._show([])
+        """Show stock's own object, whatever was shown or half shown; may be repeated."""
+        Change(self, (), self.original).apply()
 
-    def _show(self, layers: list[tuple[int, str, Make]]) -> None:
-        value = self.original
-        for _, _, make in layers:
-            value = make(value)
-        before = self.value
+    def wrappers(self, decorators: int = 0) -> tuple[str, ...] | None:
+        """The foreign wrappers around what is shown; None where that is no longer reached.
+
+        Args:
+            decorators: how many decorators stock's function has.
+        """
+        held = raw(self.owner, self.name)
         if self.inside is not None:
-            self._exchange(value if layers else None)
-        elif raw(self.owner, self.name) is self.value:
-            _assign(self.owner, self.name, value)
-        elif before is not self.original:
-            # Somebody has put something of theirs over ours, and may still call ours: leave the
-            # name alone and let our function pass through.
-            _pass_through(before, value)
-        self.layers = layers
-        self.value = value
+            ours = self.inside.__code__ is self._trampoline
+            return wrappers_around(held, self.inside, decorators) if ours else None
+        if held is self.value:
+            return ()
+        around = (wrappers_around(held, ours) for ours in reversed(self._placed))
+        return next((wrappers for wrappers in around if wrappers is not None), None)
+
+    def _show(self, change: Change) -> None:
+        if self.inside is not None:
+            self._exchange(change.value if change.layers else None)
+        else:
+            self._assign(change.value)
+        self.layers = change.layers
+        self.value = change.value
+
+    def _assign(self, value: Any) -> None:
+        held = raw(self.owner, self.name)
+        if held is value:
+            return
+        if held is self.original or any(held is ours for ours in self._placed):
+            self._placed.append(value)
+            if value is MISSING:
+                delattr(self.owner, self.name)
+            else:
+                setattr(self.owner, self.name, value)
+            return
+        # Somebody has put something of theirs over ours, and may still call ours: leave the name
+        # alone and let our functions pass through.
+        for ours in self._placed:
+            if ours is not value and ours is not self.original:
+                _pass_through(ours, value)
 
     def _exchange(self, value: Any) -> None:
-        function: Any = self.inside
-        if value is None:
+        function = self.inside
+        names = function.__globals__
+        if value is not None:
+            names[self._callee] = value  # before the code that looks it up
+            function.__code__ = self._trampoline
+            return
+        if function.__code__ is self._trampoline:
             function.__code__ = self._code
-            function.__dict__.pop("__signature__", None)
-        else:
-            function.__code__ = _calling(function, value)
-            function.__signature__ = self._signature
-
-
-def _assign(owner: Any, name: str, value: Any) -> None:
-    if value is MISSING:
-        if raw(owner, name) is not MISSING:
-            delattr(owner, name)
-    else:
-        setattr(owner, name, value)
+        if function.__code__ is self._code and not is_running(self._trampoline):
+            names.pop(self._callee, None)
+        elif self._callee in names:
+            names[self._callee] = self.original  # somebody may look it up yet
 
 
 def _pass_through(ours: Any, value: Any) -> None:
-    function = underlying(ours)
-    if isinstance(function, FunctionType) and value is not MISSING:
-        function.__code__ = _calling(function, underlying(value))
+    function, target = underlying(ours), underlying(value)
+    if is_function(function) and callable(target):
+        callee = f"{PREFIX}{function.__name__}_{next(_numbers)}"
+        code = trampoline(function, callee)
+        function.__globals__[callee] = target
+        function.__code__ = code
 
 
 def _copy(function: FunctionType) -> FunctionType:
     """The same function under another identity."""
-    if function.__code__.co_flags & _UNDOABLE_FLAGS:
-        raise TypeError(f"{function.__qualname__} is a coroutine or generator: not exchangeable")
     copy = FunctionType(
         function.__code__,
         function.__globals__,
@@ -117,28 +194,7 @@ def _copy(function: FunctionType) -> FunctionType:
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__qualname__ = function.__qualname__
     copy.__module__ = function.__module__
+    copy.__doc__ = function.__doc__
+    copy.__annotations__ = function.__annotations__
     copy.__dict__.update(function.__dict__)
     return copy
-
-
-def _calling(function: FunctionType, callee: Callable[..., Any]) -> CodeType:
-    """Code for `function` that passes every argument on to `callee`.
-
-    A function's code can be exchanged only for one with as many free variables, and the callee
-    must not be looked up in sglang's globals: it travels as a constant of the code.
-    """
-    free = function.__code__.co_freevars
-    names = ", ".join(free)
-    source = (
-        f"def outer({names}):\n"
-        "    def inner(*args, **kwargs):\n"
-        f"        {f'({names},)' if free else 'pass'}\n"
-        "        callee = 'callee'\n"
-        "        return callee(*args, **kwargs)\n"
-        "    return inner\n"
-    )
-    scope: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec", dont_inherit=True), scope)  # noqa: S102
-    code: CodeType = scope["outer"](*free).__code__
-    constants = tuple(callee if constant == "callee" else constant for constant in code.co_consts)
-    return code.replace(co_consts=constants, co_name=function.__code__.co_name, co_freevars=free)

@@ -25,13 +25,6 @@ class SelectionError(OperatorError, ValueError):
     """The selection is malformed, or names something that does not exist."""
 
 
-class StrictFailure(SystemExit):
-    """What was chosen by name can't be had, and STRICT asks for an end.
-
-    Not an Exception, because sglang's plugin loader swallows those.
-    """
-
-
 @dataclass(frozen=True)
 class Selection:
     """What was chosen.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 State = Literal[
     "live",
@@ -43,9 +44,39 @@ class Report:
     sglang: str
     patches: tuple[PatchState, ...]
 
-    def of(self, id: str) -> PatchState:
-        """The state of one patch."""
-        return next(state for state in self.patches if state.id == id)
+    def of(self, patch_id: str) -> PatchState:
+        """The state of one patch.
+
+        Raises:
+            KeyError: there is no such patch.
+        """
+        for state in self.patches:
+            if state.id == patch_id:
+                return state
+        ids = ", ".join(state.id for state in self.patches)
+        raise KeyError(f"no patch is named {patch_id!r}; the patches are {ids}")
+
+
+class Observer(Protocol):
+    """Who is told what happens to the patches of this process; `seen` registers one."""
+
+    def keep(self, report: Callable[[], Report | None], look_again: Callable[[], None]) -> None:
+        """Patches were chosen.
+
+        Args:
+            report: what happened so far; None once everything is off again.
+            look_again: to be called now and then, from any thread: it verifies what is live, and
+                puts live what can be by now.
+        """
+        ...
+
+    def changed(self) -> None:
+        """The state of a patch changed. Called with a lock held: note it and return."""
+        ...
+
+    def drop(self) -> None:
+        """Everything is off again."""
+        ...
 
 
 class RunFlag:

@@ -1,0 +1,68 @@
+"""What an install function is given: names in, changes out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..model.patch import Variant
+from ..model.patching import Make
+from ..model.state import RunFlag
+from .identity import owner_of, raw
+from .imports import is_loaded
+
+
+class Patching:
+    """Takes note of what an install function wants changed. Nothing changes while that runs.
+
+    The methods are those of `model.patching.Patching`.
+
+    Attributes:
+        ran: the patch's run flag.
+        release: the release whose code the tree has.
+        changes: ``(reference, make)``, in the order in which they were asked for.
+    """
+
+    def __init__(
+        self,
+        patch: str,
+        variant: Variant,
+        release: str,
+        ran: RunFlag,
+        on_gate: Callable[[str], None],
+    ) -> None:
+        """Belongs to the activation; sets only use it."""
+        self.ran = ran
+        self.release = release
+        self.changes: list[tuple[str, Make]] = []
+        self._patch = patch
+        self._variant = variant
+        self._on_gate = on_gate
+
+    def module(self, name: str) -> ModuleType:
+        """A module that has been imported."""
+        # A module of the variant's has finished, though its own import may still be on the stack.
+        if name not in self._variant.modules() and not is_loaded(name):
+            raise RuntimeError(f"module {name} has not been imported")
+        return sys.modules[name]
+
+    def get(self, reference: str) -> Any:
+        """The object under a reference: a class, or an attribute as its owner holds it."""
+        owner, name = owner_of(reference)
+        return raw(owner, name)
+
+    def override(self, reference: str, make: Make) -> None:
+        """Replace a declared target, or an added definition that another patch of ours may add."""
+        if reference not in self._variant.targets + self._variant.adds:
+            raise RuntimeError(f"{reference} is not declared as a target of {self._patch}")
+        self.changes.append((reference, make))
+
+    def add(self, reference: str, value: Any) -> None:
+        """Bring a declared new attribute."""
+        self.override(reference, lambda _: value)
+
+    def gate(self, reason: str) -> None:
+        """From changed code at run time: it now leaves everything to stock, for this reason."""
+        self._on_gate(reason)

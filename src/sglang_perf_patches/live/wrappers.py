@@ -1,0 +1,251 @@
+"""What a name holds, link by link, and whose each link is.
+
+A *wrapper* calls what it wraps, so both work together and it is only reported. A *replacement*
+does not, so whoever made it wins and our patch stays out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeGuard
+
+import wrapt
+
+from .trampoline import callee_of
+
+_PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former from wrapt 2 on
+_MARK = "__sglang_perf_patches__"
+_THIS_COPY = object()
+
+
+def chain(held: Any) -> Iterator[Any]:
+    """What a name holds, then what that says it wraps, and so on."""
+    seen: set[int] = set()
+    link = underlying(held)
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        # Triton's kernels and autotuners keep what they wrap as `fn`.
+        inner = getattr(link, "__wrapped__", None)
+        if inner is None and not is_function(link) and not isinstance(link, type):
+            inner = getattr(link, "fn", None)
+        link = underlying(inner)
+
+
+def underlying(held: Any) -> Any:
+    """The function in a method descriptor, or the object itself."""
+    # By the type, because a wrapt proxy is by `isinstance` whatever it wraps.
+    if issubclass(type(held), staticmethod | classmethod):
+        return held.__func__
+    if issubclass(type(held), property):
+        return held.fget
+    if issubclass(type(held), functools.cached_property):
+        return held.func
+    return held
+
+
+def is_function(link: Any) -> TypeGuard[FunctionType]:
+    """Whether a link is a plain function, and not a proxy of one."""
+    return type(link) is FunctionType
+
+
+def wrappers_around(held: Any, inner: Any, decorators: int = 0) -> tuple[str, ...] | None:
+    """The foreign wrappers between what a name holds and our object; None if ours is not called.
+
+    Args:
+        held: what the name holds.
+        inner: what we put there, or the stock function whose code we exchanged.
+        decorators: how many of the innermost wrappers are stock's own.
+    """
+    links = list(chain(held))
+    target = underlying(inner)
+    for depth, link in enumerate(links):
+        if link is target:
+            if first_replacement(links[: depth + 1]) is None:
+                return foreign(links[: max(0, depth - decorators)])
+            return None
+    return None
+
+
+def first_replacement(links: Iterable[Any]) -> Any:
+    """The outermost link that does not call the next one; None where each does."""
+    for outer, inner in itertools.pairwise(links):
+        if not _calls(outer, inner):
+            return outer
+    return None
+
+
+def foreign(links: Iterable[Any]) -> tuple[str, ...]:
+    """Those links that are not ours, as text that names whose each is."""
+    return tuple(describe(link) for link in links if not _is_marked_by_this_copy(link))
+
+
+def look_like(value: Any, inner: Any) -> None:
+    """Give a function of ours the name, signature and attributes of what it replaces.
+
+    Raises:
+        TypeError: one is a coroutine function and the other is not.
+    """
+    function, stock = underlying(value), underlying(inner)
+    if not is_function(function) or not is_function(stock):
+        return
+    if function is stock or _is_marked_by_this_copy(function):
+        return
+    if _is_coroutine(function) != _is_coroutine(stock):
+        raise TypeError(f"only one of {stock.__qualname__} and what replaces it is a coroutine")
+    functools.update_wrapper(function, stock)
+    function.__dict__[_MARK] = (_THIS_COPY, id(function))
+    if value is not function:  # a descriptor, which took such names when it was made
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(value, name, getattr(inner, name))
+
+
+def is_of_another_copy(link: Any) -> bool:
+    """Whether a link is a function of ours that another copy of this project made."""
+    marked = _mark(link)
+    return marked is not None and marked[1] == id(link) and marked[0] is not _THIS_COPY
+
+
+def describe(held: Any) -> str:
+    """Name an object and the distribution, else the module or file, that it comes from."""
+    link = underlying(held)
+    hook = _hook_inside(link)
+    if hook is not None:
+        return describe(hook)
+    if issubclass(type(link), _PROXY):
+        wrapper = getattr(link, "_self_wrapper", None)
+        return describe(type(link) if wrapper is None else wrapper)
+    if is_function(link):
+        callee = callee_of(link)
+        if callee is not None:
+            return describe(callee)
+    code = getattr(link, "__code__", None)
+    file = code.co_filename if isinstance(code, CodeType) else None
+    # An object may bear the names of what it wraps, its class has its own.
+    source: Any = link if file or isinstance(link, type) else type(link)
+    module = _module_at(file) or getattr(source, "__module__", None) or type(link).__module__
+    # A function made by functools.wraps bears the name of what it stands for, its code its own.
+    name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
+    name = name or type(link).__qualname__
+    return f"{module}.{name} of {_distribution(module.partition('.')[0]) or file or module}"
+
+
+def _calls(outer: Any, inner: Any) -> bool:
+    """Whether a link calls what it says it wraps, as far as can be told without calling it.
+
+    Anything can say that it wraps: ``functools.wraps`` also sets ``__wrapped__`` on a function
+    that never calls the original, as the HookRegistry's REPLACE does, and ``update_wrapper`` on an
+    object of a class. Such a one does not hold the original anywhere else.
+    """
+    if is_function(outer):
+        return _holds(_kept_by(outer), inner)
+    if issubclass(type(outer), _PROXY):
+        return True
+    call = _find(type(outer), "__call__")
+    if not is_function(call):
+        return True  # made in C, as what functools.lru_cache makes
+    if _holds(_state_of(outer), inner) or _holds(_kept_by(call), inner):
+        return True
+    # The object may call by way of the attribute itself.
+    return any(_loads_wrapped(method.__code__) for method in _methods(type(outer)))
+
+
+def _holds(values: Iterable[Any], inner: Any) -> bool:
+    for value in values:
+        kept = value.__func__ if isinstance(value, MethodType) else underlying(value)
+        if kept is inner or (isinstance(kept, functools.partial) and kept.func is inner):
+            return True
+    return False
+
+
+def _kept_by(function: FunctionType) -> list[Any]:
+    """What a function closes over, and its defaults."""
+    kept = [*_cells(function).values(), *(function.__defaults__ or ())]
+    return kept + list((function.__kwdefaults__ or {}).values())
+
+
+def _state_of(link: Any) -> list[Any]:
+    """What an object holds, but for what it says it wraps."""
+    state = dict(getattr(link, "__dict__", {}))
+    state.pop("__wrapped__", None)
+    for base in type(link).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            state.setdefault(name, getattr(link, name, None))
+    return list(state.values())
+
+
+def _methods(kind: type) -> Iterator[FunctionType]:
+    for base in kind.__mro__:
+        yield from filter(is_function, vars(base).values())
+
+
+def _find(kind: type, name: str) -> Any:
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
+
+
+def _loads_wrapped(code: CodeType) -> bool:
+    """Whether code, or a function in it, reads an attribute ``__wrapped__``."""
+    return any(
+        instruction.argval == "__wrapped__" and instruction.opname.startswith("LOAD_")
+        for instruction in dis.get_instructions(code)
+    ) or any(_loads_wrapped(inside) for inside in code.co_consts if isinstance(inside, CodeType))
+
+
+def _cells(function: FunctionType) -> dict[str, Any]:
+    contents = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            contents[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return contents
+
+
+def _is_coroutine(function: FunctionType) -> bool:
+    return bool(function.__code__.co_flags & 0x80)  # inspect.CO_COROUTINE
+
+
+def _mark(link: Any) -> tuple[Any, int] | None:
+    return link.__dict__.get(_MARK) if is_function(link) else None
+
+
+def _is_marked_by_this_copy(link: Any) -> bool:
+    marked = _mark(link)
+    # functools.wraps copies the attribute too, but not what it names.
+    return marked is not None and marked[0] is _THIS_COPY and marked[1] == id(link)
+
+
+def _hook_inside(link: Any) -> Any:
+    """The plugin's own function in a wrapper that sglang's HookRegistry made for it."""
+    if is_function(link) and link.__code__.co_filename.endswith("hook_registry.py"):
+        return _cells(link).get("hook")
+    return None
+
+
+def _distribution(package: str) -> str | None:
+    """The distribution that brings a top-level package, also where it is installed editable."""
+    for entry_point in metadata.entry_points(group="sglang.srt.plugins"):
+        if entry_point.value.partition(":")[0].partition(".")[0] == package and entry_point.dist:
+            return entry_point.dist.name
+    return next(iter(metadata.packages_distributions().get(package, [])), None)
+
+
+def _module_at(file: str | None) -> str | None:
+    if file is None:
+        return None
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and getattr(module, "__file__", None) == file:
+            return name
+    return None

@@ -176,10 +176,10 @@ class Activation:
         self._speak()
 
     def _advance(self) -> None:
-        waiting = [member for member in self._members.values() if member.state in _WAITING]
-        if self.over or not waiting:
+        working = [m for m in self._members.values() if m.state in _WAITING | _WORKING]
+        if self.over or not working:
             return
-        modules = [name for member in waiting for name in member.variant.modules()]
+        modules = [name for member in working for name in member.variant.modules()]
         self._imports.wait_for([*modules, HOOKS])
         if self._around_hooks is None and self._imports.is_ready(HOOKS):
             self._watch_hooks()

@@ -9,6 +9,7 @@ does not give the code in memory, the whole file decides.
 from __future__ import annotations
 import __future__
 
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -44,10 +45,10 @@ def is_compiled_from(code: CodeType, definition: Definition) -> bool:
         definition: of a function, or of several of one name, as a property and its setter are.
     """
     try:
-        lines = _lines(definition.path)
+        lines, imported = _file(definition.path)
         for first, last in definition.lines:
             if first == code.co_firstlineno:
-                alone = _alone(lines[first - 1 : last], qualname_of(definition.reference))
+                alone = _alone(lines[first - 1 : last], qualname_of(definition.reference), imported)
                 if any(is_same(code, found) for found in _compiled(alone, code)):
                     return True
         whole = "\n".join(lines)
@@ -66,13 +67,20 @@ def is_same(one: CodeType, other: CodeType) -> bool:
     )
 
 
-def _alone(lines: Sequence[str], qualname: str) -> str:
-    """A definition's lines below as many class statements, of the same names, as it stands in."""
+def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
+    """A definition's lines below as many class statements, of the same names, as it stands in.
+
+    Args:
+        lines: the file's, with their indentation.
+        qualname: the definition's.
+        imported: what the file imports; Python calls methods of such a name in another way.
+    """
     *classes, _ = qualname.split(".")
     above = [f"{' ' * depth}class {name}:" for depth, name in enumerate(classes)]
     if not above and lines[0][:1].isspace():
         above = ["if True:"]
-    return "\n".join([*above, *lines, ""])
+    imports = [f"import {imported}"] if imported else []
+    return "\n".join([*imports, *above, *lines, ""])
 
 
 def _compiled(text: str, like: CodeType) -> Iterator[CodeType]:
@@ -99,6 +107,27 @@ def _key(constant: Any) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _lines(path: Path) -> list[str]:
+def _file(path: Path) -> tuple[list[str], str]:
+    """The lines of a file, and the names that it imports outside of its definitions."""
     with tokenize.open(path) as file:
-        return file.read().split("\n")
+        text = file.read()
+    names: dict[str, None] = {}
+    inside = False
+    for match in _IMPORT_OR_BLOCK.finditer(text):
+        if match["block"]:
+            inside = match["block"] in {"def", "class", "async"}
+        elif not (inside and match["indent"]):
+            for part in re.sub(r"#.*|[()\\]", " ", match["names"]).split(","):
+                words = part.split()
+                if words:
+                    names[words[-1].partition(".")[0]] = None
+    names.pop("*", None)
+    return text.split("\n"), ", ".join(name for name in names if name.isidentifier())
+
+
+_IMPORT_OR_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)(?:from[ \t]+\S+[ \t]+)?import[ \t]+"
+    r"(?P<names>\([^)]*\)|[^\n(]*(?:\\\n[^\n]*)*)"
+    r"|^(?P<block>def|class|async|if|try|else|elif|except|finally|with|for|while)\b",
+    re.MULTILINE,
+)

@@ -1,0 +1,251 @@
+"""Code in memory beside what Python compiles from the source, on real and on awkward code."""
+
+from __future__ import annotations
+
+import importlib.util
+import py_compile
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.live import compiled
+from sglang_perf_patches.live.compiled import is_compiled_from
+from sglang_perf_patches.live.wrappers import chain
+
+AWKWARD = '''
+"""Code whose meaning hangs on what is around it."""
+
+from __future__ import annotations
+
+import functools
+
+if True:
+
+    def in_a_block(x: Later) -> Later:
+        def inside(y: Later) -> Later:
+            return x, y, 1, 1.0, True, -0.0, {"a", "b"}
+
+        return inside
+
+
+class Base:
+    def step(self, x):
+        return x
+
+
+class Outer(Base):
+    __hidden = 1
+
+    class Inner(Base):
+        def step(self, x):
+            """Text
+        that is less indented.
+
+            Than this, and a blank line above.
+            """
+            return super().step(x) + self.__hidden
+
+    def step(self, x, /, *rest, scale=1, **named):
+        return __class__, [y for y in rest if y in (1, 2, (3, 4))], lambda: x
+
+    @functools.lru_cache(maxsize=None)
+    @functools.wraps(Base.step)
+    def decorated(self, *, __private=1):
+        try:
+            return self.__hidden
+        except ValueError as error:
+            raise RuntimeError from error
+        finally:
+            print(f"{self!r:>10}")
+
+    @property
+    def name(self):
+        return "stock"
+
+    @name.setter
+    def name(self, value):
+        global _set
+        _set = value
+
+    if True:
+
+        async def late(self):
+            async with self as one:
+                yield one
+'''
+
+REFERENCES = (
+    "in_a_block",
+    "Outer.Inner.step",
+    "Outer.step",
+    "Outer.decorated",
+    "Outer.name",
+    "Outer.late",
+)
+
+
+@pytest.fixture
+def awkward(tmp_path: Path) -> Any:
+    """A tree with the text above, and the module that it makes."""
+    path = tmp_path / "sglang" / "srt" / "awkward.py"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").touch()
+    path.write_text(AWKWARD, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("awkward", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return source.Tree(source.find(tmp_path)), module
+
+
+def codes(module: Any, reference: str) -> list[CodeType]:
+    """The code of what a reference names in a module: of a property, of each function in it."""
+    held: Any = module
+    for name in reference.split("."):
+        held = vars(held)[name]
+    if isinstance(held, property):
+        return [held.fget.__code__, held.fset.__code__]  # type: ignore[union-attr]
+    return [list(chain(held))[0 if isinstance(held, FunctionType) else 1].__code__]
+
+
+def compile_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no comparison fall back upon the whole file."""
+    compile_text = compiled._compiled
+
+    def refuse_whole(text: str, like: CodeType) -> Iterator[CodeType]:
+        assert text.count("\nimport ") == 0  # but for the line that stands for the imports
+        return compile_text(text, like)
+
+    monkeypatch.setattr(compiled, "_compiled", refuse_whole)
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_definition_by_itself(
+    awkward: Any, reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, module = awkward
+    definition = tree.definition(f"sglang.srt.awkward:{reference}")
+    compile_alone(monkeypatch)
+    assert all(is_compiled_from(code, definition) for code in codes(module, reference))
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_other_code_at_the_same_place(awkward: Any, reference: str) -> None:
+    tree, module = awkward
+    definition = tree.definition(f"sglang.srt.awkward:{reference}")
+    for code in codes(module, reference):
+        assert is_compiled_from(code, definition)
+        for other in changed(code):
+            assert not is_compiled_from(other, definition)
+
+
+def changed(code: CodeType) -> Iterator[CodeType]:
+    """Code that differs in one thing."""
+    constants = code.co_consts
+    for at, constant in enumerate(constants):
+        yield code.replace(co_consts=(*constants[:at], [constant], *constants[at + 1 :]))
+        if isinstance(constant, CodeType):
+            for inside in changed(constant):
+                yield code.replace(co_consts=(*constants[:at], inside, *constants[at + 1 :]))
+        if constant == 1:  # True, 1 and 1.0 are equal
+            for alike in {bool: 1.0, int: True, float: 1}[type(constant)], 2:
+                yield code.replace(co_consts=(*constants[:at], alike, *constants[at + 1 :]))
+    if code.co_names:
+        yield code.replace(co_names=("other", *code.co_names[1:]))
+    yield code.replace(co_code=code.co_code + code.co_code[-2:])
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+def test_every_definition_of_a_release_by_itself(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the whole file has it: what a process has imported is what its files say."""
+    compile_alone(monkeypatch)
+    tree = source.Tree(source.find(downloads.tree(release)))
+    files: dict[Path, list[CodeType]] = {}
+    compared = 0
+    for judged in verdict.judge_each(sets.load(), tree):
+        for definition in (judged.definitions or {}).values():
+            for each in (definition, *definition.members):
+                if each.path not in files:
+                    files[each.path] = list(in_file(each.path))
+                name = each.reference.rpartition(":")[2].rpartition(".")[2]
+                first_lines = {first for first, _ in each.lines}
+                for code in files[each.path]:
+                    if code.co_name == name and code.co_firstlineno in first_lines:
+                        compared += not each.is_class
+                        assert each.is_class or is_compiled_from(code, each), each.reference
+    assert compared > 100
+
+
+def in_file(path: Path) -> Iterator[CodeType]:
+    waiting = [compile(path.read_bytes(), str(path), "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+# -- in a process ----------------------------------------------------------------------------------
+
+UNKNOWN = """
+import sys
+from throwaway_patches import *
+import sglang_perf_patches as ours
+import sglang.srt.a as a
+use(STEP, HELPER)
+{change}
+states = {{state.id: state for state in ours.activate("all").patches}}
+for patch, name in (("one.step", "Worker.step"), ("two.helper", "helper")):
+    state = states[patch]
+    if patch == {patch!r}:
+        assert state.state == "conflict" and name in state.reason, state
+        assert "not what its source says" in state.reason, state
+    else:
+        assert state.state == "live", state
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "patch"),
+    [
+        (
+            "code = a.Worker.step.__code__\n"
+            "constants = tuple(2 if c == 1 else c for c in code.co_consts)\n"
+            "a.Worker.step.__code__ = code.replace(co_consts=constants)",
+            "one.step",
+        ),
+        (
+            "code = a.helper.__code__\n"
+            "a.helper.__code__ = code.replace(co_consts=(*code.co_consts, 'more'))",
+            "two.helper",
+        ),
+    ],
+    ids=["method", "function"],
+)
+def test_a_function_with_other_constants_is_a_conflict(
+    throwaway: Throwaway, change: str, patch: str
+) -> None:
+    throwaway.run(UNKNOWN.format(change=change, patch=patch))
+
+
+def test_a_pyc_of_another_text_is_a_conflict(throwaway: Throwaway) -> None:
+    """As one that was made unchecked, which Python never compares with the file."""
+    path = throwaway.site / "sglang" / "srt" / "a.py"
+    stock = path.read_text()
+    path.write_text(stock.replace("return x + 1", "return x + 2"))
+    py_compile.compile(
+        str(path), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True
+    )
+    path.write_text(stock)
+    throwaway.run(
+        UNKNOWN.format(change="assert a.Worker().step(1) == 3", patch="one.step")
+        + "\nassert a.Worker().step(1) == 3 and a.helper(1) == 1001\n"
+    )

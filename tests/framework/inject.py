@@ -1,9 +1,12 @@
-"""A script for `test_faults`: activation with a fault at one call after the other.
+"""A script for `test_faults`: activation with a fault at one place of the framework after another.
 
-    python inject.py raises|kills MODULE,MODULE STEP
+    python inject.py raises|kills FOLDERS STEP
+    python inject.py interrupts FOLDERS STEP SCENARIO
 
-Each activation is a forked child of its own, and the fault comes at every STEP-th call that the
-named modules of the framework make. Prints a list of what came of each.
+Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at every STEP-th call
+that code below the named folders of the framework makes. ``interrupts`` raises a KeyboardInterrupt
+at every line of theirs that runs: the first and the last time that it does, and in what changes
+things each STEP-th time too. Prints a list of what came of each attempt, the first of which is left alone.
 """
 
 import json
@@ -15,14 +18,15 @@ import traceback
 
 from throwaway_patches import BOTH, HELPER, TEN, use
 
-import sglang_perf_patches
+import sglang_perf_patches as ours
 from sglang_perf_patches import plugin, sets  # noqa: F401
-from sglang_perf_patches.judge import source, verdict  # noqa: F401
-from sglang_perf_patches.live import engine as activation
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.seen import records  # noqa: F401
 
-FOLDER = os.path.dirname(sglang_perf_patches.__file__)
+FOLDER = os.path.dirname(ours.__file__)
+PATCHES = (TEN, BOTH, HELPER)
 # What lets nothing out of the framework can't guard itself.
-GUARD = {"imported", "guarded"}
+GUARD = {"_finish", "advance", "_guarded", "_speak"}
 
 
 def effects(a, b):
@@ -39,50 +43,50 @@ def effects(a, b):
     }
 
 
+def states():
+    report = engine.report()
+    return {state.id: state.state for state in report.patches} if report else {}
+
+
+def modules():
+    import sglang.srt.a as a
+    import sglang.srt.b as b
+
+    return a, b
+
+
+# -- at calls --------------------------------------------------------------------------------------
+
+
 def activated(watched, at, fault):
     """Activate and import, with a fault at call number `at`."""
-    said = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda entry: said.append(entry.getMessage())
+    handler.emit = lambda entry: messages.append(entry.getMessage())
     logging.getLogger("sglang_perf_patches").addHandler(handler)
-    found = {"at": at, "calls": 0, "where": None, "said": said}
+    outcome = {"at": at, "calls": 0, "where": None, "messages": messages}
 
     def profile(frame, event, called):
         caller = {"call": frame.f_back, "c_call": frame}.get(event)
-        if caller and caller.f_code.co_filename in watched and caller.f_code.co_name not in GUARD:
-            found["calls"] += 1
-            if found["calls"] == at:
-                found["where"] = f"{caller.f_code.co_name} calls {called or frame.f_code.co_name}"
+        if caller and is_watched(caller, watched) and caller.f_code.co_name not in GUARD:
+            outcome["calls"] += 1
+            if outcome["calls"] == at:
+                name = called or frame.f_code.co_name
+                outcome["where"] = f"{caller.f_code.co_name} calls {name}"
                 fault()
 
     sys.setprofile(profile)
     try:
         plugin.load()
-        import sglang.srt.a as a
-        import sglang.srt.b as b
+        a, b = modules()
     finally:
         sys.setprofile(None)
-    report = activation.report()
-    found["states"] = {state.id: state.state for state in report.patches} if report else {}
-    found["effects"] = effects(a, b)
-    return found
+    return {**outcome, "states": states(), "effects": effects(a, b)}
 
 
-def forked(watched, at, fault):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            found = activated(watched, at, fault)
-        except BaseException:
-            found = {"at": at, "traceback": traceback.format_exc()}
-        os.write(writing, json.dumps(found).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        text = file.read()
-    os.waitpid(pid, 0)
-    return json.loads(text) if text else {"at": at}
+def is_watched(frame, watched):
+    file = frame.f_code.co_filename
+    return file.startswith(FOLDER) and file[len(FOLDER) + 1 :].startswith(watched)
 
 
 def raises():
@@ -93,11 +97,109 @@ def kills():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def at_calls(fault, watched, step):
+    calls = forked(activated, watched, 0, None)["calls"]
+    return [forked(activated, watched, at, fault) for at in range(0, calls + 1, step)]
+
+
+# -- at lines --------------------------------------------------------------------------------------
+
+
+class Lines:
+    """The lines of the framework that run, in order, and an interruption at one of them."""
+
+    def __init__(self, watched, at=None):
+        self.watched, self.at = watched, at
+        self.places = []
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def trace(self, frame, event, _):
+        if not is_watched(frame, self.watched):
+            return None
+        if event == "line":
+            place = f"{frame.f_code.co_filename[len(FOLDER) + 1 :]}:{frame.f_lineno}"
+            self.places.append(place)
+            if len(self.places) - 1 == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt(place)
+        return self.trace
+
+
+def interrupted(watched, scenario, at):
+    """Play a scenario with an interruption at one line, and go on afterwards."""
+    lines = Lines(watched, at)
+    outcome = {"scenario": scenario, "at": at, "where": None}
+    if scenario == "imported before":
+        modules()
+    elif scenario == "deactivating":
+        modules()
+        ours.activate("all")
+    try:
+        with lines:
+            if scenario == "deactivating":
+                ours.deactivate()
+            else:
+                ours.activate("all")
+                if scenario == "imported later":
+                    modules()
+    except KeyboardInterrupt as interrupt:
+        outcome["where"] = str(interrupt)
+    if at is None:
+        outcome["places"] = lines.places
+    loaded = scenario != "imported later" or {"sglang.srt.a", "sglang.srt.b"} <= set(sys.modules)
+    outcome["states"] = states()
+    outcome["effects"] = effects(*modules()) if loaded else None
+    # What the one who was interrupted may do next.
+    a, b = modules()
+    ours.activate("all")
+    outcome["later"] = [states(), effects(a, b)]
+    ours.deactivate()
+    outcome["off"] = effects(a, b)
+    outcome["left"] = [name for name in vars(a) if "sglang_perf_patches" in name]
+    return outcome
+
+
+def at_lines(watched, step, scenario):
+    whole = forked(interrupted, watched, scenario, None)
+    times = {}
+    for at, place in enumerate(whole.pop("places")):
+        times.setdefault(place, []).append(at)
+    chosen = set()
+    for place, of_line in times.items():
+        chosen |= {of_line[0], of_line[-1]}
+        if place.startswith("live"):
+            chosen |= set(of_line[::step])
+    return [whole, *(forked(interrupted, watched, scenario, at) for at in sorted(chosen))]
+
+
+def forked(attempt, *arguments):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            outcome = attempt(*arguments)
+        except BaseException:
+            outcome = {"arguments": str(arguments), "traceback": traceback.format_exc()}
+        with os.fdopen(writing, "w") as file:
+            file.write(json.dumps(outcome))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return json.loads(text) if text else {"killed": arguments[1]}
+
+
 if __name__ == "__main__":
-    fault, modules, step = sys.argv[1:]
-    watched = {os.path.join(FOLDER, f"{name}.py") for name in modules.split(",")}
-    use(TEN, BOTH, HELPER)
-    calls = forked(watched, 0, None)["calls"]
-    faults = {"raises": raises, "kills": kills}
-    outcomes = [forked(watched, at, faults[fault]) for at in range(0, calls + 1, int(step))]
+    fault, folders, step = sys.argv[1], tuple(sys.argv[2].split(",")), int(sys.argv[3])
+    use(*PATCHES)
+    if fault == "interrupts":
+        outcomes = at_lines(folders, step, sys.argv[4])
+    else:
+        outcomes = at_calls({"raises": raises, "kills": kills}[fault], folders, step)
     print(json.dumps(outcomes))

@@ -154,6 +154,46 @@ assert a.helper(1) == 1001
     )
 
 
+def test_a_second_call_that_asks_for_something_else(throwaway: Throwaway) -> None:
+    done = throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+use(STEP, HELPER)
+ours.activate("one")
+for text in ("no such thing", "one.stpe", "all,,two", "two.helper,-one,none"):
+    try:
+        ours.activate(text)
+    except ValueError as error:
+        assert "the first call, for 'one', has decided" in str(error), error
+    else:
+        raise AssertionError(text)
+assert ours.activate().selection == "one"           # what the environment says is not asked for
+assert ours.activate("one.step").of("two.helper").state == "off"
+assert ours.activate("two").of("two.helper").state == "off"
+assert a.helper(1) == 1 and a.Worker().step(1) == 102
+"""
+    )
+    line = "'two' changes nothing: the first call decided, for 'one'"
+    assert done.stderr.count("\n") == 1
+    assert line in done.stderr
+
+
+def test_a_report_of_no_such_patch(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+use(STEP)
+try:
+    ours.activate("all").of("one.stpe")
+except KeyError as error:
+    assert "'one.stpe'" in str(error) and "one.step" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+
+
 def test_a_second_copy_of_the_plugin_finds_the_first(throwaway: Throwaway) -> None:
     throwaway.run(
         HEAD

@@ -30,38 +30,73 @@ _STATUS = (
 )
 
 
-# -- a fault, or the end, at any call --------------------------------------------------------------
+# -- a fault, or the end, at any call; an interruption at any line ---------------------------------
 
 
-def inject(throwaway: Throwaway, fault: str, modules: str, step: int) -> list[dict[str, Any]]:
+def inject(throwaway: Throwaway, *words: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(_INJECT), fault, modules, str(step)],
+        [sys.executable, str(_INJECT), *words],
         env=throwaway.environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    outcomes: list[dict[str, Any]] = json.loads(done.stdout)
+    for outcome in outcomes:
+        assert "traceback" not in outcome, outcome["traceback"]
+    return outcomes
 
 
 @pytest.mark.parametrize(
-    ("modules", "step"), [("activation,slots,objects,record,patch", 7), ("source,verdict", 11)]
+    ("folders", "step"), [("live/,seen/,model/", "23"), ("judge/,sets/", "13")]
 )
 def test_a_fault_at_any_call_leaves_stock_or_patched(
-    throwaway: Throwaway, modules: str, step: int
+    throwaway: Throwaway, folders: str, step: str
 ) -> None:
-    whole, *faulty = inject(throwaway, "raises", modules, step)
+    whole, *faulty = inject(throwaway, "raises", folders, step)
     assert set(whole["states"].values()) == {"live"}
     assert set(whole["effects"].values()) == {True}
-    assert len(faulty) > 50
-    for outcome in faulty:
-        assert "traceback" not in outcome, outcome["traceback"]
-        assert outcome["where"], outcome
+    struck = [outcome for outcome in faulty if outcome["where"]]
+    assert len(struck) > 50
+    for outcome in struck:
         live = {id: outcome["states"].get(id) == "live" for id in outcome["effects"]}
         assert outcome["effects"] == live, outcome
-        assert all(live.values()) or outcome["said"], outcome
+        assert all(live.values()) or outcome["messages"], outcome
+
+
+@pytest.mark.parametrize(
+    ("scenario", "folders"),
+    [
+        ("imported before", ""),
+        ("imported later", "live/"),
+        ("deactivating", ""),
+    ],
+)
+def test_an_interruption_at_any_line_leaves_everything_or_nothing(
+    throwaway: Throwaway, scenario: str, folders: str
+) -> None:
+    """And whoever was interrupted can activate, and take off, as ever."""
+    whole, *outcomes = inject(throwaway, "interrupts", folders, "9", scenario)
+    on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
+    off = dict.fromkeys(on, False)
+    assert whole["effects"] == (off if scenario == "deactivating" else on)
+    places = {outcome["where"] for outcome in outcomes}
+    assert (
+        len(places) > {"imported before": 500, "imported later": 150, "deactivating": 40}[scenario]
+    )
+    for outcome in outcomes:
+        # An import that was interrupted has left no module to look at.
+        assert outcome["effects"] in (on, off) or scenario == "imported later", outcome
+        if outcome["effects"] is not None:
+            assert outcome["effects"] in (on, off), outcome
+            live = {name for name, state in outcome["states"].items() if state == "live"}
+            assert live == {name for name in on if outcome["effects"][name]}, outcome
+        states, effects = outcome["later"]
+        assert set(states.values()) == {"live"}, outcome
+        assert effects == on, outcome
+        assert outcome["off"] == off, outcome
+        assert outcome["left"] == [], outcome
 
 
 def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwaway) -> None:
@@ -70,8 +105,8 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
         return {str(path): path.read_bytes() for path in files}
 
     before = tree()
-    outcomes = inject(throwaway, "kills", "activation,slots,objects,record", 30)
-    assert [set(outcome) for outcome in outcomes[1:]] == [{"at"}] * (len(outcomes) - 1)
+    outcomes = inject(throwaway, "kills", "live/,seen/", "60")
+    assert [set(outcome) for outcome in outcomes[1:]] == [{"killed"}] * (len(outcomes) - 1)
     assert len(outcomes) > 20
     assert tree() == before
     records = throwaway.runtime / "sglang-perf-patches"
@@ -80,7 +115,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
     assert (done.returncode, done.stderr) == (0, "")
     assert "no running sglang process" in done.stdout
     assert list(records.iterdir()) == []
-    (again,) = inject(throwaway, "raises", "activation", 10**6)
+    (again,) = inject(throwaway, "raises", "live/", str(10**6))
     assert set(again["effects"].values()) == {True}
 
 

@@ -52,6 +52,7 @@ class _Member:
         gate: why it leaves everything to stock; "" while it does not.
         slots: what it changes, by reference; noted before the first change.
         seen: what it touches and relies on, as it was when that was verified last.
+        preparing: how many are preparing it: threads, and a thread again from its own imports.
     """
 
     patch: Patch
@@ -63,6 +64,7 @@ class _Member:
     gate: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
+    preparing: int = 0
 
     @property
     def variant(self) -> Variant:
@@ -73,6 +75,19 @@ class _Member:
     @property
     def definitions(self) -> Mapping[str, Definition]:
         return (self.verdict.definitions if self.verdict else None) or {}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What was found to be done about a patch.
+
+    Attributes:
+        conclude: does it, with the lock held.
+        is_failure: install code raised.
+    """
+
+    conclude: Callable[[], None]
+    is_failure: bool = False
 
 
 class Activation:
@@ -167,13 +182,13 @@ class Activation:
         """Let no fault of ours reach sglang; where one is met, everything is taken off."""
         try:
             yield
+            self._speak()
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
             self._abandon(f"{type(error).__name__}: {error}")
         except BaseException:  # an interruption, which is for others to hear of
             self.stop()
             raise
-        self._speak()
 
     def _advance(self) -> None:
         working = [m for m in self._members.values() if m.state in _WAITING | _WORKING]
@@ -196,34 +211,44 @@ class Activation:
 
     def _go_on(self, member: _Member) -> None:
         """Bring a waiting patch as far as it can be brought now."""
-        while True:
+        try:
             with self._lock:
-                steps = self._steps
-                if self.over or member.state not in _WAITING:
-                    return
-            conclude = self._prepare(member)
+                member.preparing += 1
+            while True:
+                with self._lock:
+                    steps = self._steps
+                    if self.over or member.state not in _WAITING:
+                        return
+                step = self._prepare(member)
+                with self._lock:
+                    if self.over or member.state not in _WAITING:
+                        return
+                    if steps == self._steps:  # else what was prepared may not hold any more
+                        # What fails may do so because another thread, or this one further down,
+                        # is amidst importing what is needed: whoever is the last decides.
+                        if not (step.is_failure and member.preparing > 1):
+                            step.conclude()
+                        return
+        finally:
             with self._lock:
-                if self.over or member.state not in _WAITING:
-                    return
-                if steps == self._steps:  # else another thread changed what this was made for
-                    conclude()
-                    return
+                member.preparing -= 1
 
-    def _prepare(self, member: _Member) -> Callable[[], None]:
+    def _prepare(self, member: _Member) -> _Step:
         """Find what is to be done, without doing it: imports and runs install code."""
         better = self._superseding(member)
         if better:
-            return partial(
-                self._set_state, member, "superseded", f"{better} does its work and more"
-            )
+            reason = f"{better} does its work and more"
+            return _Step(partial(self._set_state, member, "superseded", reason))
         variant = member.variant
         missing = [name for name in variant.modules() if not self._imports.is_ready(name)]
         if missing:
-            return partial(self._set_state, member, "pending", f"{missing[0]} is not imported yet")
+            reason = f"{missing[0]} is not imported yet"
+            return _Step(partial(self._set_state, member, "pending", reason))
         for needed in member.patch.requires:
             state = self._members[needed].state
             if state not in _SERVING:
-                return partial(self._end, member, "failed", f"it needs {needed}, which is {state}")
+                reason = f"it needs {needed}, which is {state}"
+                return _Step(partial(self._end, member, "failed", reason))
         try:
             install = variant.load()
             wrappers = self._verify(member)
@@ -242,13 +267,14 @@ class Activation:
                 raise RuntimeError(f"its install function leaves {min(unchanged)} unchanged")
             changes = self._changes(member, patching.changes)
         except Gated as gate:
-            return partial(self._set_state, member, "gated", str(gate))
+            return _Step(partial(self._set_state, member, "gated", str(gate)))
         except Foreign as foreign:
-            return partial(self._end, member, "conflict", str(foreign))
+            return _Step(partial(self._end, member, "conflict", str(foreign)))
         except Exception as error:
             logger.debug("%s failed", member.patch.id, exc_info=True)
-            return partial(self._end, member, "failed", f"{type(error).__name__}: {error}")
-        return partial(self._go_live, member, changes, wrappers)
+            reason = f"{type(error).__name__}: {error}"
+            return _Step(partial(self._end, member, "failed", reason), is_failure=True)
+        return _Step(partial(self._go_live, member, changes, wrappers))
 
     def _superseding(self, member: _Member) -> str | None:
         """The patch whose presence makes this one unnecessary, if any."""
@@ -466,10 +492,11 @@ class Activation:
 
     def stop(self) -> None:
         """Give every name stock's own object back, whatever was being done."""
-        self.ended = True
         try:
+            self.ended = True
             self._restore()
         except BaseException:
+            self.ended = True
             self._restore()
             raise
         finally:
@@ -530,7 +557,10 @@ def _require_ours(
             f"{reference} is stock's own again: somebody put it back, "
             f"or reloaded {module_of(reference)}"
         )
-    raise Foreign(f"{reference} is replaced by {describe(raw(slot.owner, slot.name))}")
+    held = raw(slot.owner, slot.name)
+    if held is MISSING:
+        raise Foreign(f"{reference} is gone from memory")
+    raise Foreign(f"{reference} is replaced by {describe(held)}")
 
 
 def _whose(reference: str, replaced: Mapping[str, str]) -> str | None:

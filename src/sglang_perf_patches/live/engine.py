@@ -51,7 +51,7 @@ def activate(
             _current[:] = [activation]
         elif text is not None:
             _compare(text, patches, activation.chosen)
-    activation.advance()
+    activation.look_again()
     if activation.chosen.chosen and not activation.is_observed:
         activation.is_observed = True
         for observer in _observers:

@@ -129,9 +129,12 @@ def describe(held: Any) -> str:
             return describe(callee)
     code = getattr(link, "__code__", None)
     file = code.co_filename if isinstance(code, CodeType) else None
-    # An object may bear the names of what it wraps, its class has its own.
+    # A function and an object may bear the names of what they wrap, globals and class do not.
     source: Any = link if file or isinstance(link, type) else type(link)
-    module = _module_at(file) or getattr(source, "__module__", None) or type(link).__module__
+    module = _module_at(file)
+    if module is None and is_function(link):
+        module = link.__globals__.get("__name__")
+    module = module or getattr(source, "__module__", None) or type(link).__module__
     # A function made by functools.wraps bears the name of what it stands for, its code its own.
     name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
     name = name or type(link).__qualname__

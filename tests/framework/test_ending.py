@@ -1,0 +1,83 @@
+"""STRICT: one way to end a process, one line, exit code 1, from wherever."""
+
+from __future__ import annotations
+
+import pytest
+from throwaway import Throwaway
+
+HEAD = """
+import importlib, sys, threading, time
+from throwaway_patches import *
+import sglang_perf_patches as ours
+from sglang_perf_patches import plugin
+bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
+use(STEP, bad)
+
+def in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+def swallowing(call):
+    try:
+        call()
+    except BaseException:
+        print("swallowed")
+
+def both():
+    importlib.import_module("sglang.srt.a")
+    importlib.import_module("sglang.srt.b")
+"""
+
+WAYS = {
+    "a call": "both()\nplugin.load()",
+    "a call whose end is swallowed": "both()\nswallowing(plugin.load)",
+    "a call in a thread": "both()\nin_a_thread(plugin.load)",
+    "an import": "plugin.load()\nboth()",
+    "an import whose end is swallowed": "plugin.load()\nswallowing(both)",
+    "an import in a thread": "plugin.load()\nin_a_thread(both)",
+    "an import in a pool": (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "plugin.load()\n"
+        "with ThreadPoolExecutor() as pool:\n    pool.submit(both).exception()"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failure_ends_with_one_line(throwaway: Throwaway, way: str) -> None:
+    script = f"{HEAD}\nprint('begun')\n{WAYS[way]}\nprint('served')\n"
+    chosen = {"SGLANG_PERF_PATCHES": "two", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = throwaway.process(script, **chosen)
+    assert (done.returncode, done.stdout) == (1, "begun\n")
+    assert done.stderr == (
+        "sglang-perf-patches: two.bad is failed: ZeroDivisionError: broken on purpose\n"
+    )
+    assert throwaway.records() == []
+
+
+def test_what_is_undone_later_ends_it_too(throwaway: Throwaway) -> None:
+    script = (
+        HEAD
+        + """
+both()
+import sglang.srt.a as a
+plugin.load()
+a.Worker.step = lambda self, x: -x
+time.sleep(20)
+print("served")
+"""
+    )
+    chosen = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = throwaway.process(script, **chosen)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("sglang-perf-patches: one.step is conflict: sglang.srt.a:Worker")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("way", ["plugin.load()", "in_a_thread(plugin.load)"])
+def test_a_bad_selection_ends_with_one_line(throwaway: Throwaway, way: str) -> None:
+    chosen = {"SGLANG_PERF_PATCHES": "tow", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = throwaway.process(f"{HEAD}\n{way}\nprint('served')", **chosen)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "unknown set or patch 'tow': did you mean two" in done.stderr

@@ -1,0 +1,165 @@
+"""What ticks anyway looks again: what waited goes live, and what was undone says so."""
+
+from __future__ import annotations
+
+import pytest
+from throwaway import Throwaway
+
+HEAD = """
+import importlib, logging, sys, time
+from throwaway_patches import *
+import throwaway_installs
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+
+def wait_for(patch, state):
+    # Reads what is reported: `activate` would look again by itself.
+    deadline = time.monotonic() + 20
+    while engine.report().of(patch).state != state:
+        assert time.monotonic() < deadline, engine.report()
+        time.sleep(0.05)
+    return engine.report().of(patch)
+"""
+
+
+def test_activated_during_the_import_of_the_last_module(throwaway: Throwaway) -> None:
+    throwaway.put(
+        "sglang/srt/c.py",
+        "import sglang_perf_patches as ours\n"
+        "state = ours.activate('all').of('one.own').state\n"
+        "def f():\n    return 1\n",
+    )
+    throwaway.run(
+        HEAD
+        + """
+throwaway_installs.own = lambda patching: patching.override(
+    "sglang.srt.c:f", lambda inner: lambda: inner() + 1
+)
+use(declare("one.own", install="own", targets=("sglang.srt.c:f",)))
+import sglang.srt.c as c
+assert c.state == "pending" and engine.report().of("one.own").state == "pending"
+wait_for("one.own", "live")
+assert c.f() == 2
+"""
+    )
+
+
+UNDONE = {
+    "a reload": ("importlib.reload(a)", "stock's own again"),
+    "stock put back": ("a.Worker.step = stock", "stock's own again"),
+    "a replacement": ("a.Worker.step = theirs", "replaced by __main__.theirs"),
+    "a class": ("a.Worker = type('Worker', (), {'step': theirs})", "replaced by __main__.Worker"),
+    "one that was added": ("del a.Worker.extra", "Worker.extra is gone"),
+}
+
+
+@pytest.mark.parametrize("way", UNDONE)
+def test_what_was_undone_is_a_conflict_as_a_whole(throwaway: Throwaway, way: str) -> None:
+    statement, reason = UNDONE[way]
+    done = throwaway.run(
+        HEAD
+        + f"""
+import sglang.srt.a as a, sglang.srt.b as b
+stock = a.Worker.step
+def theirs(self, x):
+    return -x
+call = declare("one.call", install="call", targets=(f"{{B}}:Caller.call",))
+throwaway_installs.call = lambda patching: patching.override(
+    f"{{B}}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 5
+)
+use(BOTH, call)
+before = b.Caller().call(1)
+assert {{s.state for s in ours.activate("all").patches}} == {{"live"}}
+worker = a.Worker
+{statement}
+both = wait_for("two.both", "conflict")
+assert {reason!r} in both.reason, both
+assert engine.report().of("one.call").state == "live"
+assert b.Caller().call(1) in (before + 5, -1 + 5)
+assert not hasattr(a.Worker, "extra") and not hasattr(worker, "extra")
+assert worker.step in (stock, theirs)
+ours.deactivate()
+assert b.Caller().call(1) in (before, -1) and worker.step in (stock, theirs)
+time.sleep(0.5)      # the thread that found it out logs it
+"""
+    )
+    assert done.stderr.count("two.both is conflict") == 1
+
+
+def test_a_function_of_a_reloaded_module(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b
+use(HELPER)
+assert ours.activate("all").of("two.helper").state == "live"
+importlib.reload(a)
+state = wait_for("two.helper", "conflict")
+assert "two.helper" not in state.reason and "stock's own again" in state.reason, state
+assert "reloaded sglang.srt.a" in state.reason, state
+assert a.helper(1) == 1 and b.use(3) == 6
+ours.deactivate()
+assert ours.activate("all").of("two.helper").state == "live"
+assert a.helper(1) == 1001
+"""
+    )
+
+
+def test_a_function_with_code_of_somebody_else(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+use(HELPER, STEP)
+assert {s.state for s in ours.activate("all").patches} == {"live"}
+theirs = (lambda x, *, scale=1: -x).__code__
+a.helper.__code__ = theirs
+state = wait_for("two.helper", "conflict")
+assert "replaced by" in state.reason and "<lambda>" in state.reason, state
+ours.deactivate()
+assert a.helper.__code__ is theirs and a.helper(1) == -1
+"""
+    )
+
+
+def test_a_dependency_imported_later_is_verified(throwaway: Throwaway) -> None:
+    throwaway.put("sglang/srt/c.py", "def relied_on():\n    return 1\n")
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+step = declare(
+    "one.step", install="step", targets=(f"{A}:Worker.step",), depends=("sglang.srt.c:relied_on",)
+)
+use(step, HELPER)
+assert {s.state for s in ours.activate("all").patches} == {"live"}
+import sglang.srt.c as c
+c.relied_on = lambda: 2
+state = wait_for("one.step", "conflict")
+assert "sglang.srt.c:relied_on is replaced by __main__" in state.reason, state
+assert a.Worker().step(1) == 2 and a.helper(1) == 1001
+"""
+    )
+
+
+def test_looking_again_costs_next_to_nothing_while_nothing_changes(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b
+from sglang_perf_patches.live import activation
+use(STEP, BOTH, HELPER)
+assert {s.state for s in ours.activate("all").patches} == {"live"}
+verified = []
+verify = activation.Activation._verify
+activation.Activation._verify = lambda self, member: verified.append(member) or verify(self, member)
+engine.look_again()
+verified.clear()                 # the second patch changed what the first was verified with
+for _ in range(10):
+    engine.look_again()
+assert verified == []
+a.Worker.step = (lambda inner: lambda self, x: inner(self, x))(a.Worker.step)
+engine.look_again()
+assert [member.patch.id for member in verified][:2] == ["one.step", "two.both"]
+"""
+    )

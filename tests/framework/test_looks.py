@@ -1,0 +1,277 @@
+"""What is patched looks, compiles, pickles and fails as what it replaces."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from throwaway import Throwaway
+
+import released
+
+HEAD = """
+import inspect, pickle, sys, traceback
+from throwaway_patches import *
+import throwaway_installs
+import sglang_perf_patches as ours
+import sglang.srt.a as a, sglang.srt.b as b
+"""
+
+
+def test_a_function_of_a_module(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+def looks():
+    f = a.helper
+    return (
+        f, inspect.signature(f), inspect.getsource(f), inspect.getsourcelines(f)[1], f.__name__,
+        f.__qualname__, f.__module__, f.__doc__, f.__defaults__, f.__kwdefaults__, f.__dict__,
+        f.__code__.co_filename, f.__code__.co_firstlineno, f.__code__.co_name,
+        getattr(f.__code__, "co_qualname", None), f.__code__.co_varnames,
+        pickle.loads(pickle.dumps(f)) is f,
+    )
+
+def failure(*args, **named):
+    try:
+        a.helper(*args, **named)
+    except TypeError as error:
+        return str(error)
+
+stock, names = looks(), set(vars(a))
+failures = [failure(), failure(1, 2), failure(1, other=2)]
+assert failures[0].startswith("helper() missing")
+use(HELPER)
+for _ in range(2):
+    assert ours.activate("all").of("two.helper").state == "live"
+    assert looks() == stock
+    assert [failure(), failure(1, 2), failure(1, other=2)] == failures
+    assert a.helper(1) == 1001 and a.helper(x=2, scale=3) == 1006
+    try:
+        a.helper("one", scale="two")
+    except TypeError:
+        entries = traceback.extract_tb(sys.exc_info()[2])
+    places = [(entry.filename, entry.line) for entry in entries]
+    assert any(file == a.__file__ and line.startswith("def helper(") for file, line in places)
+    assert not [file for file, _ in places if "sglang_perf_patches" in file], places
+    ours.deactivate()
+    assert looks() == stock and set(vars(a)) == names and a.helper(1) == 1
+"""
+    )
+
+
+def test_methods(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+def kinds(patching):
+    def step(inner):
+        def ours(*args, **named):
+            return inner(*args, **named) + 1
+        return ours
+    patching.override(f"{A}:Worker.step", step)
+    patching.override(
+        f"{A}:Worker.fixed", lambda inner: staticmethod(lambda *args: inner(*args) + 1)
+    )
+    patching.override(f"{A}:Worker.name", lambda inner: property(lambda self: inner.fget(self)))
+throwaway_installs.kinds = kinds
+targets = tuple(f"{A}:Worker.{name}" for name in ("step", "fixed", "name"))
+use(declare("one.kinds", install="kinds", targets=targets))
+
+def looks():
+    found = []
+    for f in (a.Worker.step, a.Worker.fixed, a.Worker.name.fget):
+        found += f.__name__, f.__qualname__, f.__module__, f.__doc__, inspect.signature(f)
+        found.append(inspect.getsource(f))
+    held = vars(a.Worker)["fixed"]
+    return [*found, held.__name__, held.__qualname__, held.__doc__, a.Worker.name.__doc__]
+
+stock = looks()
+assert ours.activate("all").of("one.kinds").state == "live"
+assert looks() == stock
+assert a.Worker().step(1) == 3 and a.Worker.fixed(1) == 2 and a.Worker().name == "stock"
+for f in (a.Worker.step, a.Worker.fixed):
+    assert pickle.loads(pickle.dumps(f)) is f
+assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
+ours.deactivate()
+assert looks() == stock
+"""
+    )
+
+
+UNUSUAL = '''
+
+def generator(x):
+    """Yield."""
+    yield x
+
+
+async def coroutine(x):
+    """Await."""
+    return x
+
+
+class Runner:
+    """Runs."""
+
+    async def coroutine(self, x):
+        return x
+
+    def generator(self, x):
+        yield x
+'''
+
+
+@pytest.mark.parametrize("kind", ["generator", "coroutine"])
+def test_a_generator_or_coroutine_of_a_module_is_refused_before_anything_changes(
+    throwaway: Throwaway, kind: str
+) -> None:
+    path = throwaway.site / "sglang" / "srt" / "a.py"
+    path.write_text(path.read_text() + UNUSUAL)
+    throwaway.run(
+        HEAD
+        + f"""
+placed = []
+def changes(patching):
+    def make(inner):
+        placed.append("made")
+        return lambda self, x: inner(self, x) + 100
+    patching.override(f"{{A}}:Worker.step", make)
+    patching.override(f"{{A}}:{kind}", lambda inner: inner)
+throwaway_installs.changes = changes
+import sglang_perf_patches.live.swap as swap
+apply = swap.Change.apply
+def noted(change):
+    placed.append(change.slot.name)
+    apply(change)
+swap.Change.apply = noted
+use(declare("one.bad", install="changes", targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
+report = ours.activate("all")
+assert report.of("one.bad").state == "failed", report
+assert "{kind} is a coroutine or generator" in report.of("one.bad").reason
+assert report.of("two.helper").state == "live" and a.Worker().step(1) == 2
+assert "step" not in placed and "{kind}" not in placed and "helper" in placed, placed
+"""
+    )
+
+
+def test_generators_and_coroutines_of_a_class_work(throwaway: Throwaway) -> None:
+    path = throwaway.site / "sglang" / "srt" / "a.py"
+    path.write_text(path.read_text() + UNUSUAL)
+    throwaway.run(
+        HEAD
+        + """
+import asyncio
+def changes(patching):
+    def coroutine(inner):
+        async def ours(self, x):
+            return await inner(self, x) + 1
+        return ours
+    def generator(inner):
+        def ours(self, x):
+            yield from inner(self, x)
+            yield x + 1
+        return ours
+    patching.override(f"{A}:Runner.coroutine", coroutine)
+    patching.override(f"{A}:Runner.generator", generator)
+def plain(patching):
+    patching.override(f"{A}:Runner.coroutine", lambda inner: lambda self, x: inner(self, x))
+    patching.override(f"{A}:Worker.step", lambda inner: lambda self, x: inner(self, x) + 100)
+throwaway_installs.changes, throwaway_installs.plain = changes, plain
+good = declare(
+    "one.good", install="changes", targets=(f"{A}:Runner.coroutine", f"{A}:Runner.generator")
+)
+bad = declare("one.bad", install="plain", targets=(f"{A}:Runner.coroutine", f"{A}:Worker.step"))
+use(good)
+assert ours.activate("all").of("one.good").state == "live"
+runner = a.Runner()
+assert inspect.iscoroutinefunction(runner.coroutine)
+assert inspect.isgeneratorfunction(runner.generator)
+assert asyncio.run(runner.coroutine(1)) == 2 and list(runner.generator(1)) == [1, 2]
+ours.deactivate()
+assert asyncio.run(runner.coroutine(1)) == 1 and list(runner.generator(1)) == [1]
+use(bad)
+state = ours.activate("all").of("one.bad")
+assert state.state == "failed" and "coroutine" in state.reason, state
+assert a.Worker().step(1) == 2 and asyncio.run(runner.coroutine(1)) == 1
+"""
+    )
+
+
+# -- torch.compile ---------------------------------------------------------------------------------
+
+COMPILE = """
+import torch
+from throwaway_patches import *
+import sglang_perf_patches as ours
+import sglang.srt.a as a, sglang.srt.b as b
+
+use(STEP, TEN, HELPER)
+worker, x = a.Worker(), torch.ones(3)
+calls = {
+    "function": lambda x: a.helper(x, scale=2) + b.use(x),
+    "method": lambda x: worker.step(x) + a.Worker.step(worker, x),
+}
+compiled = {
+    name: torch.compile(call, backend="eager", fullgraph=True) for name, call in calls.items()
+}
+for live in (False, True, False, True):
+    if live:
+        assert {s.state for s in ours.activate("all").patches} == {"live"}
+    for name, call in calls.items():
+        expected = {"function": 2004, "method": 2040}[name] if live else 4
+        assert call(x).tolist() == [expected] * 3, (name, live, call(x))
+        assert compiled[name](x).tolist() == [expected] * 3, (name, live)
+        torch._dynamo.reset()
+        again = torch.compile(call, backend="eager", fullgraph=True)
+        assert again(x).tolist() == [expected] * 3, (name, live)
+    if live:
+        assert ours.activate().of("one.step").ran
+        ours.deactivate()
+"""
+
+
+def test_torch_compiles_what_is_patched_as_it_compiles_stock(throwaway: Throwaway) -> None:
+    place = released.tree("0.5.23")
+    search = (throwaway.site, *place.search[1:])
+    released.run(released.Place(place.python, search), "-c", textwrap.dedent(COMPILE))
+
+
+RELEASED = """
+from sglang_perf_patches.proof import mamba
+
+mamba.prepare()
+
+import importlib, json, torch
+from sglang_perf_patches.live import engine
+
+index = importlib.import_module("sglang.kernels.ops.attention.fla.index")
+importlib.import_module("sglang.srt.managers.schedule_batch")
+importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
+
+
+def offsets(lengths):
+    return index.prepare_chunk_offsets(lengths, 64) + 1
+
+
+lengths = torch.tensor([0, 5, 70, 200])
+compiled = torch.compile(offsets, backend="eager", fullgraph=True)
+stock = compiled(lengths.clone()).tolist()
+found = {"stock": stock}
+for turn in ("patched", "patched again"):
+    state = engine.activate("mamba.zero-sync").of("mamba.zero-sync")
+    torch._dynamo.reset()
+    fresh = torch.compile(offsets, backend="eager", fullgraph=True)
+    found[turn] = [state.state, compiled(lengths.clone()).tolist() == stock]
+    found[turn].append(fresh(lengths.clone()).tolist() == stock)
+    found[turn].append(offsets(lengths.clone()).tolist() == stock)
+    engine.deactivate()
+    found[turn].append(compiled(lengths.clone()).tolist() == stock)
+print(json.dumps(found))
+"""
+
+
+def test_torch_compiles_a_patched_function_of_a_release() -> None:
+    (found,) = released.answers(released.tree("0.5.23"), "-c", RELEASED)  # type: ignore[arg-type]
+    assert found["stock"] == [1, 2, 4, 7]
+    assert found["patched"] == found["patched again"] == ["live", True, True, True, True]

@@ -1,0 +1,110 @@
+"""Imports in several threads at once, while install code imports too."""
+
+from __future__ import annotations
+
+import pytest
+from throwaway import Throwaway
+
+SCRIPT = """
+import faulthandler, sys, threading
+faulthandler.dump_traceback_later(60, exit=True)
+from throwaway_patches import *
+import sglang_perf_patches as ours
+import meeting
+
+use(
+    declare("one.step", install="step", targets=(f"{A}:Worker.step",)),
+    declare("two.other", install="other", targets=("sglang.srt.c:f",)),
+)
+import sglang_perf_patches.model.patch as patch
+load = patch.Variant.load
+def slow(variant):
+    if variant.install.endswith(":step"):
+        import slow_install
+        return slow_install.step
+    return lambda patching: patching.override("sglang.srt.c:f", lambda inner: lambda: inner() + 1)
+patch.Variant.load = slow
+assert {s.state for s in ours.activate("all").patches} == {"pending"}
+
+def other():
+    import sglang.srt.c
+
+thread = threading.Thread(target=other)
+thread.start()
+assert meeting.c_is_executing.wait(30)
+import sglang.srt.a as a       # goes live, for which code is imported that imports c
+thread.join(30)
+assert not thread.is_alive()
+import sglang.srt.c as c
+assert {s.state for s in ours.activate().patches} == {"live"}, ours.activate()
+assert a.Worker().step(1) == 102 and c.f() == 2
+print("served")
+"""
+
+MEETING = """
+import threading
+c_is_executing, install_is_running = threading.Event(), threading.Event()
+"""
+
+C = """
+import meeting
+meeting.c_is_executing.set()
+assert meeting.install_is_running.wait(30)
+import time
+time.sleep(0.5)        # until the other thread waits for this import
+def f():
+    return 1
+"""
+
+IMPORT = "import meeting; meeting.install_is_running.set(); import sglang.srt.c"
+
+INSTALLS = {
+    "the install module imports": f"{IMPORT}\nfrom throwaway_installs import step\n",
+    "the install function imports": (
+        f"import throwaway_installs\ndef step(patching):\n"
+        f"    {IMPORT}\n    throwaway_installs.step(patching)\n"
+    ),
+    "the making imports": (
+        "def step(patching):\n    def make(inner):\n"
+        f"        {IMPORT}\n        return lambda self, x: inner(self, x) + 100\n"
+        '    patching.override("sglang.srt.a:Worker.step", make)\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("way", INSTALLS)
+def test_install_code_that_waits_for_another_thread_s_import(
+    throwaway: Throwaway, way: str
+) -> None:
+    throwaway.put("meeting.py", MEETING)
+    throwaway.put("sglang/srt/c.py", C)
+    throwaway.put("slow_install.py", INSTALLS[way])
+    done = throwaway.run(SCRIPT)
+    assert done.stdout == "served\n"
+
+
+def test_many_threads_import_and_activate_at_once(throwaway: Throwaway) -> None:
+    throwaway.run(
+        """
+        import sys, threading
+        sys.setswitchinterval(1e-6)
+        from throwaway_patches import *
+        import sglang_perf_patches as ours
+        use(STEP, TEN, BOTH, HELPER)
+        start = threading.Barrier(12)
+        def activate():
+            start.wait()
+            ours.activate("all")
+        def bring(name):
+            start.wait()
+            __import__(name)
+        calls = [(activate, ())] * 8 + [(bring, (f"sglang.srt.{n}",)) for n in "abab"]
+        threads = [threading.Thread(target=call, args=args) for call, args in calls]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        import sglang.srt.a as a, sglang.srt.b as b
+        assert {s.state for s in ours.activate().patches} == {"live"}, ours.activate()
+        assert a.Worker().step(1) == (2 + 100) * 10 + 100 and b.use(3) == 1006
+        ours.deactivate()
+        assert a.Worker().step(1) == 2 and b.use(3) == 6
+        """
+    )

@@ -6,7 +6,8 @@
 Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at every STEP-th call
 that code below the named folders of the framework makes. ``interrupts`` raises a KeyboardInterrupt
 at every line of theirs that runs: the first and the last time that it does, and in what changes
-things each STEP-th time too. Prints a list of what came of each attempt, the first of which is left alone.
+things each STEP-th time too. Prints a list of what came of each attempt, the first of which is left
+alone.
 """
 
 import json

@@ -24,12 +24,13 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ..judge.source import Definition
+from ..judge.source import Definition, Tree
 from ..judge.verdict import Verdict
 from ..model.patch import Patch, Variant, module_of, qualname_of
 from ..model.patching import MISSING, Gated, Make
 from ..model.selection import Selection
 from ..model.state import PatchState, Report, RunFlag, State
+from .compiled import Compiled
 from .identity import Foreign, check, glimpse, owner_of, raw
 from .imports import Imports
 from .neighbours import HOOKS, around_apply_hooks, replacements
@@ -134,6 +135,7 @@ class Activation:
         self._steps = 0  # counts changes, so that what was prepared without the lock can be judged
         self._messages: list[tuple[int, str]] = []
         self._loss = ""
+        self._compiled = Compiled()
         self._imports = Imports(self.advance)
         self._slots: dict[tuple[int, str], Slot] = {}
         self._around_hooks: Slot | None = None
@@ -141,9 +143,10 @@ class Activation:
 
     # -- the way in ------------------------------------------------------------------------------
 
-    def take(self, version: str, verdicts: Iterable[Verdict]) -> None:
+    def take(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
         """Note what was judged of a sglang tree, for the patches that are chosen."""
-        self._version = version
+        self._version = tree.version
+        self._compiled = Compiled(tree.cache)
         for verdict in verdicts:
             member = self._members[verdict.patch.id]
             member.verdict = verdict
@@ -167,6 +170,10 @@ class Activation:
         with self._guarded():
             self._verify_live(everything=False)
             self._advance()
+
+    def save(self) -> None:
+        """Keep what was found out of the tree for later processes; one thread at a time."""
+        self._compiled.save()
 
     def report(self) -> Report:
         """What happened to each patch."""
@@ -308,7 +315,7 @@ class Activation:
         if slot is not None and slot.layers:
             return slot
         definition = member.definitions.get(reference)
-        stock = check(definition) if definition else None
+        stock = check(definition, self._compiled) if definition else None
         if stock and (stock.wrappers or isinstance(owner, ModuleType)):
             return Slot(owner, name, stock.function, inside=stock.function)
         return Slot(owner, name, raw(owner, name))
@@ -395,15 +402,15 @@ class Activation:
                     continue  # a dependency that nothing has imported yet, or not to its end
                 slot = self._shown_slot(member, reference)
                 if slot is not None:
-                    wrappers += _require_ours(reference, slot, each)
+                    wrappers += self._require_ours(reference, slot, each)
                     continue
-                stock = check(each)
+                stock = check(each, self._compiled)
                 if stock is not None and reference in variant.targets:
                     wrappers += stock.wrappers
         for reference in variant.adds:
             slot = self._shown_slot(member, reference)
             if slot is not None:
-                wrappers += _require_ours(reference, slot)
+                wrappers += self._require_ours(reference, slot)
                 continue
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
@@ -425,6 +432,31 @@ class Activation:
             )
         slot = self._slots.get((id(owner), name))
         return slot if slot is not None and slot.layers else None
+
+    def _require_ours(
+        self, reference: str, slot: Slot, definition: Definition | None = None
+    ) -> tuple[str, ...]:
+        """The foreign wrappers around what a slot shows.
+
+        Raises:
+            Foreign: it is not there any more.
+        """
+        wrappers = slot.wrappers(definition.decorators if definition else 0)
+        if wrappers is not None:
+            return wrappers
+        try:
+            again = definition is not None and check(definition, self._compiled) is not None
+        except Foreign:
+            again = False
+        if again:
+            raise Foreign(
+                f"{reference} is stock's own again: somebody put it back, "
+                f"or reloaded {module_of(reference)}"
+            )
+        held = raw(slot.owner, slot.name)
+        if held is MISSING:
+            raise Foreign(f"{reference} is gone from memory")
+        raise Foreign(f"{reference} is replaced by {describe(held)}")
 
     def _glimpse(self, member: _Member) -> list[Any]:
         """Objects that stay the same ones while what a patch touches and relies on does."""
@@ -535,32 +567,6 @@ def _around(wrappers: Iterable[str]) -> str:
 
 def _are_same(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
-
-
-def _require_ours(
-    reference: str, slot: Slot, definition: Definition | None = None
-) -> tuple[str, ...]:
-    """The foreign wrappers around what a slot shows.
-
-    Raises:
-        Foreign: it is not there any more.
-    """
-    wrappers = slot.wrappers(definition.decorators if definition else 0)
-    if wrappers is not None:
-        return wrappers
-    try:
-        again = definition is not None and check(definition) is not None
-    except Foreign:
-        again = False
-    if again:
-        raise Foreign(
-            f"{reference} is stock's own again: somebody put it back, "
-            f"or reloaded {module_of(reference)}"
-        )
-    held = raw(slot.owner, slot.name)
-    if held is MISSING:
-        raise Foreign(f"{reference} is gone from memory")
-    raise Foreign(f"{reference} is replaced by {describe(held)}")
 
 
 def _whose(reference: str, replaced: Mapping[str, str]) -> str | None:

@@ -9,16 +9,18 @@ does not give the code in memory, the whole file decides.
 from __future__ import annotations
 import __future__
 
+import hashlib
+import importlib.util
 import re
 import sys
-import tokenize
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from ..judge.source import Definition
+from ..judge.cache import NOTHING, Cache
+from ..judge.source import Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patch import qualname_of
 
 _COMPARED = (
@@ -35,36 +37,68 @@ _COMPARED = (
 )
 if sys.version_info >= (3, 11):
     _COMPARED += ("co_exceptiontable",)
+_KEPT_AS = f"code:{importlib.util.MAGIC_NUMBER.hex()}:{sys.flags.optimize}"
+
+
+class Compiled:
+    """What Python compiles from definitions; what was compared is kept for later processes."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        """Keep fingerprints of code in `cache`, which is the tree's."""
+        self._cache = cache
+        self._verified: dict[str, CodeType] = {}
+        self._new: list[tuple[Path, str, str]] = []
+
+    def has(self, code: CodeType, definition: Definition) -> bool:
+        """Whether `code` is what this Python compiles from the source of `definition`.
+
+        Args:
+            code: a function's, which has the definition's file and one of its first lines.
+            definition: of a function, or of several of one name, as a property and its setter are.
+        """
+        if code is self._verified.get(definition.reference):
+            return True
+        name = f"{_KEPT_AS}:{code.co_firstlineno}:{definition.reference}"
+        kept = self._cache.get(definition.path, name) if self._cache else NOTHING
+        if kept is NOTHING or kept != fingerprint(code):
+            if not is_compiled_from(code, definition):
+                return False
+            self._new.append((definition.path, name, fingerprint(code)))
+        self._verified[definition.reference] = code
+        return True
+
+    def save(self) -> None:
+        """Keep what was compared since the last time; one thread at a time."""
+        if self._cache is None or not self._new:
+            return
+        while self._new:
+            self._cache.put(*self._new.pop())
+        self._cache.save()
 
 
 def is_compiled_from(code: CodeType, definition: Definition) -> bool:
-    """Whether `code` is what this Python compiles from the source of `definition`.
-
-    Args:
-        code: a function's, which has the definition's file and one of its first lines.
-        definition: of a function, or of several of one name, as a property and its setter are.
-    """
+    """As `Compiled.has`, by compiling."""
     try:
         lines, imported = _file(definition.path)
+        if digest_of(text_of(lines, definition.lines)) != definition.digest:
+            return False  # the file is no longer what was judged
+        wanted = fingerprint(code)
         for first, last in definition.lines:
             if first == code.co_firstlineno:
                 alone = _alone(lines[first - 1 : last], qualname_of(definition.reference), imported)
-                if any(is_same(code, found) for found in _compiled(alone, code)):
+                if any(fingerprint(made) == wanted for made in _made_of(alone, code)):
                     return True
-        whole = "\n".join(lines)
         return any(
-            found.co_firstlineno == code.co_firstlineno and is_same(code, found)
-            for found in _compiled(whole, code)
+            made.co_firstlineno == code.co_firstlineno and fingerprint(made) == wanted
+            for made in _made_of("\n".join(lines), code)
         )
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (TreeError, SyntaxError, ValueError, RecursionError):
         return False
 
 
-def is_same(one: CodeType, other: CodeType) -> bool:
-    """Whether two code objects do the same, wherever in a file they are from."""
-    return all(getattr(one, name) == getattr(other, name) for name in _COMPARED) and (
-        _key(one.co_consts) == _key(other.co_consts)
-    )
+def fingerprint(code: CodeType) -> str:
+    """The same for code objects that do the same, wherever in a file they are from."""
+    return hashlib.sha256(repr(_key(code)).encode(errors="surrogatepass")).hexdigest()
 
 
 def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
@@ -83,7 +117,7 @@ def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
     return "\n".join([*imports, *above, *lines, ""])
 
 
-def _compiled(text: str, like: CodeType) -> Iterator[CodeType]:
+def _made_of(text: str, like: CodeType) -> Iterator[CodeType]:
     """Every code object of a text that has the name of `like`."""
     # What a file imports from __future__ is seen in the flags of each function of it.
     flags = like.co_flags & __future__.annotations.compiler_flag
@@ -96,21 +130,22 @@ def _compiled(text: str, like: CodeType) -> Iterator[CodeType]:
 
 
 def _key(constant: Any) -> Any:
-    """Equal for constants of the same type and value, unlike ``1``, ``1.0`` and ``True``."""
+    """What differs for constants of another type or value, such as ``1``, ``1.0`` and ``True``."""
     if isinstance(constant, CodeType):
-        return CodeType, *(getattr(constant, name) for name in _COMPARED), _key(constant.co_consts)
+        compared = [getattr(constant, name) for name in _COMPARED]
+        return ["code", *compared, _key(constant.co_consts)]
     if isinstance(constant, tuple):
-        return tuple, *map(_key, constant)
+        return ["tuple", *map(_key, constant)]
     if isinstance(constant, frozenset):
-        return frozenset, frozenset(map(_key, constant))
-    return type(constant), repr(constant) if isinstance(constant, float | complex) else constant
+        return ["frozenset", *sorted(repr(_key(member)) for member in constant)]
+    return [type(constant).__name__, constant]
 
 
 @lru_cache(maxsize=2)
 def _file(path: Path) -> tuple[list[str], str]:
     """The lines of a file, and the names that it imports outside of its definitions."""
-    with tokenize.open(path) as file:
-        text = file.read()
+    lines = lines_of(path)
+    text = "\n".join(lines)
     names: dict[str, None] = {}
     inside = False
     for match in _IMPORT_OR_BLOCK.finditer(text):
@@ -122,7 +157,7 @@ def _file(path: Path) -> tuple[list[str], str]:
                 if words:
                     names[words[-1].partition(".")[0]] = None
     names.pop("*", None)
-    return text.split("\n"), ", ".join(name for name in names if name.isidentifier())
+    return lines, ", ".join(name for name in names if name.isidentifier())
 
 
 _IMPORT_OR_BLOCK = re.compile(

@@ -47,7 +47,7 @@ def activate(
             )
             if chosen.chosen:
                 read = tree or source.installed()
-                activation.take(read.version, judge_each(sets.load(), read))
+                activation.take(read, judge_each(sets.load(), read, only=chosen.chosen))
             _current[:] = [activation]
         elif text is not None:
             _compare(text, patches, activation.chosen)
@@ -77,6 +77,8 @@ def look_again() -> None:
     activation = _present()
     if activation is not None:
         activation.look_again()
+        with contextlib.suppress(Exception):  # it saves a later process some time, no more
+            activation.save()
 
 
 def observe(observer: Observer) -> None:

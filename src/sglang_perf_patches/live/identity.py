@@ -13,7 +13,7 @@ from typing import Any
 from ..judge.source import Definition
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
-from .compiled import is_compiled_from
+from .compiled import Compiled
 from .wrappers import (
     chain,
     describe,
@@ -78,7 +78,7 @@ def glimpse(references: Iterable[str]) -> list[Any]:
     return objects
 
 
-def check(definition: Definition) -> Stock | None:
+def check(definition: Definition, compiled: Compiled) -> Stock | None:
     """Verify that a definition's name holds its stock object; what a function's name holds.
 
     Returns:
@@ -98,10 +98,10 @@ def check(definition: Definition) -> Stock | None:
         return None
     if not definition.is_function:
         return None
-    return stock_function(held, definition)
+    return stock_function(held, definition, compiled)
 
 
-def stock_function(held: Any, definition: Definition) -> Stock:
+def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Stock:
     """Follow wrappers from what a name holds to the function that the source defines.
 
     Raises:
@@ -116,25 +116,14 @@ def stock_function(held: Any, definition: Definition) -> Stock:
             replacement = first_replacement(links[: depth + 1])
             if replacement is not None:
                 raise Foreign(f"{definition.reference} is replaced by {describe(replacement)}")
-            _require_source(link, definition)
+            if not compiled.has(link.__code__, definition):
+                whose = describe(link)
+                raise Foreign(
+                    f"{definition.reference} is in memory not what its source says, by {whose}"
+                )
             # Stock's own decorators wrap too; only what exceeds them is somebody else's.
             return Stock(link, foreign(links[: max(0, depth - definition.decorators)]))
     raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
-
-
-def _require_source(function: FunctionType, definition: Definition) -> None:
-    code = function.__code__
-    if code is _verified.get(definition.reference):
-        return
-    if not is_compiled_from(code, definition):
-        raise Foreign(
-            f"{definition.reference} is in memory not what its source says, by {describe(function)}"
-        )
-    _verified[definition.reference] = code
-
-
-_verified: dict[str, CodeType] = {}
-"""Code that was compared with its source already, by reference."""
 
 
 def _is_at(code: CodeType, definition: Definition) -> bool:

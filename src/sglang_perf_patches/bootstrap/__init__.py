@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -9,11 +11,16 @@ FOLDER = Path(__file__).parent
 """The folder that ``run`` puts first on PYTHONPATH."""
 
 
-def register() -> None:
-    """Activate once this process has imported sglang, and leave it alone if it never does."""
+def register(name: str) -> ModuleSpec | None:
+    """Activate once the module `name`, which is about to be imported, has been.
+
+    Returns:
+        how it is to be imported; None where it can't be.
+    """
     from wrapt import register_post_import_hook
 
-    register_post_import_hook(_activate, "sglang")
+    register_post_import_hook(_activate, name)
+    return importlib.util.find_spec(name)
 
 
 def _activate(_: ModuleType) -> None:

@@ -1,42 +1,61 @@
 """First on PYTHONPATH under ``sglang-perf-patches run``: activate when a process imports sglang.
 
 Whatever goes wrong here, the interpreter starts: an exception out of ``sitecustomize`` would end
-every Python of the process tree. Processes that never import sglang stay as they are.
+every Python of the process tree. Processes that never import sglang stay as they are, and import
+nothing for it.
 """
 
-import importlib.machinery
-import importlib.util
+from __future__ import annotations
+
 import os
 import sys
 
+TYPE_CHECKING = False  # as in typing, which costs more to import than all that is done here
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_OFF = {"", "none", "off", "0", "no", "false"}  # as in model/selection.py
 
 
-def _register() -> None:
-    """Ask to be called when sglang has been imported, with this project importable."""
-    selection = os.environ.get("SGLANG_PERF_PATCHES", "all").strip().lower()
-    if selection in {"", "none", "off", "0", "no", "false"}:
-        return
-    try:
-        from sglang_perf_patches import bootstrap
-    except ImportError:
-        return  # another Python, without this project: not ours to change
-    bootstrap.register()
+class _Watcher:
+    """Asked before every other finder, until sglang is looked for."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """None for everything; for sglang what is found after ours has been registered."""
+        if name != "sglang":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            from sglang_perf_patches import bootstrap
+        except ImportError:
+            return None  # another Python, without this project: not ours to change
+        try:
+            return bootstrap.register(name)
+        except Exception as error:
+            print(f"sglang-perf-patches: nothing is applied: {error}", file=sys.stderr)
+            return None
 
 
 def _chain() -> None:
     """Run the ``sitecustomize`` that this one hides, under its own name, if there is one."""
+    from importlib.machinery import PathFinder
+
     elsewhere = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return
-    module = importlib.util.module_from_spec(spec)
+    from importlib.util import module_from_spec
+
+    module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
 
 
-try:
-    _register()
-except Exception as error:
-    print(f"sglang-perf-patches: nothing is applied: {error}", file=sys.stderr)
+if os.environ.get("SGLANG_PERF_PATCHES", "all").strip().lower() not in _OFF:
+    sys.meta_path.insert(0, _Watcher())
 _chain()

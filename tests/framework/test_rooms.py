@@ -1,0 +1,113 @@
+"""Each room of the package imports only those before it, and nothing imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sglang_perf_patches
+
+ROOT = Path(sglang_perf_patches.__file__).parent
+
+ROOMS: dict[str, set[str]] = {
+    "model": set(),
+    "sets": {"model"},
+    "judge": {"model"},
+    "live": {"model", "judge", "sets"},
+    "seen": {"model", "judge", "live"},
+    "the package": {"model", "judge", "live", "seen", "sets"},
+    "plugin": {"model", "live", "the package"},
+    "bootstrap": {"plugin"},
+    "worker": set(),
+    "proof": {"model", "judge", "live", "seen", "sets", "worker", "the package"},
+    "bench": {"model", "judge", "live", "seen", "sets", "proof", "worker", "the package"},
+    "cli": {"model", "judge", "live", "seen", "sets", "proof", "bench", "bootstrap", "worker"},
+    "__main__": {"cli"},
+}
+"""What each room may import, besides itself."""
+
+
+def modules() -> dict[str, Path]:
+    """The files of the package by dotted name below it; "" is the package's own."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0] or "the package"
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of the package that one imports anywhere in it, for typing or later too."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == ROOT.name:
+                    yield alias.name.partition(".")[2]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                above = package.split(".") if package else []
+                base = above[: len(above) - node.level + 1]
+            elif node.module and node.module.partition(".")[0] == ROOT.name:
+                base = []
+            else:
+                continue
+            named = (node.module or "").split(".") if node.module else []
+            target = ".".join([*base, *(named if node.level else named[1:])])
+            for alias in node.names:
+                inside = f"{target}.{alias.name}".strip(".")
+                if inside in MODULES:
+                    yield inside
+                elif (target, alias.name) != ("", "__version__"):  # needs nothing of the package
+                    yield target
+
+
+GRAPH = {module: set(imported(module)) - {module} for module in MODULES}
+
+
+def test_every_room_is_named() -> None:
+    assert {room(module) for module in MODULES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES), ids=lambda module: module or "the package")
+def test_a_module_imports_only_rooms_before_its_own(module: str) -> None:
+    mine = room(module)
+    for target in GRAPH[module]:
+        assert room(target) in ROOMS[mine] | {mine}, f"{module} imports {target}"
+        if mine == room(target) == "sets":
+            same_set = target.split(".")[1:2] == module.split(".")[1:2]
+            assert same_set, f"{module} imports {target}"
+
+
+def test_no_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for target in sorted(GRAPH[module]):
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in sorted(GRAPH):
+        visit(module, ())
+
+
+def test_the_rules_can_fail() -> None:
+    """The graph has the imports that are known to be there, of each spelling."""
+    assert "live.engine" in GRAPH[""]
+    assert {"model.patch", "model.patching"} <= GRAPH["live.activation"]
+    assert "seen" not in {room(target) for target in GRAPH["live.engine"]}
+    assert "sets" in GRAPH["live.engine"]
+    assert any(room(target) == "bench" for target in GRAPH["cli.verbs.benching"])

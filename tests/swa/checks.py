@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.bench.decode_worker import DecodeWorker, Shape
+from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
 from sglang_perf_patches.proof.swa.loads import admitted, history, pressed
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows

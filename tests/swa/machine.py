@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sglang_perf_patches.bench.decode_worker import Shape
 from sglang_perf_patches.proof.swa import episodes
+from sglang_perf_patches.proof.swa.decode_worker import Shape
 
 SHAPES = st.builds(
     episodes.shape,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..proof import Different, Missing, lent
-from .decode_worker import DecodeWorker, Shape
+from ..proof.swa.decode_worker import DecodeWorker, Shape
 from .report import Cell, Table
 from .timing import progress
 

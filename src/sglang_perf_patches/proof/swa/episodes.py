@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from ...bench.decode_worker import DecodeWorker, Shape
+from .decode_worker import DecodeWorker, Shape
 from .witness import Witness, must
 
 PAGES = (1, 4, 16, 64)

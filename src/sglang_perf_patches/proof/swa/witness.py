@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ...bench.decode_worker import DecodeWorker
 from .. import Different
+from .decode_worker import DecodeWorker
 
 
 class Witness:

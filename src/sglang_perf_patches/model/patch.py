@@ -41,7 +41,7 @@ class Variant:
     Attributes:
         releases: names of releases, or of source builds (``git-…``), in which every definition
             below has a fingerprint.
-        install: ``"module:function"`` of ours that makes the change; see `activation.Patching`.
+        install: ``"module:function"`` of ours that makes the change; see `patching.Patching`.
         targets: definitions that the patch changes.
         adds: definitions that it brings and that must not exist yet, neither in the source nor
             in memory.

@@ -727,3 +727,22 @@ def test_a_server_logs_one_line_when_it_is_ready_and_no_other(throwaway: Throwaw
         r"live on sglang 1.0: one.step, two.helper",
         lines[1],
     )
+
+
+def test_status_where_all_but_the_runtime_folder_is_read_only(throwaway: Throwaway) -> None:
+    process = start(throwaway)
+    try:
+        done = throwaway.run(
+            """
+            import resource
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no folder takes a file
+            from throwaway_patches import *
+            from sglang_perf_patches.seen import records
+            look_nowhere_else()
+            print([data["pid"] for data in records.read_all()])     # a pipe is no file
+            """
+        )
+        assert done.stdout == f"[{process.pid}]\n"
+    finally:
+        process.kill()
+        process.communicate()

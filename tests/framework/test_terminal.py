@@ -102,3 +102,34 @@ def test_a_full_disk_is_one_sentence(prepared: Throwaway, words: tuple[str, ...]
         )
     assert done.returncode == 2
     assert done.stderr == "sglang-perf-patches: can't write: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("sta", {"status "}),
+        ("explain two", {"two", "two.helper", "two.policy"}),
+        ("verify one.s", {"one.step "}),
+        ("status --wa", {"--watch "}),
+        ("list --sglang-v", {"--sglang-version "}),
+    ],
+)
+def test_a_shell_completes_verbs_options_and_patches(
+    prepared: Throwaway, tmp_path: Path, line: str, expected: set[str]
+) -> None:
+    typed = f"sglang-perf-patches {line}"
+    answer = tmp_path / "answer"
+    prepared.put("sitecustomize.py", f"{SETS}\nt.sets.NAMES = ('one', 'two')\n")
+    subprocess.run(
+        COMMAND,
+        env=prepared.environment(
+            _ARGCOMPLETE="1",
+            _ARGCOMPLETE_IFS="\n",
+            _ARGCOMPLETE_SUPPRESS_SPACE="0",
+            _ARGCOMPLETE_STDOUT_FILENAME=str(answer),
+            COMP_LINE=typed,
+            COMP_POINT=str(len(typed)),
+        ),
+        timeout=60,
+    )
+    assert set(answer.read_text().split("\n")) == expected

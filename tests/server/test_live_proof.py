@@ -165,29 +165,34 @@ def test_many_tokenizer_workers_log_one_line_at_most(many: tuple[str, Seen]) -> 
     assert len(many[1].log) <= 1  # the launcher has no word of when they are ready
 
 
-def test_the_servers_own_metrics_have_every_process(
-    two_servers: tuple[Seen, Seen], many: tuple[str, Seen]
-) -> None:
-    for seen in (two_servers[1], many[1]):
-        info = [line for line in seen.metrics if line.startswith("sglang_perf_patches_info{")]
-        assert len(info) == 1
-        assert 'selection="all"' in info[0]
-        for name in ("live", "ran"):
-            found = {
-                (int(match["pid"]), match["patch"]): float(match["value"])
-                for line in seen.metrics
-                if (match := re.match(_SERIES.format(name), line))
-            }
-            expected = {
-                (process["pid"], patch["id"]): float(
-                    patch["ran"] if name == "ran" else patch["state"] == "live"
-                )
-                for role, process in seen.status.items()
-                for patch in process["patches"]
-                if patch["state"] != "off" and role.startswith("scheduler")
-            }
-            assert expected.items() <= found.items()
-            assert any(expected.values())
+def test_the_servers_own_metrics_have_its_scheduler(two_servers: tuple[Seen, Seen]) -> None:
+    must_be_in_metrics(two_servers[1])
+
+
+def test_the_servers_own_metrics_have_every_scheduler(many: tuple[str, Seen]) -> None:
+    must_be_in_metrics(many[1])
+
+
+def must_be_in_metrics(seen: Seen) -> None:
+    info = [line for line in seen.metrics if line.startswith("sglang_perf_patches_info{")]
+    assert len(info) == 1, seen.metrics
+    assert 'selection="all"' in info[0]
+    for name in ("live", "ran"):
+        found = {
+            (int(match["pid"]), match["patch"]): float(match["value"])
+            for line in seen.metrics
+            if (match := re.match(_SERIES.format(name), line))
+        }
+        expected = {
+            (process["pid"], patch["id"]): float(
+                patch["ran"] if name == "ran" else patch["state"] == "live"
+            )
+            for role, process in seen.status.items()
+            for patch in process["patches"]
+            if patch["state"] != "off" and role.startswith("scheduler")
+        }
+        assert expected.items() <= found.items()
+        assert any(expected.values())
 
 
 def test_a_server_that_has_ended_is_not_shown(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +30,9 @@ _VERBS = {
     "run": ("running", "run a command with patches active in it and in every Python it starts"),
 }
 """Verb → its module and what it is for. Only the module of the one that is asked is imported."""
+
+
+_ASKS_TO_COMPLETE = "_ARGCOMPLETE"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    args, unknown = _parser(words).parse_known_args(words)
+    if _ASKS_TO_COMPLETE in os.environ:
+        _complete()
+    args, unknown = _parser(words[:1]).parse_known_args(words)
     if unknown and not args.takes_unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.options = unknown
@@ -68,8 +73,18 @@ def _run(words: list[str]) -> int:
     return code
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; the options of a verb are there if the words begin with it."""
+def _complete() -> None:
+    """Give the shell the completions that it asks for, and end; without argcomplete, none."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(_parser(_VERBS), always_complete_options="long")
+
+
+def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
+    """The parser of all verbs, which knows the options of those that are loaded."""
+    with_options = set(loaded)
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
@@ -78,8 +93,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, (module, help_text) in _VERBS.items():
-        chosen = words[:1] == [name]
-        verb: Any = import_module(f"{__name__}.verbs.{module}") if chosen else None
+        is_loaded = name in with_options
+        verb: Any = import_module(f"{__name__}.verbs.{module}") if is_loaded else None
         more = verb.PARSER if verb else {}
         of_verb = verbs.add_parser(name, help=help_text, **more)
         of_verb.set_defaults(parser=of_verb, takes_unknown=False)

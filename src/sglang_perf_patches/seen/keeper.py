@@ -48,9 +48,9 @@ def keep(
 
 
 def changed() -> None:
-    """Tell the keeper that something changed."""
+    """Tell the keeper that something changed; nothing is asked or written here."""
     for keeper in _keepers:
-        keeper.begin()
+        keeper.begin(at_once=False)
         keeper.wake.set()
 
 
@@ -92,8 +92,12 @@ class _Keeper:
         self.announcement = ready.Announcement()
         self.exporter = metrics.Exporter()
 
-    def begin(self) -> None:
-        """Write the first record and start the thread, once in a process."""
+    def begin(self, *, at_once: bool = True) -> None:
+        """Start the thread, once in a process.
+
+        Args:
+            at_once: whether the first record is written here, and not by the thread.
+        """
         if self.has_begun or self.over:
             return
         self.has_begun = True
@@ -106,7 +110,8 @@ class _Keeper:
             self.path = folder / f"{self.name}.json"
         except (OSError, RecordError) as error:
             self.warn(error)
-        self.try_to_write()
+        if at_once:
+            self.try_to_write()
         name = "sglang-perf-patches-record"
         threading.Thread(target=self.run, name=name, daemon=True).start()
 

@@ -59,13 +59,13 @@ def folders_to_read() -> Iterator[Path]:
 
     A service or a container has no ``XDG_RUNTIME_DIR`` where the operator's shell has one, or the
     other way round, and a batch job has a temporary folder of its own.
+
+    Raises:
+        RecordError: there is none at all.
     """
-    found = [
-        folder_to_write(),
-        Path(_RUN) / str(os.getuid()) / _FOLDER,
-        _in_temporary(_temporary_folder()),
-        _in_temporary(_TEMPORARY),
-    ]
+    found = [folder_to_write(), Path(_RUN) / str(os.getuid()) / _FOLDER, _in_temporary(_TEMPORARY)]
+    with contextlib.suppress(RecordError):  # all is read-only but the runtime folder
+        found.append(_in_temporary(_temporary_folder()))
     yield from dict.fromkeys(found)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from typing import Any
 
 from ... import sets
 from ...judge import source, verdict
@@ -50,6 +51,11 @@ def judged(tree: source.Tree) -> list[Verdict]:
 def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
     """Whether the operator asked for a patch by name and can't have it."""
     return any(chosen.is_lost(verdict.patch.id, verdict.word) for verdict in verdicts)
+
+
+def names_of_patches(**_: Any) -> list[str]:
+    """What a shell may complete: the sets and their patches."""
+    return [*sets.NAMES, *by_id(sets.load())]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

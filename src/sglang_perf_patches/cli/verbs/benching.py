@@ -16,7 +16,7 @@ from ...model.patch import by_id
 from ...model.selection import SelectionError
 from .. import last_bench
 from ..progress import progress
-from . import add_json, judged, tree_at
+from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "One set or patch may be given options of its own; bench SET --help names them. "
@@ -29,7 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What to measure; what this does not know is left to the set's own options."""
     parser.add_argument("-h", "--help", action="store_true", help="show this, or a set's options")
     named = f"of {', '.join(bench.NAMES)}, or a patch; all sets if none is named"
-    parser.add_argument("names", nargs="*", metavar="NAME", help=named)
+    names: Any = parser.add_argument("names", nargs="*", metavar="NAME", help=named)
+    names.completer = names_of_patches
     add_json(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
     parser.add_argument("--traceback", action="store_true", help="of a set that fails")

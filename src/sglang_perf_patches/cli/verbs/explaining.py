@@ -15,7 +15,7 @@ from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.selection import Selection, SelectionError
 from .. import render
-from . import add_json, add_tree, any_is_lost, judged, listing, selected, tree_at
+from . import add_json, add_tree, any_is_lost, judged, listing, names_of_patches, selected, tree_at
 from .listing import verdict_data
 
 PARSER: dict[str, Any] = {}
@@ -23,7 +23,8 @@ PARSER: dict[str, Any] = {}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What to explain, on which tree, and in which form."""
-    parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
+    name: Any = parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
+    name.completer = names_of_patches
     add_tree(parser)
     add_json(parser)
 

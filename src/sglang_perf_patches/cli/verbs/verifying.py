@@ -14,7 +14,7 @@ from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
 from ...proof import verify
 from ..progress import progress
-from . import add_json, judged, tree_at
+from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1 where something differs or fails, or nothing could be compared."
@@ -23,7 +23,10 @@ PARSER: dict[str, Any] = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What to compare, and for how long."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="sets or patches; all of them")
+    names: Any = parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="sets or patches; all of them"
+    )
+    names.completer = names_of_patches
     parser.add_argument(
         "--timeout", type=float, default=900.0, metavar="S", help="seconds that a set may take"
     )

@@ -189,6 +189,20 @@ def test_the_text_has_figures_tokens_and_patches() -> None:
     assert "mlx.kv-arena: live in 3 scheduler processes, run in 3" in text
 
 
+def test_a_restless_machine_is_named() -> None:
+    assert "smaller differences" not in to_text(made())
+    restless = {"throughput": noise.change([100.0, 150.0, 120.0], [140.0, 141.0, 139.0])}
+    text = " ".join(to_text(made(changes=restless)).split())
+    assert "Stock's own boots differ in throughput by 50 %." in text
+
+
+def test_a_key_is_not_shown() -> None:
+    assert command.shown(["serve", "--api-key", "k1", "--port", "1"]) == (
+        "serve --api-key ... --port 1"
+    )
+    assert command.shown(["serve", "--api-key=k1", "a b"]) == "serve --api-key=... 'a b'"
+
+
 def test_json_has_the_rule_and_the_conclusion() -> None:
     data = json.loads(outcome.to_json(made(stopped=Stopped(3, "stock", "it crashed"))))
     assert data["changes"]["throughput"]["less_is_better"] is False

@@ -11,6 +11,8 @@ from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
 
 _WIDTH = 96
+_FELT = ("TPOT", "throughput")
+_STEADY = 1.1
 
 
 def to_text(found: Outcome) -> str:
@@ -68,6 +70,16 @@ def notes(found: Outcome) -> Iterator[str]:
         "the highest. The change: the median turn, likewise."
     )
     yield noise.RULE
+    restless = [
+        f"{name} by {100 * (max(change.stock) / min(change.stock) - 1):.0f} %"
+        for name in _FELT
+        if (change := found.changes.get(name)) and max(change.stock) > _STEADY * min(change.stock)
+    ]
+    if restless:
+        yield (
+            f"Stock's own boots differ in {', '.join(restless)}. On a quieter machine, or with "
+            "more --turns, smaller differences are seen."
+        )
 
 
 def spread(values: Sequence[float]) -> str:

@@ -5,8 +5,11 @@
 needs Linux, Python 3.11 or newer and pip. It makes an environment of its own in your cache folder
 (the first time: some minutes, 2.5 GB), starts the real server with the mlx patches on, sends it
 requests all at once, shows what `sglang-perf-patches` says about it, and does the same with the
-patches off. It ends with 0 if the replies are equal and a patch was live in the scheduler and has
-run, with 1 if not, and with 2 if it could not find out.
+patches off. With `--bench` it then measures: `sglang-perf-patches bench server` starts the server
+three times with patches and three times without.
+
+It ends with 0 if the replies are equal and a patch was live in the scheduler and has run, with 1 if
+not, and with 2 if it could not find out.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from linux_mlx import tiny_model
 from linux_mlx.completions import Completion, complete, workload
 from linux_mlx.environments import (
     Environment,
+    install_bench_client,
     install_checkout,
     releases,
     sglang_environment,
@@ -31,9 +35,14 @@ from linux_mlx.environments import (
 )
 from linux_mlx.patches import live_and_run, report
 from linux_mlx.processes import Failure
-from linux_mlx.server import arguments_of, running_server
+from linux_mlx.server import arguments_of, running_server, server_command, server_variables
 
 _SHOWN = 64
+# Short prompts and long replies: the mlx patches are about decode steps.
+_LOAD = (
+    *("--num-prompts", "32", "--max-concurrency", "8"),
+    *("--random-input-len", "64", "--random-output-len", "128", "--random-range-ratio", "0.5"),
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,35 @@ def serve(
     return Outcome(replies, server.most_decoded_together(), working, server.group)
 
 
+def bench(
+    environment: Environment,
+    model: Path,
+    folder: Path,
+    *,
+    selection: str,
+    arguments: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> int:
+    """Measure the server with `sglang-perf-patches bench server`; its exit code.
+
+    However this ends, it waits until the command has shut down what it started.
+    """
+    install_bench_client(environment)
+    words = [
+        *(environment.script("sglang-perf-patches"), "bench", "server", *options, *_LOAD, "--"),
+        *(*server_command(environment, model), "--host", "127.0.0.1", *arguments),
+    ]
+    process = subprocess.Popen(
+        [str(word) for word in words], env=server_variables(selection, folder)
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
 def what_is_wrong(patched: Outcome, stock: Outcome) -> str | None:
     """Why the two runs do not show what they should, in a sentence; None if they do."""
     if not patched.live_and_run:
@@ -133,7 +171,6 @@ def _compare(options: argparse.Namespace) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         model = write_model(environment, folder)
         launcher = (environment.script("sglang-perf-patches"), "run") if options.run else ()
-        without = () if options.radix_cache else ("--disable-radix-cache",)
         outcomes = []
         for name, selection in (("patched", options.patches), ("stock", "none")):
             print(f"\nsglang {options.sglang} with SGLANG_PERF_PATCHES={selection}:", flush=True)
@@ -144,19 +181,47 @@ def _compare(options: argparse.Namespace) -> str | None:
                 selection=selection,
                 log=folder / f"{name}.log",
                 launcher=launcher,
-                arguments=(*arguments_of(options.sglang), *without),
+                arguments=_arguments(options),
                 show=True,
             )
             outcomes.append(outcome)
-    patched, stock = outcomes
-    wrong = what_is_wrong(patched, stock)
-    if not wrong:
-        print(
-            f"\nOK: {len(requests)} replies are equal, patched and stock, "
-            f"up to {patched.most_decoded_together} decoded together; "
-            f"live and run in the scheduler: {', '.join(patched.live_and_run)}"
-        )
+        patched, stock = outcomes
+        wrong = what_is_wrong(patched, stock)
+        if not wrong:
+            _print_verdict(requests, patched)
+        if not wrong and options.bench:
+            wrong = _measure(environment, model, options)
     return wrong
+
+
+def _print_verdict(requests: Sequence[Completion], patched: Outcome) -> None:
+    print(
+        f"\nOK: {len(requests)} replies are equal, patched and stock, "
+        f"up to {patched.most_decoded_together} decoded together; "
+        f"live and run in the scheduler: {', '.join(patched.live_and_run)}"
+    )
+
+
+def _measure(environment: Environment, model: Path, options: argparse.Namespace) -> str | None:
+    """Measure, and say what is wrong with the outcome, if anything is."""
+    print(f"\n$ sglang-perf-patches bench server --turns {options.turns} ...", flush=True)
+    # Of its own, and with a short path: the server puts sockets there.
+    with tempfile.TemporaryDirectory(prefix="mlx-bench-") as folder:
+        code = bench(
+            environment,
+            model,
+            Path(folder),
+            selection=options.patches,
+            arguments=_arguments(options),
+            options=("--turns", str(options.turns)),
+        )
+    return f"bench server ended with {code}" if code else None
+
+
+def _arguments(options: argparse.Namespace) -> tuple[str, ...]:
+    """What the server is told besides what every server here is told."""
+    without = () if options.radix_cache else ("--disable-radix-cache",)
+    return (*arguments_of(options.sglang), *without)
 
 
 def _print_replies(requests: Sequence[Completion], replies: Sequence[str]) -> None:
@@ -196,6 +261,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--run",
         action="store_true",
         help="start the server under `sglang-perf-patches run`, as releases before 0.5.11 need",
+    )
+    parser.add_argument(
+        "--bench", action="store_true", help="then measure, with `sglang-perf-patches bench server`"
+    )
+    parser.add_argument(
+        "--turns", metavar="N", type=int, default=3, help="of --bench: boots a side (default: 3)"
     )
     parser.add_argument(
         "--keep", metavar="FOLDER", type=Path, help="keep the model and the servers' logs here"

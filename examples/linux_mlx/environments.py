@@ -95,6 +95,16 @@ def install_checkout(into: Environment) -> None:
         installed.write_text(source)
 
 
+def install_bench_client(into: Environment) -> None:
+    """Add what sglang's own bench_serving imports besides, which only a benchmark needs."""
+    pins = _REQUIREMENTS / "bench-client.txt"
+    installed = into.folder / pins.stem
+    with _alone(into):
+        if not installed.exists() or installed.read_text() != pins.read_text():
+            _pip(into, ["--no-deps", "--requirement", pins], "what bench_serving imports")
+            installed.write_text(pins.read_text())
+
+
 def variables(**more: str | Path) -> dict[str, str]:
     """This process's environment variables without those that would change what runs, and `more`.
 

@@ -75,29 +75,13 @@ def running_server(
     leaves sockets, is its own, and so are its patches' records unless `runtime` is given.
     """
     port = _free_port()
-    command = [
-        *launcher,
-        *(environment.python, "-m", "sglang.launch_server"),
-        *("--model-path", model, "--served-model-name", "tiny"),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--device", "cpu"),
-        # Left to itself, the server would size its cache for this machine at 256 tokens.
-        *("--max-total-tokens", "16384"),
-        *("--decode-log-interval", "4"),
-        *arguments,
-    ]
+    listening = ("--host", "127.0.0.1", "--port", str(port))
+    command = [*launcher, *server_command(environment, model), *listening, *arguments]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-server-")))
-        environment_of_server = variables(
-            PYTHONPATH=os.pathsep.join(map(str, (_SHIMS, *python_path))),
-            SGLANG_USE_MLX="1",
-            SGLANG_PERF_PATCHES=selection,
-            HF_HUB_OFFLINE="1",
-            NO_PROXY="127.0.0.1",
-            TMPDIR=scratch,
-            XDG_RUNTIME_DIR=runtime or scratch,
-            **(settings or {}),
-        )
+        environment_of_server = server_variables(
+            selection, scratch, python_path=python_path, runtime=runtime
+        ) | (settings or {})
         process = stack.enter_context(started(command, variables=environment_of_server, log=log))
         url = f"http://127.0.0.1:{port}"
         server = Server(environment, selection, url, process.pid, log, runtime or scratch)
@@ -107,6 +91,37 @@ def running_server(
         except (urllib.error.URLError, ConnectionResetError, TimeoutError) as error:
             # A request was not answered, and the server's log says why.
             raise Failure(f"{error}:\n{last_lines(log)}") from error
+
+
+def server_command(environment: Environment, model: Path) -> list[str | Path]:
+    """What a user types to serve the model, without host and port."""
+    return [
+        *(environment.python, "-m", "sglang.launch_server"),
+        *("--model-path", model, "--served-model-name", "tiny"),
+        *("--device", "cpu"),
+        # Left to itself, the server would size its cache for this machine at 256 tokens.
+        *("--max-total-tokens", "16384"),
+        *("--decode-log-interval", "4"),
+    ]
+
+
+def server_variables(
+    selection: str,
+    scratch: Path,
+    *,
+    python_path: Sequence[Path] = (),
+    runtime: Path | None = None,
+) -> dict[str, str]:
+    """The environment variables of a server whose temporary files and records are its own."""
+    return variables(
+        PYTHONPATH=os.pathsep.join(map(str, (_SHIMS, *python_path))),
+        SGLANG_USE_MLX="1",
+        SGLANG_PERF_PATCHES=selection,
+        HF_HUB_OFFLINE="1",
+        NO_PROXY="127.0.0.1",
+        TMPDIR=scratch,
+        XDG_RUNTIME_DIR=runtime or scratch,
+    )
 
 
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:

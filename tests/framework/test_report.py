@@ -78,8 +78,35 @@ def test_the_page_stands_alone_and_escapes() -> None:
     page = report.to_html(REPORT)
     assert "a &lt;step&gt;" in page
     assert "many &amp; more" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 2 + 1  # a line for each ratio, and the axis
     assert not re.search(r"https?:|src=|href=|@import|url\(", page)
+
+
+def test_the_page_opens_with_what_was_found() -> None:
+    assert "<h1>mla: 50 % less time in 1 of 2 cases, 100 % more time in 1 of 2 cases</h1>" in (
+        report.to_html(REPORT)
+    )
+    less = [Ratio(1.0, part, part, part, part + 0.01) for part in (0.64, 0.89, 0.7)]
+    assert report.headline("mlx", [*less, Ratio(1.0, 1.0, 1.0, 0.98, 1.02)]) == (
+        "mlx: 11 to 36 % less time in 3 of 4 cases"
+    )
+    assert report.headline("mlx", [Ratio(1.0, 1.0, 1.0, 0.98, 1.02)]) == (
+        "mlx: no difference in time in 1 case"
+    )
+    skipped = Report("0.5.23 at /x", {}, (), {"mla": "skipped"}, {"mla": "no GPU"})
+    assert "<h1>mla: skipped: no GPU</h1>" in report.to_html(skipped)
+
+
+def test_the_page_says_notes_once_and_how_to_repeat_it() -> None:
+    twice = Report("0.5.23 at /x", {}, (TABLE, TABLE), {"mla": "equal"}, {}, "bench <mla>")
+    page = report.to_html(twice)
+    assert page.count("Measured on a busy machine.") == 1
+    assert "<code>bench &lt;mla&gt;</code>" in page
+
+
+def test_numbers_have_no_exponent_and_three_digits() -> None:
+    text = report.to_text(Table("mla", "t", ("a", "b"), ((1234.5, 0.01234), (12.345, 0.0))))
+    assert text.split()[4:] == ["1234", "0.0123", "12.3", "0"]
 
 
 def test_a_page_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) -> None:

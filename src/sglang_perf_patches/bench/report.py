@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Literal
 
 from .. import __version__
 from ..model.errors import OperatorError
+from . import page
 from .timing import Ratio
 
 Cell = str | int | float | Ratio | None
@@ -55,6 +55,7 @@ class Report:
         tables: in the order in which they were made.
         ended: set → how it ended: ``equal`` (and measured), ``skipped``, ``different``, ``failed``.
         reasons: set → one sentence, where it was not ``equal``.
+        command: what does this again.
     """
 
     sglang: str
@@ -62,6 +63,7 @@ class Report:
     tables: tuple[Table, ...]
     ended: dict[str, Literal["equal", "skipped", "different", "failed"]]
     reasons: dict[str, str] = field(default_factory=dict)
+    command: str = ""
 
 
 def machine() -> dict[str, str]:
@@ -128,24 +130,39 @@ def to_text(table: Table) -> str:
 
 
 def to_html(report: Report) -> str:
-    """One page with its styles and charts inside; it refers to nothing outside itself."""
-    machine_rows = "".join(
-        f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
-        for key, value in {"sglang": report.sglang, **report.machine}.items()
-    )
-    ended = "".join(
-        f"<li><b>{html.escape(name)}</b>: {_ended(report, name)}</li>" for name in report.ended
-    )
-    tables = "".join(map(_html_table, report.tables))
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<title>sglang-perf-patches bench</title>"
-        f"<style>{_STYLE}</style>"
-        "<h1>sglang-perf-patches: stock and patched</h1>"
-        f"<table class=machine>{machine_rows}</table><ul>{ended}</ul>{tables}"
-        "<p>Times were taken in turns in one run; a ratio is patched : stock, the median over the "
-        "rounds with its quartiles. A bar shorter than the line is faster than stock.</p></html>\n"
-    )
+    """One page with its styles and plots inside; it refers to nothing outside itself."""
+    headlines = [_headline(report, name) for name in report.ended]
+    parts = [page.heading(1, headlines[0] if len(headlines) == 1 else "Stock and patched")]
+    if len(headlines) > 1:
+        parts.append(page.bullets(headlines))
+    for name in report.ended:
+        tables = [table for table in report.tables if table.set == name]
+        parts += [_table_parts(table) for table in tables]
+        # What is said below several tables is said once.
+        notes = dict.fromkeys(note for table in tables for note in table.notes)
+        if notes:
+            parts += [page.heading(3, f"Notes on {name}"), page.bullets(notes)]
+    parts.append(page.heading(2, "How this was measured"))
+    if report.command:
+        parts.append(page.code(report.command))
+    parts.append(page.facts({"sglang": report.sglang, **report.machine}))
+    if any(_ratios(table) for table in report.tables):
+        parts.append(page.paragraph(_HOW))
+    return page.document("sglang-perf-patches bench", parts)
+
+
+def headline(name: str, ratios: Sequence[Ratio]) -> str:
+    """What a set's ratios come to: ``mla: 11 to 36 % less time in 7 of 8 cases``."""
+    less = [ratio for ratio in ratios if ratio.high < 1]
+    more = [ratio for ratio in ratios if ratio.low > 1]
+    if not less and not more:
+        return f"{name}: no difference in time in {_cases(len(ratios))}"
+    said = [
+        f"{_percents(found)} {word} time in {len(found)} of {_cases(len(ratios))}"
+        for found, word in ((less, "less"), (more, "more"))
+        if found
+    ]
+    return f"{name}: {', '.join(said)}"
 
 
 def require_writable(path: Path) -> None:
@@ -165,52 +182,85 @@ def write_page(path: Path, report: Report) -> None:
     Raises:
         PageError: it can't be written.
     """
+    write_text(path, to_html(report))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a page that is made already.
+
+    Raises:
+        PageError: it can't be written.
+    """
     try:
-        path.write_text(to_html(report), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PageError(f"{path} can't be written: {error.strerror}") from error
 
 
-def _ended(report: Report, name: str) -> str:
-    word = {"equal": "same results as stock, then measured"}.get(
-        report.ended[name], report.ended[name]
-    )
-    reason = report.reasons.get(name, "")
-    return html.escape(f"{word}: {reason}" if reason else word)
+def _headline(report: Report, name: str) -> str:
+    if report.ended[name] != "equal":
+        return f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")
+    ratios = [ratio for table in report.tables if table.set == name for ratio in _ratios(table)]
+    return headline(name, ratios) if ratios else f"{name}: the same results as stock"
 
 
-def _html_table(table: Table) -> str:
-    heads = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_html_cell(cell)}</td>" for cell in row) + "</tr>"
-        for row in table.rows
-    )
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
-    return (
-        f"<h2>{html.escape(table.set)}: {html.escape(table.title)}</h2>"
-        f"<table><tr>{heads}</tr>{body}</table>{notes}"
-    )
+def _cases(count: int) -> str:
+    return f"{count} case{'' if count == 1 else 's'}"
 
 
-def _html_cell(cell: Cell) -> str:
-    text = html.escape(_shown(cell))
-    if not isinstance(cell, Ratio):
-        return text
-    # The chart: stock is 80 units wide, so that up to 1.5 of it fits.
-    width, low, high = (min(120.0, 80 * value) for value in (cell.ratio, cell.low, cell.high))
-    colour = "#2a7d4f" if cell.high <= 1 else "#b3541e" if cell.low > 1 else "#8a8a8a"
-    return (
-        f"<svg width=122 height=14 role=img aria-label='{text}'>"
-        f"<rect width={width:.1f} height=10 y=2 fill='{colour}'/>"
-        f"<line x1={low:.1f} x2={high:.1f} y1=7 y2=7 stroke=black />"
-        "<line x1=80 x2=80 y1=0 y2=14 stroke=black stroke-dasharray=2 /></svg> " + text
-    )
+def _percents(ratios: Sequence[Ratio]) -> str:
+    ends = sorted(round(100 * abs(1 - ratio.ratio)) for ratio in ratios)
+    return f"{ends[0]} %" if ends[0] == ends[-1] else f"{ends[0]} to {ends[-1]} %"
+
+
+def _ratios(table: Table) -> list[Ratio]:
+    return [cell for row in table.rows for cell in row if isinstance(cell, Ratio)]
+
+
+def _table_parts(table: Table) -> str:
+    parts = [page.heading(2, f"{table.set}: {table.title}")]
+    for at, column in enumerate(table.columns):
+        bars = [_bar(_name(row), row[at]) for row in table.rows if isinstance(row[at], Ratio)]
+        what = column.replace("patched : stock", "").strip(", ") or "time"
+        parts.append(page.plot(bars, f"{what}: change against stock, less to the left"))
+    rows = [[(_for_people(cell), not isinstance(cell, str)) for cell in row] for row in table.rows]
+    parts.append(page.table(table.columns, rows))
+    return "".join(parts)
+
+
+def _bar(name: str, ratio: Cell) -> page.Bar:
+    assert isinstance(ratio, Ratio)
+    tone: page.Tone = "better" if ratio.high < 1 else "worse" if ratio.low > 1 else "none"
+    ends = (ratio.ratio - 1, ratio.low - 1, ratio.high - 1)
+    return page.Bar(name, *ends, tone, _for_people(ratio))
+
+
+def _name(row: Sequence[Cell]) -> str:
+    """What tells a row from the others: its cells before the first time."""
+    before = []
+    for cell in row:
+        if isinstance(cell, (Ratio, float)):
+            break
+        before.append(cell)
+    words = [str(cell) for at, cell in enumerate(before) if at == 0 or isinstance(cell, str)]
+    return ", ".join(words)
+
+
+def _for_people(cell: Cell) -> str:
+    if isinstance(cell, Ratio):
+        change, low, high = (
+            page.signed(100 * (value - 1)) for value in (cell.ratio, cell.low, cell.high)
+        )
+        return f"{change} % ({low} to {high})"
+    if isinstance(cell, (int, float)):
+        return page.number(cell)
+    return _shown(cell)
 
 
 def _shown(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+    return page.number(cell) if isinstance(cell, float) else str(cell)
 
 
 def worst(words: Sequence[str]) -> int:
@@ -218,9 +268,7 @@ def worst(words: Sequence[str]) -> int:
     return 1 if {"different", "failed"} & set(words) else 0
 
 
-_STYLE = (
-    "body{font:15px/1.4 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;margin:.6em 0}th,td{padding:.2em .7em;text-align:right;"
-    "border-bottom:1px solid #ddd;white-space:nowrap}th:first-child,td:first-child{text-align:left}"
-    ".machine th,.machine td{text-align:left;border:0}svg{vertical-align:middle}"
+_HOW = (
+    "Times were taken in turns in one run. A change is that of patched against stock: the median "
+    "over the rounds, with its quartiles. It counts as less or more where both quartiles do."
 )

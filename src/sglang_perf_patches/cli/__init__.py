@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     if _ASKS_TO_COMPLETE in os.environ:
         _complete()
+    if words[:2] == ["bench", "server"]:  # what follows is the operator's own command
+        server: Any = import_module(f"{__name__}.verbs.benching_server")
+        return int(server.main(words[2:]))
     args, unknown = _parser(words[:1]).parse_known_args(words)
     if unknown and not args.takes_unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

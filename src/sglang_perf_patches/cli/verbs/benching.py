@@ -19,7 +19,8 @@ from ..progress import progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "One set or patch may be given options of its own; bench SET --help names them. "
+    "epilog": "bench server compares your own server, with patches and without; see its --help. "
+    "One set or patch may be given options of its own; bench SET --help names them. "
     "Exit code 1 where stock and patched differ, something fails, or nothing could be measured.",
     "add_help": False,
 }
@@ -92,8 +93,9 @@ def _report(
     reasons: dict[str, str],
     command: str,
 ) -> report.Report:
-    machine = {**report.machine(), "command": command}
-    return report.Report(f"{tree.version} at {tree.root}", machine, tuple(tables), ended, reasons)
+    return report.Report(
+        f"{tree.version} at {tree.root}", report.machine(), tuple(tables), ended, reasons, command
+    )
 
 
 def _closing(ended: dict[str, str], tables: Sequence[report.Table]) -> str:

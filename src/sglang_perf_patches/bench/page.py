@@ -1,0 +1,240 @@
+"""Pieces of a page that stands alone: its frame, tables that fit any width, and plots.
+
+Nothing outside the page is referred to. Colours follow the reader's scheme; they are told apart by
+those who do not see red and green, and what a colour says is said in words too.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Tone = Literal["better", "worse", "none"]
+MINUS = "\u2212"
+_WIDE = 6  # columns: a table of more becomes cards on narrower pages already
+_MOST = 2.0
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A line of a plot.
+
+    Attributes:
+        name: what it is of.
+        change: of patched against stock: -0.3 where it is 30 % less.
+        low: the lower end of what was seen.
+        high: the upper end.
+        tone: whether it is good, beyond the noise.
+        text: the change in words.
+        dots: each single change, where there are few.
+    """
+
+    name: str
+    change: float
+    low: float
+    high: float
+    tone: Tone
+    text: str
+    dots: tuple[float, ...] = ()
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A page of parts that are HTML already."""
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        "<meta name=color-scheme content='light dark'>"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def heading(level: int, text: str) -> str:
+    """A heading; the first one is the page's headline."""
+    return f"<h{level}>{html.escape(text)}</h{level}>\n"
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """A paragraph; `kind` is ``lead``, ``bad`` or nothing."""
+    of_kind = f" class={kind}" if kind else ""
+    return f"<p{of_kind}>{html.escape(text)}</p>\n"
+
+
+def bullets(texts: Iterable[str]) -> str:
+    """A list; nothing where there is nothing to list."""
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+    return f"<ul>{items}</ul>\n" if items else ""
+
+
+def facts(pairs: Mapping[str, str]) -> str:
+    """Names with what is said of each."""
+    items = "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>" for name, said in pairs.items()
+    )
+    return f"<dl>{items}</dl>\n"
+
+
+def code(text: str) -> str:
+    """A command to be copied."""
+    return f"<pre><code>{html.escape(text)}</code></pre>\n"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) -> str:
+    """Text cells, each with whether it is a number; on a narrow page, a card for each row."""
+    rows = list(rows)
+    numbers = [any(row[at][1] for row in rows) for at in range(len(columns))]
+    heads = "".join(
+        f"<th{' class=n' if is_number else ''}>{html.escape(name)}</th>"
+        for name, is_number in zip(columns, numbers, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{' class=n' if is_number else ''} data-label='{html.escape(name)}'>"
+            f"{html.escape(text)}</td>"
+            for name, (text, is_number) in zip(columns, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    kind = "wide" if len(columns) > _WIDE else "small"
+    return f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>\n"
+
+
+def number(value: float) -> str:
+    """For people: three significant digits, and all of those before the point."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def signed(percent: float) -> str:
+    """A whole number with its sign, none for zero."""
+    whole = round(percent)
+    return "0" if whole == 0 else f"{'+' if whole > 0 else MINUS}{abs(whole)}"
+
+
+def plot(bars: Sequence[Bar], axis: str) -> str:
+    """Changes against stock, one line each, above an axis that says what they are."""
+    if not bars:
+        return ""
+    low, high, ticks = _range(bars)
+
+    def at(value: float) -> str:
+        return f"{100 * (min(max(value, low), high) - low) / (high - low):.2f}%"
+
+    grid = "".join(
+        f"<line class={'grid' if tick else 'zero'} x1={at(tick)} x2={at(tick)} y1=0 y2=100% />"
+        for tick in ticks
+    )
+    lines = "".join(
+        f"<div class=line><div class=name>{html.escape(bar.name)}</div>"
+        f"<div class=track><svg role=img aria-label='{html.escape(f'{bar.name}: {bar.text}')}'>"
+        f"{grid}{_mark(bar, at)}</svg></div>"
+        f"<div class='said {bar.tone}'>{html.escape(bar.text)}</div></div>\n"
+        for bar in bars
+    )
+    labels = "".join(
+        f"<text x={at(tick)} y=14 text-anchor=middle>{_percent(tick)}</text>" for tick in ticks
+    )
+    return (
+        f"<figure>{lines}<div class='line axis'><div class=name></div><div class=track>"
+        f"<svg aria-hidden=true>{labels}</svg></div><div class=said></div></div>"
+        f"<figcaption>{html.escape(axis)}</figcaption></figure>\n"
+    )
+
+
+def _mark(bar: Bar, at: Callable[[float], str]) -> str:
+    from_, to = sorted((0.0, bar.change))
+    start, end = float(at(from_)[:-1]), float(at(to)[:-1])
+    drawn = (
+        f"<rect class={bar.tone} x={start:.2f}% width={end - start:.2f}% y=25% height=50% />"
+        f"<line class=reach x1={at(bar.low)} x2={at(bar.high)} y1=50% y2=50% />"
+    )
+    for ending in (bar.low, bar.high):
+        drawn += f"<line class=reach x1={at(ending)} x2={at(ending)} y1=34% y2=66% />"
+    for dot in bar.dots:
+        drawn += f"<circle class=dot cx={at(dot)} cy=50% r=3 />"
+    return drawn
+
+
+def _range(bars: Sequence[Bar]) -> tuple[float, float, list[float]]:
+    """The ends of the axis, at ticks, with zero between them; and the ticks."""
+    low = max(-1.0, min(0.0, *(min(bar.low, bar.change) for bar in bars)))
+    high = min(_MOST, max(0.0, *(max(bar.high, bar.change) for bar in bars)))
+    span = max(high - low, 0.04)
+    step = next((step for step in _STEPS if span / step <= 5), _STEPS[-1])
+    first, last = math.floor(low / step - 0.05), math.ceil(high / step + 0.05)
+    ticks = [number * step for number in range(first, last + 1)]
+    return ticks[0], ticks[-1], ticks
+
+
+def _percent(change: float) -> str:
+    if abs(change) < 1e-9:
+        return "0"
+    return f"{signed(100 * change)} %"
+
+
+_STYLE = """
+:root{color-scheme:light dark;--text:#1c2127;--dim:#59636e;--back:#fff;--card:#f5f7f9;
+--edge:#d4dae1;--better:#0b62a8;--worse:#b04a00;--none:#8b949e;--mark:#1c2127}
+@media (prefers-color-scheme:dark){:root{--text:#e4e8ec;--dim:#9aa5b1;--back:#14181d;
+--card:#1d232a;--edge:#3a444f;--better:#62b0ee;--worse:#f0934a;--none:#7c8792;--mark:#f2f4f6}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--text);font:16px/1.5 system-ui,sans-serif}
+main{max-width:76rem;margin:0 auto;padding:1.5rem 1.25rem 3rem}
+h1{font-size:1.7rem;line-height:1.25;margin:.2rem 0 1rem}
+h2{font-size:1.2rem;margin:2.2rem 0 .6rem}h3{font-size:1rem;margin:1.6rem 0 .4rem}
+p,ul,figure,dl{margin:.5rem 0}ul{padding-left:1.2rem}.lead{font-size:1.1rem}
+.bad{border-left:4px solid var(--worse);padding-left:.75rem;font-weight:600}
+p,li,dd,h1,h2,h3{overflow-wrap:anywhere}
+pre{background:var(--card);border:1px solid var(--edge);border-radius:6px;padding:.7rem .9rem;
+white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;font-size:.95rem}
+dt{color:var(--dim)}dd{margin:0}
+table{border-collapse:collapse;width:100%;font-size:.9rem;margin:.6rem 0}
+th,td{padding:.35rem .6rem;border-bottom:1px solid var(--edge);text-align:left;vertical-align:top}
+th{color:var(--dim);font-weight:600;vertical-align:bottom}
+th.n{text-align:right}
+td.n{text-align:right;font-variant-numeric:tabular-nums}
+figure{background:var(--card);border:1px solid var(--edge);border-radius:6px;padding:.8rem 1rem}
+figcaption{color:var(--dim);font-size:.85rem;text-align:center;margin-top:.3rem}
+.line{display:grid;grid-template-columns:minmax(7rem,15rem) 1fr minmax(7rem,12rem);gap:0 1.6rem;
+align-items:center}
+.name,.said{font-size:.9rem}.said{text-align:right}
+.said.better{color:var(--better);font-weight:600}.said.worse{color:var(--worse);font-weight:600}
+.said.none{color:var(--dim)}
+svg{display:block;width:100%;height:30px;overflow:visible}.axis svg{height:18px}
+svg text{fill:var(--dim);font-size:12px}
+.grid{stroke:var(--edge);stroke-width:1}.zero{stroke:var(--mark);stroke-width:1.5}
+rect.better{fill:var(--better)}rect.worse{fill:var(--worse)}rect.none{fill:var(--none)}
+.reach{stroke:var(--mark);stroke-width:1.5}
+.dot{fill:var(--back);stroke:var(--mark);stroke-width:1.5}
+@media (max-width:44rem){
+main{padding:1rem .8rem 2rem}h1{font-size:1.35rem}figure{padding:.6rem 1.2rem}
+.line{grid-template-columns:1fr auto;margin-bottom:.35rem}.line .track{grid-row:2;grid-column:1/-1}
+.line.axis .name,.line.axis .said{display:none}
+dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}}
+""" + "".join(
+    f"""@media (max-width:{width}){{
+table.{kind} thead{{display:none}}table.{kind},table.{kind} tbody,table.{kind} tr{{display:block}}
+table.{kind} tr{{border:1px solid var(--edge);border-radius:6px;margin:.6rem 0;padding:.2rem 0}}
+table.{kind} td{{display:flex;justify-content:space-between;gap:1rem;border:0;padding:.15rem .7rem;
+text-align:right;overflow-wrap:anywhere}}
+table.{kind} td:first-child{{font-weight:600}}
+table.{kind} td::before{{content:attr(data-label);color:var(--dim);text-align:left;
+font-weight:400}}}}
+"""
+    for kind, width in (("small", "44rem"), ("wide", "64rem"))
+)
+_STYLE += """@media (min-width:44rem) and (max-width:64rem){
+table.wide tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.5rem}}
+@media (min-width:80rem){td.n{white-space:nowrap}}
+"""

@@ -1,0 +1,219 @@
+"""One boot of an operator's server, from its start until nothing of it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import BenchError, client, command, load, patches, processes, tokens
+from .command import Served
+
+_LOOK_S = 0.5
+_SAY_S = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all boots have in common.
+
+    Attributes:
+        served: the command, and where it answers.
+        prefix: words before the command, which put the patches into releases without plugins.
+        selection: `SGLANG_PERF_PATCHES` of the patched side.
+        module: sglang's ``bench_serving``.
+        options: its options.
+        folder: where logs and results go.
+        boot_limit_s: seconds that a server may take until it is ready.
+        load_limit_s: seconds that a load may take.
+    """
+
+    served: Served
+    prefix: tuple[str, ...]
+    selection: str
+    module: str
+    options: tuple[str, ...]
+    folder: Path
+    boot_limit_s: float
+    load_limit_s: float
+
+
+@dataclass(frozen=True)
+class Boot:
+    """What one boot gave.
+
+    Attributes:
+        is_patched: which side it was of.
+        figures: name → value, as `outcome.FIGURES` names them; what is unknown is left out.
+        tokens: the greedy tokens.
+        records: those of the server's processes, as `seen.records` gives them.
+        told: what the server says about itself: model, sglang.
+    """
+
+    is_patched: bool
+    figures: Mapping[str, float]
+    tokens: tokens.Tokens
+    records: Sequence[dict[str, Any]] = ()
+    told: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) -> Boot:
+    """Start the server, measure, and end it.
+
+    Args:
+        plan: what all boots have in common.
+        name: of this boot, for its files.
+        is_patched: whether it gets the selection, or ``none``.
+        say: told where it stands, and now and then that it goes on.
+
+    Raises:
+        BenchError: it crashed, hung or did not answer.
+        UsageError: somebody else listens on its port, or its program can't be run.
+    """
+    command.require_free(plan.served)
+    log = plan.folder / f"{name}.log"
+    environment = {
+        **os.environ,
+        "SGLANG_PERF_PATCHES": plan.selection if is_patched else "none",
+    }
+    gpu_before = _gpu_bytes()
+    say("starting")
+    began = time.monotonic()
+    words = [*plan.prefix, *plan.served.command]
+    with processes.started(words, environment=environment, log=log) as tree:
+        _wait_until_ready(plan, tree, log, began, say)
+        figures = {"boot": time.monotonic() - began}
+        say(f"ready after {figures['boot']:.0f} s; greedy tokens")
+        try:
+            model = client.told(plan.served, "/model_info", "/get_model_info")
+            if model.get("is_generation") is False:
+                raise BenchError("it serves embeddings, and bench server compares generation alone")
+            given = tokens.of(plan.served)
+            patches.require_side(tree.pids(), is_patched=is_patched)
+        except BenchError as error:
+            _require_alive(tree, log, "answering")
+            raise BenchError(f"{error} (log: {log})") from error
+        say("load")
+        measured, resident = _loaded(plan, name, tree, log, model.get("tokenizer_path"), say)
+        figures |= _figures(measured)
+        figures["host memory"] = resident / 1e6
+        if gpu_before is not None and (gpu := _gpu_bytes()) is not None and gpu > gpu_before:
+            figures["GPU memory"] = (gpu - gpu_before) / 1e6
+        info = client.told(plan.served, "/server_info", "/get_server_info")
+        if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
+            figures["KV capacity"] = float(capacity)
+        records = patches.of_server(tree.pids, is_patched=is_patched)
+        told = {
+            "model": str(model.get("model_path", "")),
+            "sglang": str(info.get("version", "")),
+        }
+        say("ending")
+    return Boot(is_patched, figures, given, records, told)
+
+
+def _wait_until_ready(
+    plan: Plan, tree: processes.Tree, log: Path, began: float, say: Callable[[str], None]
+) -> None:
+    spoke = began
+    while not client.is_ready(plan.served):
+        _require_alive(tree, log, "starting")
+        passed = time.monotonic() - began
+        if passed > plan.boot_limit_s:
+            raise BenchError(
+                f"the server was not ready after {plan.boot_limit_s:.0f} s (--boot-timeout); "
+                f"its last line: {_last(log)} (log: {log})"
+            )
+        if time.monotonic() - spoke > _SAY_S:
+            spoke = time.monotonic()
+            say(f"starting, {passed:.0f} s: {_last(log)}")
+        time.sleep(_LOOK_S)
+
+
+def _loaded(
+    plan: Plan,
+    name: str,
+    tree: processes.Tree,
+    log: Path,
+    tokenizer: str | None,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], int]:
+    """What ``bench_serving`` measured, and the most memory that the server held meanwhile."""
+    result, client_log = plan.folder / f"{name}.jsonl", plan.folder / f"{name}-load.log"
+    result.unlink(missing_ok=True)
+    began = spoke = time.monotonic()
+    most = tree.resident_bytes()
+    with load.started(
+        plan.module,
+        plan.options,
+        plan.served,
+        tokenizer=tokenizer,
+        result=result,
+        log=client_log,
+    ) as sender:
+        while sender.code is None:
+            _require_alive(tree, log, "serving the load")
+            most = max(most, tree.resident_bytes())
+            passed = time.monotonic() - began
+            if passed > plan.load_limit_s:
+                raise BenchError(
+                    f"the load was not done after {plan.load_limit_s:.0f} s (--load-timeout); "
+                    f"the server's last line: {_last(log)} (log: {log})"
+                )
+            if time.monotonic() - spoke > _SAY_S:
+                spoke = time.monotonic()
+                say(f"load, {passed:.0f} s")
+            time.sleep(_LOOK_S)
+        code = sender.code
+    if code:
+        _require_alive(tree, log, "serving the load")
+        said = _last(client_log)
+        raise BenchError(f"bench_serving ended with {code}: {said} (log: {client_log})")
+    return load.read(result, client_log), most
+
+
+def _require_alive(tree: processes.Tree, log: Path, doing: str) -> None:
+    """See that the command has not failed, nor come to its end with nothing left behind it."""
+    code = tree.code
+    if code is None or (code == 0 and tree.pids()):
+        return
+    ended = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+    raise BenchError(f"the server {ended} while {doing}: {_last(log)} (log: {log})")
+
+
+def _last(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
+            return load.last_line(file.read().decode(errors="replace"))
+    except OSError:
+        return "it said nothing"
+
+
+def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
+    """What of ``bench_serving``'s result is compared."""
+    named = {
+        "TTFT": "median_ttft_ms",
+        "TTFT p99": "p99_ttft_ms",
+        "TPOT": "median_tpot_ms",
+        "ITL": "median_itl_ms",
+        "ITL p99": "p99_itl_ms",
+        "throughput": "output_throughput",
+    }
+    found = {figure: measured.get(key) for figure, key in named.items()}
+    return {figure: float(value) for figure, value in found.items() if value}
+
+
+def _gpu_bytes() -> int | None:
+    """The memory in use on all NVIDIA GPUs of this machine; None where there is no such GPU."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    asked = [tool, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    numbers = [word for word in done.stdout.split() if word.isdigit()]
+    return sum(map(int, numbers)) * 1024 * 1024 if done.returncode == 0 and numbers else None

@@ -1,0 +1,70 @@
+"""What is asked of a running server by HTTP: whether it is ready, what it is, and tokens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from . import BenchError
+from .command import Served
+
+_HEALTH_S = 30
+_REPLY_S = 300
+# A proxy that the environment names would not reach this machine's loopback.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def is_ready(served: Served) -> bool:
+    """Whether the server says that it can serve."""
+    try:
+        with _direct.open(_request(served, "/health"), timeout=_HEALTH_S) as reply:
+            return bool(reply.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def told(served: Served, *paths: str) -> dict[str, Any]:
+    """The object that the first path which the server knows gives; empty where it knows none."""
+    for path in paths:
+        try:
+            found = _json(served, path, None)
+        except BenchError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def generated(served: Served, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The replies of ``/generate`` to a body of one or several prompts.
+
+    Raises:
+        BenchError: it gave none.
+    """
+    found = _json(served, "/generate", body)
+    return found if isinstance(found, list) else [found]
+
+
+def _json(served: Served, path: str, body: Mapping[str, Any] | None) -> Any:
+    try:
+        with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        said = error.read(400).decode(errors="replace").strip()
+        raise BenchError(f"{path} answered {error.code}: {said}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise BenchError(f"{path} did not answer: {error}") from error
+
+
+def _request(
+    served: Served, path: str, body: Mapping[str, Any] | None = None
+) -> urllib.request.Request:
+    headers = {"Content-Type": "application/json"}
+    if served.api_key is not None:
+        headers["Authorization"] = f"Bearer {served.api_key}"
+    data = None if body is None else json.dumps(body).encode()
+    return urllib.request.Request(served.url + path, data, headers)  # noqa: S310 - http only

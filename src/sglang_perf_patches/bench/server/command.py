@@ -1,0 +1,170 @@
+"""An operator's command: where its server will answer, and what has to be said in addition."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import shutil
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+from . import UsageError
+
+_EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to be reached locally
+
+
+@dataclass(frozen=True)
+class Served:
+    """A command that is complete.
+
+    Attributes:
+        command: its words; a port is added where it named none.
+        host: where it listens, as a client reaches it.
+        port: likewise.
+        api_key: what requests must bear, None where it wants none.
+    """
+
+    command: tuple[str, ...]
+    host: str
+    port: int
+    api_key: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without a slash at the end."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def read(command: Sequence[str], url: str | None = None) -> Served:
+    """Complete a command.
+
+    Args:
+        command: the operator's words.
+        url: where it answers, where the command does not say so.
+
+    Raises:
+        UsageError: there is no such program, nobody can tell where it will answer, or it can't be
+            driven alone.
+    """
+    words = list(command)
+    if not words:
+        raise UsageError("no command: put the server's command after --")
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"{words[0]}: no such command")
+    if option(words, "--ssl-certfile") or option(words, "--ssl-keyfile"):
+        raise UsageError(
+            "bench server speaks plain HTTP: leave --ssl-certfile and --ssl-keyfile out"
+        )
+    mode = option(words, "--disaggregation-mode")
+    if mode not in (None, "null") and url is None:
+        raise UsageError(
+            f"a {mode} server can't be driven alone: put a script that starts prefill, decode and "
+            "router after --, and give --url of the router"
+        )
+    api_key = option(words, "--api-key")
+    if url is not None:
+        return _at_url(words, url, api_key)
+    host = option(words, "--host") or ""
+    host = "127.0.0.1" if host in _EVERYWHERE else host
+    named = option(words, "--port")
+    if named is not None:
+        if not named.isdigit():
+            raise UsageError(f"--port {named}: not a port")
+        return Served(tuple(words), host, int(named), api_key)
+    if not _takes_options_of_sglang(words):
+        raise UsageError(
+            f"where will `{' '.join(words)}` answer? It names no --port: "
+            "give --url http://127.0.0.1:PORT before --"
+        )
+    port = free_port(host)
+    return Served((*words, "--port", str(port)), host, port, api_key)
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value that a command gives an option, as ``NAME VALUE`` or ``NAME=VALUE``; the last."""
+    found = None
+    for at, word in enumerate(words):
+        if word == name and at + 1 < len(words):
+            found = words[at + 1]
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command as it is typed, for a page that may be sent on: without the key of its API."""
+    without = list(words)
+    for at, word in enumerate(words):
+        if word == "--api-key" and at + 1 < len(words):
+            without[at + 1] = "..."
+        elif word.startswith("--api-key="):
+            without[at] = "--api-key=..."
+    return shlex.join(without)
+
+
+def require_free(served: Served) -> None:
+    """See that nobody listens where the server is to listen.
+
+    Raises:
+        UsageError: somebody does.
+    """
+    if not _is_free(served.host, served.port):
+        raise UsageError(
+            f"port {served.port} of {served.host} is in use: stop what listens there, or name "
+            "another --port"
+        )
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on.
+
+    It is well below 55536, because 0.5.11 adds 10000 to it for a port that it does not even open.
+    """
+    while True:
+        port = random.randrange(20_000, 30_000)  # noqa: S311 - not a secret
+        if _is_free(host, port):
+            return port
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there; a host that is not this machine's is not asked."""
+    with suppress(socket.gaierror):
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do: what is left of an ended connection does not hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+                probe.listen()
+            except OSError:
+                return False
+    return True
+
+
+def _at_url(words: list[str], url: str, api_key: str | None) -> Served:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+        raise UsageError(f"--url {url}: give it as http://HOST:PORT")
+    try:
+        port = parts.port or 80
+    except ValueError as error:
+        raise UsageError(f"--url {url}: {error}") from error
+    return Served(tuple(words), parts.hostname, port, api_key)
+
+
+def _takes_options_of_sglang(words: Sequence[str]) -> bool:
+    """Whether options at the end of the command are the server's own."""
+    names = [os.path.basename(word) for word in words]
+    return (
+        "sglang.launch_server" in words
+        or "launch_server.py" in names
+        or any(pair == ("sglang", "serve") for pair in pairwise(names))
+    )

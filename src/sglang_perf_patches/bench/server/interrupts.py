@@ -1,0 +1,74 @@
+"""Ctrl-C, SIGTERM and SIGHUP as one exception, held back where a process is made or ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal asked this process to end.
+
+    Attributes:
+        number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _State:
+    held = 0
+    waiting: int | None = None
+    has_raised = False
+
+
+@contextmanager
+def turned_into_exceptions() -> Iterator[None]:
+    """Have the first of these signals raise `Interrupted`, at once or after `held_back`.
+
+    What comes after the first is only noted, for `is_waiting`: the way out is not interrupted.
+    """
+    _State.waiting, _State.has_raised = None, False
+    before = {number: signal.signal(number, _arrived) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let nothing interrupt the block; what came meanwhile is raised where the block ends."""
+    _State.held += 1
+    try:
+        yield
+    finally:
+        _State.held -= 1
+        if not _State.held and _State.waiting is not None:
+            _raise(_State.waiting)
+
+
+def is_waiting() -> bool:
+    """Whether a signal came while it was held back: who waits for something may cut it short."""
+    return _State.waiting is not None
+
+
+def _arrived(number: int, _frame: FrameType | None) -> None:
+    if _State.held or _State.has_raised:
+        _State.waiting = number
+    else:
+        _raise(number)
+
+
+def _raise(number: int) -> None:
+    _State.waiting = None
+    if not _State.has_raised:
+        _State.has_raised = True
+        raise Interrupted(number)

@@ -1,0 +1,138 @@
+"""Requests to a server by sglang's own ``bench_serving``, whose options pass through."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...judge.source import Tree as Source
+from . import BenchError, UsageError, processes
+from .command import Served
+
+_MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
+_DEFAULTS = {
+    "--backend": "sglang",
+    # Random ids need no dataset, which bench_serving would download.
+    "--dataset-name": "random-ids",
+    "--num-prompts": "128",
+    "--random-input-len": "512",
+    "--random-output-len": "128",
+    "--random-range-ratio": "0.5",
+    "--max-concurrency": "16",
+    "--seed": "1",
+}
+_OURS = ("--base-url", "--host", "--port", "--output-file", "--output-details", "--help", "-h")
+_HELP_S = 300
+
+
+def module(source: Source) -> str:
+    """The module that is ``bench_serving`` in this sglang.
+
+    Raises:
+        UsageError: it has none.
+    """
+    for name in _MODULES:
+        if source.path(name) is not None:
+            return name
+    raise UsageError(f"sglang {source.version} has no bench_serving")
+
+
+def completed(options: Sequence[str]) -> list[str]:
+    """The operator's options, with a load of random prompts where they say nothing else."""
+    given = {word.partition("=")[0] for word in options if word.startswith("-")}
+    added = [word for pair in _DEFAULTS.items() if pair[0] not in given for word in pair]
+    return [*added, *options]
+
+
+def check(name: str, options: Sequence[str]) -> None:
+    """See that ``bench_serving`` runs here and has these options, before a server is started.
+
+    Raises:
+        UsageError: it does not, or has not, or one of them is for this tool to give.
+    """
+    for word in options:
+        if word.partition("=")[0] in _OURS:
+            raise UsageError(f"{word}: bench server gives bench_serving this option itself")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", name, "--help"],
+            capture_output=True,
+            text=True,
+            env=_environment(),
+            timeout=_HELP_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"{name} --help did not end within {_HELP_S} s") from error
+    if done.returncode:
+        raise UsageError(f"{name} does not run here: {last_line(done.stderr)}")
+    known = set(re.findall(r"(?<![\w-])--[a-z0-9][\w-]*", done.stdout))
+    for word in options:
+        asked = word.partition("=")[0]
+        if re.match(r"--[a-z]", asked) and not any(found.startswith(asked) for found in known):
+            raise UsageError(f"{asked}: neither bench server nor {name} has this option")
+
+
+@contextmanager
+def started(
+    name: str,
+    options: Sequence[str],
+    served: Served,
+    *,
+    tokenizer: str | None,
+    result: Path,
+    log: Path,
+) -> Iterator[processes.Tree]:
+    """Send the requests while the block runs; `read` takes what `result` then holds."""
+    where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
+    if tokenizer and "--tokenizer" not in {word.partition("=")[0] for word in options}:
+        where += ["--tokenizer", tokenizer]
+    command = [sys.executable, "-W", "ignore", "-m", name, *options, *where]
+    environment = _environment()
+    if served.api_key is not None:
+        environment["OPENAI_API_KEY"] = served.api_key
+    with processes.started(command, environment=environment, log=log, adopts=False) as tree:
+        yield tree
+
+
+def read(result: Path, log: Path) -> dict[str, Any]:
+    """What ``bench_serving`` measured.
+
+    Raises:
+        BenchError: it wrote nothing, or not every request was answered.
+    """
+    try:
+        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError) as error:
+        raise BenchError(
+            f"bench_serving wrote no result: {last_line(log.read_text(errors='replace'))}"
+        ) from error
+    errors = [error for error in measured.get("errors", []) if error]
+    asked = len(measured.get("errors", []))
+    if errors or not measured.get("completed"):
+        said = last_line(errors[0]) if errors else "none was answered"
+        raise BenchError(f"{len(errors) or asked} of {asked} requests failed: {said}")
+    return measured
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, short enough for one line of a terminal."""
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if re.search(r"\w", line) and "warnings.warn(" not in line and "Warning: " not in line
+    ]
+    return lines[-1][:200] if lines else "it said nothing"
+
+
+def _environment() -> dict[str, str]:
+    """This process's own, so that the client is the same beside both servers."""
+    kept: Mapping[str, str] = os.environ
+    return {**kept, "SGLANG_PERF_PATCHES": "none"}

@@ -1,0 +1,203 @@
+"""What a comparison of servers came to: figures, tokens, patches, and a conclusion in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...model.selection import Selection
+from . import noise, patches, tokens
+from .boot import Boot
+from .noise import Change
+from .turns import Stopped
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is measured: its name, its unit, what it is in words, and whether less is better."""
+
+    name: str
+    unit: str
+    means: str
+    less_is_better: bool = True
+
+
+FIGURES = (
+    Figure("TTFT", "ms", "time to first token, median"),
+    Figure("TTFT p99", "ms", "time to first token, 99th percentile"),
+    Figure("TPOT", "ms", "time per output token after the first, median of the requests"),
+    Figure("ITL", "ms", "time between two tokens, median"),
+    Figure("ITL p99", "ms", "time between two tokens, 99th percentile"),
+    Figure("throughput", "tokens/s", "output tokens per second", less_is_better=False),
+    Figure("host memory", "MB", "the most resident memory of all processes during the load"),
+    Figure("GPU memory", "MB", "memory of all GPUs after the load, above that before the boot"),
+    Figure("KV capacity", "tokens", "tokens that the KV cache holds", less_is_better=False),
+    Figure("boot", "s", "from the start of the command until it was ready"),
+)
+
+_FELT = ("TTFT", "TPOT", "throughput")
+_AMOUNTS = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that was found.
+
+    Attributes:
+        sglang: the release, and where it is.
+        machine: as `report.machine` gives it.
+        model: what the server served.
+        command: the operator's own.
+        repeat: the command that does this comparison again.
+        selection: `SGLANG_PERF_PATCHES` of the patched side.
+        load: bench_serving's options.
+        turns: how many were asked for.
+        changes: figure → both sides; empty where no turn came to its end.
+        tokens: the comparison of greedy tokens; None likewise.
+        live: the patches of the patched boots.
+        failed: patch → why it is not live, of those that were refused or failed.
+        lost: the patches that were chosen by name and can't be had.
+        stopped: why there are fewer turns than were asked for.
+        boots: each boot's figures, in turns: stock's, patched's.
+    """
+
+    sglang: str
+    machine: Mapping[str, str]
+    model: str
+    command: str
+    repeat: str
+    selection: str
+    load: str
+    turns: int
+    changes: Mapping[str, Change]
+    tokens: tokens.Comparison | None
+    live: Sequence[patches.Of]
+    failed: Mapping[str, str]
+    lost: Sequence[str] = ()
+    stopped: Stopped | None = None
+    boots: Sequence[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
+
+    @property
+    def turns_done(self) -> int:
+        """How many turns came to their end."""
+        return len(self.boots)
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether anything may be concluded: two turns at least."""
+        return self.turns_done >= 2
+
+
+def compared(
+    taken: Sequence[tuple[Boot, Boot]], chosen: Selection, stopped: Stopped | None
+) -> dict[str, Any]:
+    """The fields of an `Outcome` that come of the turns."""
+    stock, patched = [pair[0] for pair in taken], [pair[1] for pair in taken]
+    changes = {}
+    for figure in FIGURES:
+        sides = [[boot.figures.get(figure.name, 0.0) for boot in side] for side in (stock, patched)]
+        if taken and all(value > 0 for side in sides for value in side):
+            changes[figure.name] = noise.change(*sides)
+    records = [boot.records for boot in patched]
+    return {
+        "model": stock[0].told.get("model", "") if stock else "",
+        "changes": changes,
+        "tokens": tokens.compare([b.tokens for b in stock], [b.tokens for b in patched])
+        if taken
+        else None,
+        "live": patches.summary(records),
+        "failed": patches.failed(records),
+        "lost": patches.lost(records, chosen),
+        "stopped": stopped,
+        "boots": [
+            {"stock": dict(ours.figures), "patched": dict(theirs.figures)} for ours, theirs in taken
+        ],
+    }
+
+
+def exit_code(found: Outcome) -> int:
+    """0 if it came to a conclusion with equal tokens and all that was chosen by name; else 1."""
+    is_equal = found.tokens is not None and found.tokens.word != "different"
+    is_whole = found.stopped is None and not found.lost
+    return 0 if found.is_conclusive and is_equal and is_whole else 1
+
+
+def conclusion(found: Outcome) -> str:
+    """The answer, in one or two sentences."""
+    if not found.is_conclusive:
+        why = f" It stopped early: {found.stopped}." if found.stopped is not None else ""
+        return (
+            "No conclusion: one turn does not show how much boots differ from each other. "
+            f"Take --turns 3.{why}"
+        )
+    said = [
+        f"{word} with patches: {_named(figures)}."
+        for word, figures in (("Better", _beyond(found, True)), ("Worse", _beyond(found, False)))
+        if figures
+    ]
+    if not said:
+        said.append("No difference beyond the noise.")
+    elif not _beyond(found, False):
+        said.append("Nothing got worse beyond the noise.")
+    if found.tokens is not None and found.tokens.word == "different":
+        said.insert(0, "The greedy tokens are different!")
+    if found.tokens is not None and found.tokens.word == "unsteady":
+        said.append("Greedy tokens could not be compared: stock's own differ from boot to boot.")
+    if found.stopped is not None:
+        said.append(f"It stopped early: {found.stopped}.")
+    return " ".join(said)
+
+
+def _beyond(found: Outcome, is_better: bool) -> list[tuple[str, Change]]:
+    """The figures that got better, or worse, beyond the noise; what is felt most comes first."""
+    names = [*_FELT, *(figure.name for figure in FIGURES if figure.name not in _FELT)]
+    less_is_better = {figure.name: figure.less_is_better for figure in FIGURES}
+    changes = [(name, found.changes[name]) for name in names if name in found.changes]
+    return [
+        (name, change)
+        for name, change in changes
+        if change.word in ("less", "more")
+        and ((change.word == "less") == less_is_better[name]) == is_better
+    ]
+
+
+def _named(figures: Sequence[tuple[str, Change]]) -> str:
+    """The first ones with their amounts, the others by name."""
+    said = ", ".join(
+        f"{name} {amount(change).partition(' (')[0]}" for name, change in figures[:_AMOUNTS]
+    )
+    others = [name for name, _ in figures[_AMOUNTS:]]
+    return f"{said}; and {', '.join(others)}" if others else said
+
+
+def amount(change: Change) -> str:
+    """How much less or more, in words, with the turns' ends: ``12 % less (10 to 13)``."""
+    percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
+    if change.word == "same" or not any(percent):
+        return "the same"
+    word = "less" if change.ratio < 1 else "more"
+    if change.low == change.high:
+        return f"{change.ratio:.1f} times" if change.ratio > 2 else f"{percent[0]} % {word}"
+    if change.ratio > 2:
+        return f"{change.ratio:.1f} times ({change.low:.1f} to {change.high:.1f})"
+    if (change.low < 1) != (change.high < 1):
+        ends = [f"{100 * (value - 1):+.0f}" for value in (change.low, change.high)]
+        return f"{percent[0]} % {word} ({ends[0]} to {ends[1]})"
+    low, high = sorted(percent[1:])
+    return f"{percent[0]} % {word} ({low} to {high})"
+
+
+def to_json(found: Outcome) -> str:
+    """All of it, for machines."""
+    data = asdict(found)
+    data["stopped"] = asdict(found.stopped) if found.stopped else None
+    data["conclusion"] = conclusion(found)
+    data["rule"] = noise.RULE
+    data["exit_code"] = exit_code(found)
+    for figure in FIGURES:
+        if figure.name in data["changes"]:
+            told = {"unit": figure.unit, "means": figure.means}
+            data["changes"][figure.name] |= {**told, "less_is_better": figure.less_is_better}
+    return json.dumps(data, indent=1)

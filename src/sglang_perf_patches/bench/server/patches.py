@@ -1,0 +1,120 @@
+"""Which patches were live in a server's processes, and which of them had run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...model.selection import Selection
+from ...seen import records
+from . import BenchError
+
+_PATIENCE_S = 6.0
+_LOOK_S = 0.5
+_FAILED = ("refused", "conflict", "failed")
+
+
+@dataclass(frozen=True)
+class Of:
+    """A patch in the processes of one kind, over all boots of a side.
+
+    Attributes:
+        patch: its id.
+        role: what the processes are: ``scheduler``, say, or ``launcher``.
+        live: in how many processes it was live.
+        ran: in how many of these it had run.
+    """
+
+    patch: str
+    role: str
+    live: int
+    ran: int
+
+
+def require_side(pids: Iterable[int], *, is_patched: bool) -> None:
+    """See that a server that is ready has patches live, or has none, as its side asks.
+
+    Raises:
+        BenchError: it is not so.
+    """
+    found = _of(pids)
+    live = {of.patch for of in summary([found])}
+    if live and not is_patched:
+        raise BenchError(
+            f"{', '.join(sorted(live))} was live though SGLANG_PERF_PATCHES was none: does the "
+            "command set it itself?"
+        )
+    if is_patched and not live:
+        raise BenchError(_why_none(found))
+
+
+def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[dict[str, Any]]:
+    """The records of a server's processes, after its load.
+
+    That a patch has run is written down a little later, so a patched server's are read again until
+    each patch that is live somewhere has run somewhere, for some seconds.
+    """
+    deadline = time.monotonic() + (_PATIENCE_S if is_patched else 0)
+    while True:
+        found = _of(pids())
+        summed = summary([found])
+        waiting = {of.patch for of in summed} - {of.patch for of in summed if of.ran}
+        if (summed and not waiting) or time.monotonic() >= deadline:
+            return found
+        time.sleep(_LOOK_S)
+
+
+def summary(boots: Sequence[Sequence[dict[str, Any]]]) -> list[Of]:
+    """The live patches by role, over several boots; where one has run comes first."""
+    live: dict[tuple[str, str], int] = {}
+    ran: dict[tuple[str, str], int] = {}
+    for data in (record for boot in boots for record in boot):
+        for state in data["patches"]:
+            if state["state"] == "live":
+                key = (state["id"], role(data["role"]))
+                live[key] = live.get(key, 0) + 1
+                ran[key] = ran.get(key, 0) + bool(state["ran"])
+    found = [Of(*key, live[key], ran[key]) for key in live]
+    return sorted(found, key=lambda of: (of.patch, -of.ran, of.role))
+
+
+def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
+    """Patch → why it was refused, in conflict or failed in some process."""
+    return {
+        state["id"]: f"{state['state']}: {state['reason']}"
+        for state in _states(boots)
+        if state["state"] in _FAILED
+    }
+
+
+def lost(boots: Sequence[Sequence[dict[str, Any]]], chosen: Selection) -> list[str]:
+    """The patches that were chosen by name and that some process can't have."""
+    states = _states(boots)
+    return sorted({s["id"] for s in states if chosen.is_lost(s["id"], s["state"])})
+
+
+def role(title: str) -> str:
+    """The kind of a process: ``scheduler`` of ``scheduler_TP0``."""
+    return title.partition("_")[0].lower()
+
+
+def _states(boots: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [state for boot in boots for data in boot for state in data["patches"]]
+
+
+def _of(pids: Iterable[int]) -> list[dict[str, Any]]:
+    members = set(pids)
+    return [data for data in records.read_all() if data["pid"] in members]
+
+
+def _why_none(found: Sequence[dict[str, Any]]) -> str:
+    if not found:
+        return (
+            "no process of the server has a record of patches: is sglang-perf-patches installed "
+            "beside the sglang that the command starts, and does the command keep "
+            "SGLANG_PERF_PATCHES as it is?"
+        )
+    said = "; ".join(f"{id} is {why}" for id, why in failed([found]).items())
+    return "no patch was live in it" + (f": {said}" if said else ", so there is nothing to compare")

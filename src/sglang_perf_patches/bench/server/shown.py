@@ -1,0 +1,110 @@
+"""An outcome for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from ..page import number
+from . import noise
+from .noise import Change
+from .outcome import FIGURES, Figure, Outcome, amount, conclusion
+
+_WIDTH = 96
+_FELT = ("TPOT", "throughput")
+_STEADY = 1.1
+
+
+def to_text(found: Outcome) -> str:
+    """The conclusion first, then figures, tokens and patches."""
+    parts = [_wrapped(conclusion(found))]
+    if found.changes:
+        parts.append(table(rows(found)))
+    parts.append("\n".join(facts(found)))
+    if found.changes:
+        parts.append("\n".join(_wrapped(note) for note in notes(found)))
+    return "\n\n".join(parts)
+
+
+def rows(found: Outcome) -> list[list[str]]:
+    """A heading, and a line for each figure."""
+    lines = [["figure", "unit", "stock", "patched", "patched is", "beyond the noise"]]
+    for figure in FIGURES:
+        change = found.changes.get(figure.name)
+        if change is not None:
+            sides = [spread(values) for values in (change.stock, change.patched)]
+            lines.append(
+                [figure.name, figure.unit, *sides, amount(change), judgement(figure, change)]
+            )
+    return lines
+
+
+def judgement(figure: Figure, change: Change) -> str:
+    """Whether it is more than noise, and whether it is good."""
+    if change.word == "one turn":
+        return "unknown"
+    if change.word in ("within", "same"):
+        return "no"
+    is_better = (change.word == "less") == figure.less_is_better
+    return "yes, better" if is_better else "yes, worse"
+
+
+def facts(found: Outcome) -> Iterator[str]:
+    """Tokens, patches, and what was not live, a line each."""
+    if found.tokens is not None:
+        yield f"greedy tokens: {found.tokens.sentence}"
+    for of in found.live:
+        run = "none of them ran it" if not of.ran else f"run in {of.ran}"
+        yield f"{of.patch}: live in {of.live} {of.role} process{_es(of.live)}, {run}"
+    for id, why in found.failed.items():
+        yield f"{id}: {why}"
+    if found.stopped is not None:
+        yield f"{found.turns_done} of {found.turns} turns came to their end"
+
+
+def notes(found: Outcome) -> Iterator[str]:
+    """What a reader of the figures must know."""
+    boots = f"{found.turns_done} turn{'s' if found.turns_done > 1 else ''} of two boots each"
+    yield (
+        f"{boots}, the order alternating. Stock and patched: the median boot, with the lowest and "
+        "the highest. The change: the median turn, likewise."
+    )
+    yield noise.RULE
+    restless = [
+        f"{name} by {100 * (max(change.stock) / min(change.stock) - 1):.0f} %"
+        for name in _FELT
+        if (change := found.changes.get(name)) and max(change.stock) > _STEADY * min(change.stock)
+    ]
+    if restless:
+        yield (
+            f"Stock's own boots differ in {', '.join(restless)}. On a quieter machine, or with "
+            "more --turns, smaller differences are seen."
+        )
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, with the lowest and the highest where there are several."""
+    ordered = sorted(values)
+    middle = ordered[len(ordered) // 2]
+    if len(ordered) % 2 == 0:
+        middle = (middle + ordered[len(ordered) // 2 - 1]) / 2
+    if number(ordered[0]) == number(ordered[-1]):
+        return number(middle)
+    return f"{number(middle)} ({number(ordered[0])} to {number(ordered[-1])})"
+
+
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _es(count: int) -> str:
+    return "" if count == 1 else "es"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH)

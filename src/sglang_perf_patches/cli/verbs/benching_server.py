@@ -1,0 +1,226 @@
+"""``bench server``: an operator's own server in turns, with patches and without."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...bench import report
+from ...bench.server import BenchError, UsageError, command, interrupts, load, processes, turns
+from ...bench.server import outcome as outcomes
+from ...bench.server.boot import Plan
+from ...bench.server.outcome import Outcome
+from ...bench.server.page import to_html
+from ...bench.server.shown import to_text
+from ...judge import source
+from ...model.selection import Selection
+from .. import last_bench
+from ..redact import shown_flags
+from . import add_json, selected, tree_at
+from .listing import ENTRY_POINT
+
+_EPILOG = """
+Any other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
+--dataset-name, --dataset-path ... Left to itself, the load is 128 prompts of random ids.
+
+The patched side has the patches of SGLANG_PERF_PATCHES (all exact ones where it is not set), the
+other one none. Both run the same command on the same port, one boot at a time.
+
+Exit codes: 0 measured, with equal greedy tokens; 1 no conclusion, different tokens, a boot that
+failed, or a patch chosen by name that is not live; 2 it could not begin; 128 + N after signal N.
+
+  sglang-perf-patches bench server -- python -m sglang.launch_server --model-path MODEL
+  SGLANG_PERF_PATCHES=mla sglang-perf-patches bench server --turns 5 --request-rate 4 \\
+      --html mla.html -- sglang serve --model-path MODEL --port 30000
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run it with the words after ``bench server``; the exit code.
+
+    Raises:
+        SelectionError: the environment's choice of patches is malformed.
+        TreeError: there is no sglang.
+        PageError: the page can't be written.
+    """
+    parser = _parser()
+    at = words.index("--") if "--" in words else len(words)
+    given, options = parser.parse_known_args(list(words[:at]))
+    if given.turns < 1:
+        parser.error("--turns: one at least")
+    if at == len(words) or not words[at + 1 :]:
+        parser.error("put the server's command at the end, after --")
+    if options and not options[0].startswith("-"):
+        parser.error(f"{options[0]}: patches are chosen by SGLANG_PERF_PATCHES")
+    try:
+        options = [*shlex.split(given.load), *options]
+    except ValueError as error:
+        parser.error(f"--load: {error}")
+    try:
+        with interrupts.turned_into_exceptions():
+            try:
+                return _compare(given, options, words[at + 1 :], words)
+            finally:
+                processes.end_all()
+    except UsageError as error:
+        print(f"sglang-perf-patches: {error}", file=sys.stderr)
+        return 2
+    except BenchError as error:
+        print(f"sglang-perf-patches: {error}", file=sys.stderr)
+        return 1
+    except interrupts.Interrupted as signal:
+        print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
+        return 128 + signal.number
+
+
+def _compare(
+    given: argparse.Namespace,
+    options: Sequence[str],
+    words: Sequence[str],
+    all_words: Sequence[str],
+) -> int:
+    chosen = selected()
+    if not chosen.chosen:
+        raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
+    if given.html:
+        report.require_writable(given.html)
+    tree = tree_at()
+    served = command.read(words, given.url)
+    command.require_free(served)
+    with _Folder(given.keep) as folder:
+        module = load.module(tree)
+        progress = _Progress()
+        progress.say(f"checking that {module} runs here and knows its options")
+        load.check(module, options)
+        plan = Plan(
+            served=served,
+            prefix=_prefix(tree),
+            selection=chosen.text,
+            module=module,
+            options=tuple(load.completed(options)),
+            folder=folder.path,
+            boot_limit_s=given.boot_timeout,
+            load_limit_s=given.load_timeout,
+        )
+        progress.say(f"{2 * given.turns} boots; logs are in {folder.path}")
+        taken, stopped = turns.take(plan, given.turns, progress.say)
+        if stopped is not None and not taken:
+            raise BenchError(str(stopped))
+        found = Outcome(
+            sglang=f"{tree.version} at {tree.root}",
+            machine=report.machine(),
+            command=command.shown(words),
+            repeat=_repeat(chosen, all_words),
+            selection=chosen.text,
+            load=shlex.join(plan.options),
+            turns=given.turns,
+            **outcomes.compared(taken, chosen, stopped),
+        )
+        folder.is_kept |= stopped is not None
+    last_bench.keep(outcomes.to_json(_without_names(found, words, plan.options)))
+    print(outcomes.to_json(found) if given.json else to_text(found), flush=True)
+    if given.html:
+        report.write_text(given.html, to_html(found))
+    return outcomes.exit_code(found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sglang-perf-patches bench server",
+        usage="%(prog)s [--turns N] [--load FLAGS] [options] -- COMMAND ...",
+        description="Start your own server by turns with patches and without, and compare.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)"
+    )
+    parser.add_argument(
+        "--load", default="", metavar="FLAGS", help="bench_serving's options, in one word"
+    )
+    parser.add_argument(
+        "--url", metavar="URL", help="where the server answers, if COMMAND has no --port"
+    )
+    for what, seconds in (("boot", 1800.0), ("load", 3600.0)):
+        parser.add_argument(
+            f"--{what}-timeout",
+            type=float,
+            default=seconds,
+            metavar="S",
+            help=f"seconds that a {what} may take (default: {seconds:.0f})",
+        )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the logs and bench_serving's results here"
+    )
+    add_json(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
+    return parser
+
+
+def _prefix(tree: source.Tree) -> tuple[str, ...]:
+    """What brings patches into a release, or a server, that does not load this plugin."""
+    named = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
+    loads_plugins = tree.path("sglang.srt.plugins") is not None
+    if loads_plugins and (not any(named) or ENTRY_POINT in named):
+        return ()
+    return (sys.executable, "-m", "sglang_perf_patches", "run")
+
+
+def _repeat(chosen: Selection, words: Sequence[str]) -> str:
+    typed = command.shown(["sglang-perf-patches", "bench", "server", *words])
+    return f"SGLANG_PERF_PATCHES={shlex.quote(chosen.text)} {typed}"
+
+
+def _without_names(found: Outcome, words: Sequence[str], options: Sequence[str]) -> Outcome:
+    """For `report`, whose reader needs to know neither the model nor where anything is."""
+    return replace(
+        found,
+        model="",
+        repeat="",
+        command=" ".join(shown_flags(words)),
+        load=" ".join(shown_flags(["bench_serving", *options])),
+    )
+
+
+class _Folder:
+    """Where logs go: the operator's, or a temporary one, which a failure keeps."""
+
+    def __init__(self, named: Path | None) -> None:
+        self.is_kept = named is not None
+        if named is None:
+            self.path = Path(tempfile.mkdtemp(prefix="bench-server-"))
+            return
+        self.path = named
+        try:
+            named.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{named}: {error.strerror}") from error
+
+    def __enter__(self) -> _Folder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
+        is_failure = kind is not None and issubclass(kind, BenchError)
+        if not (self.is_kept or (is_failure and any(self.path.iterdir()))):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+class _Progress:
+    """Lines on stderr with the time since the start."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Say where it stands."""
+        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
+        print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)

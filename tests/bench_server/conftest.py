@@ -1,0 +1,37 @@
+"""Fixtures of the tests of ``bench server``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "framework"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from served import Bench
+from throwaway import Throwaway
+
+
+@pytest.fixture
+def bench(throwaway_of_server: Throwaway, tmp_path: Path) -> Iterator[Bench]:
+    """The folder; whatever a test leaves running ends with it."""
+    made = Bench(throwaway_of_server, tmp_path / "pids")
+    yield made
+    for pid in made.left():
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def throwaway_of_server(tmp_path: Path) -> Throwaway:
+    """The throwaway package with the two programs."""
+    made = Throwaway.write(tmp_path)
+    here = Path(__file__).parent
+    made.put("program.py", (here / "program.py").read_text())
+    made.put("sglang/bench_serving.py", (here / "client.py").read_text())
+    made.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
+    return made

@@ -1,0 +1,97 @@
+"""A server program for tests: it answers as sglang's HTTP server does, and fails as it is told."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+parser.add_argument("--pids")
+parser.add_argument("--behaviour", default="")
+given = parser.parse_args()
+behaviours = given.behaviour.split(",")
+is_patched = os.environ["SGLANG_PERF_PATCHES"] != "none"
+
+
+def note(pid: int) -> None:
+    """Keep a PID for the test to look for."""
+    with open(given.pids, "a", encoding="utf-8") as file:
+        file.write(f"{pid}\n")
+
+
+def stubborn() -> None:
+    """Start a process that has left this one's session, whose parent has ended, deaf to SIGTERM."""
+    script = (
+        "import os, signal, sys, time\n"
+        "os.setsid()\n"
+        "if os.fork(): sys.exit()\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", script, given.pids], check=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Replies in JSON."""
+
+    def do_GET(self) -> None:
+        """Health and information."""
+        if self.path == "/health":
+            self.reply({})
+        elif self.path == "/model_info":
+            self.reply({"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": True})
+        elif self.path == "/server_info":
+            self.reply({"version": "1.0", "max_total_num_tokens": 4096})
+        else:
+            self.send_error(404)
+
+    def do_POST(self) -> None:
+        """Tokens that depend on the prompt alone, unless told otherwise."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        worker.step(1)
+        in_flight.append(asked)
+        if "slow-tokens" in behaviours or ("slow-together" in behaviours and len(in_flight) > 1):
+            time.sleep(600)
+        if "crash-load" in behaviours and asked.get("load"):
+            os._exit(3)
+        first = sum(asked["input_ids"]) + (is_patched and "other-tokens" in behaviours)
+        if "unsteady" in behaviours:
+            first += os.getpid()
+        took = {"ms": 10 if is_patched else 20}  # told, not taken, so that no test is a timed one
+        in_flight.remove(asked)
+        self.reply({"output_ids": [first, first + 1], **took})
+
+    def reply(self, data: object) -> None:
+        """Send an object."""
+        text = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+in_flight = []
+note(os.getpid())
+import sglang.srt.a  # noqa: E402 - where a patch goes live
+
+worker = sglang.srt.a.Worker()
+if "crash-boot" in behaviours or ("crash-patched" in behaviours and is_patched):
+    sys.exit("RuntimeError: no such model")
+if "deaf" in behaviours:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "family" in behaviours:
+    stubborn()
+if "hang-boot" in behaviours:
+    print("loading weights", flush=True)
+    time.sleep(600)
+server = ThreadingHTTPServer(("127.0.0.1", given.port), Handler)
+server.serve_forever()

@@ -1,0 +1,84 @@
+"""What the tests of ``bench server`` share: a throwaway sglang with a server program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from throwaway import Throwaway
+
+LIMIT_S = 120
+
+
+@dataclass
+class Bench:
+    """A folder with a throwaway sglang, a server program and a bench_serving that talk HTTP."""
+
+    throwaway: Throwaway
+    pids: Path
+
+    def command(self, *words: str, behaviour: str = "") -> list[str]:
+        """``bench server`` with `words`, of the server program that behaves so."""
+        server = [sys.executable, "program.py", "--pids", str(self.pids)]
+        bench = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
+        return [*bench, *server, *(("--behaviour", behaviour) if behaviour else ())]
+
+    def start(self, command: list[str], **variables: str | None) -> subprocess.Popen[str]:
+        """Start it."""
+        return subprocess.Popen(
+            command,
+            cwd=self.throwaway.site,
+            env=self.throwaway.environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, command: list[str], **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        with self.start(command, **variables) as process:
+            try:
+                out, err = process.communicate(timeout=LIMIT_S)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def left(self) -> list[int]:
+        """The processes of the server program that still run."""
+        if not self.pids.exists():
+            return []
+        return [pid for pid in map(int, self.pids.read_text().split()) if runs(pid)]
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def until(process: subprocess.Popen[str], words: str) -> str:
+    """What it wrote to stderr until a line with these words came."""
+    assert process.stderr is not None
+    seen = ""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        line = process.stderr.readline()
+        seen += line
+        if words in line:
+            return seen
+        if not line:
+            break
+    raise AssertionError(f"never said {words!r}: {seen}")
+
+
+def data_of(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """The JSON that it printed."""
+    found: dict[str, object] = json.loads(done.stdout)
+    return found

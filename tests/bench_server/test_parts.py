@@ -1,0 +1,290 @@
+"""Parts of ``bench server`` that need no server: command, tokens, conclusion, page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches.bench.server import UsageError, command, noise, outcome, patches, processes
+from sglang_perf_patches.bench.server import page as server_page
+from sglang_perf_patches.bench.server.outcome import Outcome
+from sglang_perf_patches.bench.server.shown import spread, to_text
+from sglang_perf_patches.bench.server.tokens import compare, prompts
+from sglang_perf_patches.bench.server.turns import Stopped, order
+
+LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
+
+
+def test_a_port_is_taken_from_the_command_or_found() -> None:
+    assert command.read([*LAUNCH, "--port", "31000"]).url == "http://127.0.0.1:31000"
+    named = command.read([*LAUNCH, "--port=31000", "--host", "::1", "--api-key=k"])
+    assert (named.url, named.api_key) == ("http://[::1]:31000", "k")
+    assert command.read([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
+    found = command.read(LAUNCH)
+    assert found.command == (*LAUNCH, "--port", str(found.port))
+    assert 20_000 <= found.port < 30_000
+
+
+def test_a_script_must_say_where_its_server_answers() -> None:
+    with pytest.raises(UsageError, match=r"where will `sh start\.sh` answer"):
+        command.read(["sh", "start.sh"])
+    found = command.read(["sh", "start.sh"], "http://localhost:8000/")
+    assert (found.command, found.url) == (("sh", "start.sh"), "http://localhost:8000")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--port", "http"], "--port http: not a port"),
+        (["--ssl-certfile", "c"], "plain HTTP"),
+        (["--disaggregation-mode", "decode"], "a decode server can't be driven alone"),
+    ],
+)
+def test_what_cannot_be_driven_is_refused(more: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        command.read([*LAUNCH, *more])
+
+
+def test_a_port_is_free_after_a_connection_but_not_under_a_listener() -> None:
+    served = command.Served((), "127.0.0.1", command.free_port("127.0.0.1"))
+    with socket.create_server((served.host, served.port)) as listener:
+        with socket.create_connection((served.host, served.port)):
+            listener.accept()[0].close()
+        with pytest.raises(UsageError, match="in use"):
+            command.require_free(served)
+    command.require_free(served)  # though the connection is still in TIME_WAIT
+
+
+def test_the_order_favours_no_side() -> None:
+    assert list(order(4)) == [
+        *((1, True), (1, False), (2, False), (2, True)),
+        *((3, True), (3, False), (4, False), (4, True)),
+    ]
+
+
+def test_tokens_are_compared_prompt_by_prompt() -> None:
+    same = ((1, 2), (3,), (4,))
+    other = ((1, 2), (9,), (4,))
+    assert compare([same, same], [same, same]).word == "equal"
+    different = compare([same, same], [same, other])
+    assert (different.word, different.different) == ("different", (1,))
+    # Where stock's own boots differ, a patched boot can't be told from stock.
+    unsteady = compare([same, other], [other, same])
+    assert (unsteady.word, unsteady.unsteady) == ("equal", 1)
+    assert compare([same, other], [same, ((1, 2), (3,), (5,))]).different == (2,)
+    assert compare([((1,),), ((2,),)], [((1,),), ((2,),)]).word == "unsteady"
+
+
+def test_the_prompts_are_the_same_every_time_and_unequal() -> None:
+    assert prompts() == prompts()
+    assert len({tuple(prompt) for prompt in prompts()}) == len(prompts()) == 16
+    assert len({len(prompt) for prompt in prompts()}) > 1
+
+
+def made(**more: Any) -> Outcome:
+    """An outcome of three turns with a gain."""
+    changes = {
+        "TPOT": noise.change([10.0, 10.2, 10.1], [7.0, 7.1, 7.05]),
+        "throughput": noise.change([100.0, 101.0, 99.0], [140.0, 141.0, 139.0]),
+        "TTFT": noise.change([50.0, 60.0, 55.0], [51.0, 58.0, 56.0]),
+        "boot": noise.change([60.0, 61.0, 62.0], [60.5, 61.5, 60.0]),
+    }
+    boots = [
+        {
+            side: {name: getattr(change, side)[turn] for name, change in changes.items()}
+            for side in ("stock", "patched")
+        }
+        for turn in range(3)
+    ]
+    found = Outcome(
+        sglang="0.5.23 at /x",
+        machine={"processor": "one"},
+        model="tiny",
+        command="serve <tiny>",
+        repeat="sglang-perf-patches bench server -- serve '<tiny>'",
+        selection="mlx",
+        load="--num-prompts 8",
+        turns=3,
+        changes=changes,
+        tokens=compare([((1,),)] * 3, [((1,),)] * 3),
+        live=[patches.Of("mlx.kv-arena", "scheduler", 3, 3)],
+        failed={},
+        boots=boots,
+    )
+    return replace(found, **more)
+
+
+def test_the_conclusion_names_what_is_beyond_the_noise() -> None:
+    assert outcome.conclusion(made()) == (
+        "Better with patches: TPOT 30 % less, throughput 40 % more. "
+        "Nothing got worse beyond the noise."
+    )
+    assert outcome.exit_code(made()) == 0
+
+
+def test_a_loss_is_named_too() -> None:
+    worse = {"TTFT": noise.change([50.0, 51.0, 50.5], [60.0, 61.0, 60.5])}
+    assert outcome.conclusion(made(changes=worse)) == "Worse with patches: TTFT 20 % more."
+    assert outcome.exit_code(made(changes=worse)) == 0
+
+
+def test_noise_alone_is_no_difference() -> None:
+    changes = {"boot": made().changes["boot"]}
+    assert outcome.conclusion(made(changes=changes)) == "No difference beyond the noise."
+
+
+def test_at_most_three_amounts_stand_in_the_conclusion() -> None:
+    changes = {
+        figure.name: noise.change([100.0, 101.0, 102.0], [50.0, 51.0, 52.0])
+        for figure in outcome.FIGURES
+        if figure.less_is_better
+    }
+    said = outcome.conclusion(made(changes=changes))
+    assert said.startswith("Better with patches: TTFT 50 % less, TPOT 50 % less, TTFT p99 50 % ")
+    assert said.count("%") == 3
+    assert "; and ITL, ITL p99, host memory, GPU memory, boot." in said
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"boots": made().boots[:1]},
+        {"tokens": compare([((1,),)] * 3, [((2,),)] * 3)},
+        {"lost": ["mlx.kv-arena"]},
+        {"stopped": Stopped(3, "stock", "it crashed")},
+    ],
+)
+def test_what_is_not_shown_is_exit_1(more: dict[str, Any]) -> None:
+    assert outcome.exit_code(made(**more)) == 1
+
+
+def test_amounts_are_for_people() -> None:
+    def amount(*patched: float) -> str:
+        return outcome.amount(noise.change([100.0] * len(patched), patched))
+
+    assert amount(70.0, 75.0, 72.0) == "28 % less (25 to 30)"
+    assert amount(99.0, 103.0, 101.0) == "1 % more (-1 to +3)"
+    assert amount(240.0, 250.0, 260.0) == "2.5 times (2.4 to 2.6)"
+    assert amount(100.0, 100.0) == "the same"
+    assert amount(80.0) == "20 % less"
+    assert spread([12.34, 1234.5, 0.5]) == "12.3 (0.500 to 1234)"
+
+
+def test_the_text_has_figures_tokens_and_patches() -> None:
+    text = to_text(made())
+    assert re.search(r"TPOT +ms +10\.1 \(10\.0 to 10\.2\) +7\.05 .* 30 % less .* yes, better", text)
+    assert re.search(r"TTFT +ms .* no$", text, re.MULTILINE)
+    assert "greedy tokens: equal for 1 prompt in 6 boots" in text
+    assert "mlx.kv-arena: live in 3 scheduler processes, run in 3" in text
+
+
+def test_a_restless_machine_is_named() -> None:
+    assert "smaller differences" not in to_text(made())
+    restless = {"throughput": noise.change([100.0, 150.0, 120.0], [140.0, 141.0, 139.0])}
+    text = " ".join(to_text(made(changes=restless)).split())
+    assert "Stock's own boots differ in throughput by 50 %." in text
+
+
+def test_a_key_is_not_shown() -> None:
+    assert command.shown(["serve", "--api-key", "k1", "--port", "1"]) == (
+        "serve --api-key ... --port 1"
+    )
+    assert command.shown(["serve", "--api-key=k1", "a b"]) == "serve --api-key=... 'a b'"
+
+
+def test_json_has_the_rule_and_the_conclusion() -> None:
+    data = json.loads(outcome.to_json(made(stopped=Stopped(3, "stock", "it crashed"))))
+    assert data["changes"]["throughput"]["less_is_better"] is False
+    assert data["stopped"] == {"turn": 3, "side": "stock", "reason": "it crashed"}
+    assert data["conclusion"].endswith("It stopped early: turn 3, stock: it crashed.")
+    assert data["exit_code"] == 1
+
+
+class _Checked(HTMLParser):
+    """Counts what is open, so that a page whose tags do not match is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_stands_alone() -> None:
+    page = server_page.to_html(made())
+    checked = _Checked()
+    checked.feed(page)
+    assert checked.open == []
+    assert checked.seen["svg"] == 4 + 1  # a line for each figure, and the axis
+    assert checked.seen["circle"] == 4 * 3  # a dot for each turn
+    assert "&lt;tiny&gt;" in page
+    assert "prefers-color-scheme:dark" in page
+    assert not re.search(r"https?:|src=|href=|@import|url\(", page)
+
+
+def test_a_tree_ends_with_what_left_its_session(tmp_path: Path) -> None:
+    """A daemon, whose parent has ended, in a session of its own, that is deaf to SIGTERM."""
+    script = (
+        "import os, signal, time\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "os.wait()\n"
+        "time.sleep(600)\n"
+    )
+    log = tmp_path / "log"
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    words = [sys.executable, "-c", script]
+    try:
+        with processes.started(words, environment=os.environ, log=log) as tree:
+            while not log.read_text().strip():
+                time.sleep(0.05)
+            daemon = int(log.read_text())
+            assert {tree.pid, daemon} <= tree.pids()
+            assert bystander.pid not in tree.pids()
+            assert tree.resident_bytes() > 1_000_000
+            leader = tree.pid
+        assert not {leader, daemon} & {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
+    """As on a Mac; this process and its parent, in both tables."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("there is no /proc to compare with")
+    try:
+        by_ps = {found.pid: found for found in processes._table_of_ps()}
+    except FileNotFoundError:
+        pytest.skip("there is no ps")
+    ours = {found.pid: found for found in processes._table_of_proc()}[os.getpid()]
+    theirs = by_ps[os.getpid()]
+    assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
+    assert theirs.born
+    assert 0.5 < theirs.resident / ours.resident < 2

@@ -1,0 +1,245 @@
+"""``bench server`` from its start to each of its ends; in none of them is a process left."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Bench, data_of, until
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
+URL = "--url"
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def with_port(command: list[str], port: int) -> list[str]:
+    return [*command, "--port", str(port)]
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What it said besides progress."""
+    return [line for line in done.stderr.splitlines() if not re.match(r"\[ *\d+:\d\d\] ", line)]
+
+
+def test_turns_come_to_a_conclusion(bench: Bench, port: int, tmp_path: Path) -> None:
+    page, kept = tmp_path / "page.html", tmp_path / "kept"
+    words = ("--turns", "3", "--json", "--html", str(page), "--keep", str(kept))
+    done = bench.run(
+        with_port(bench.command(*words, behaviour="family"), port), SGLANG_PERF_PATCHES="one"
+    )
+    assert done.returncode == 0, done.stderr
+    data: Any = data_of(done)
+    assert data["changes"]["TTFT"]["word"] == "less"
+    assert data["changes"]["throughput"]["word"] == "more"
+    assert data["changes"]["KV capacity"]["word"] == "same"
+    assert data["changes"]["boot"]["stock"][0] > 0
+    assert data["tokens"]["word"] == "equal"
+    (live,) = data["live"]
+    assert (live["patch"], live["live"], live["ran"]) == ("one.step", 3, 3)
+    assert [sorted(boot) for boot in data["boots"]] == [["patched", "stock"]] * 3
+    assert data["repeat"].startswith("SGLANG_PERF_PATCHES=one sglang-perf-patches bench server")
+    order = [
+        match[1] + match[2] for match in re.finditer(r"turn (\d) of 3, (\w+): boot", done.stderr)
+    ]
+    assert order == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
+    assert "TTFT" in page.read_text(encoding="utf-8")
+    assert len(list(kept.glob("*.log"))) == 12  # of each boot: the server's and the load's
+    assert len(bench.pids.read_text().split()) == 12
+    assert bench.left() == []
+
+
+def test_one_turn_is_no_conclusion(bench: Bench, port: int) -> None:
+    done = bench.run(with_port(bench.command("--turns", "1"), port))
+    assert done.returncode == 1
+    assert done.stdout.startswith("No conclusion: one turn does not show")
+    assert "unknown" in done.stdout
+    assert bench.left() == []
+
+
+def test_other_tokens_are_said_first(bench: Bench, port: int) -> None:
+    command = bench.command("--turns", "2", behaviour="other-tokens")
+    done = bench.run(with_port(command, port))
+    assert done.returncode == 1
+    assert done.stdout.startswith("The greedy tokens are different!")
+
+
+def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: int) -> None:
+    done = bench.run(with_port(bench.command("--turns", "2", behaviour="unsteady"), port))
+    assert "stock's own boots gave different tokens for each of 16 prompts" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words", "said"),
+    [
+        (
+            "crash-boot",
+            (),
+            r"turn 1, patched: the server ended with 1 while starting: RuntimeError",
+        ),
+        ("hang-boot", ("--boot-timeout", "3"), r"not ready after 3 s .*its last line: loading"),
+        ("crash-load", (), r"the server ended with 3 while serving the load"),
+        ("", ("--extra-request-body", "crash"), r"bench_serving ended with 1: ValueError: no such"),
+        ("", ("--extra-request-body", "errors"), r"3 of 8 requests failed: refused"),
+        ("", ("--extra-request-body", "hang", "--load-timeout", "2"), r"load was not done after 2"),
+    ],
+)
+def test_a_failure_is_one_line_and_leaves_no_process(
+    bench: Bench, port: int, behaviour: str, words: tuple[str, ...], said: str
+) -> None:
+    command = bench.command(*words, behaviour=f"family,{behaviour}" if behaviour else "family")
+    done = bench.run(with_port(command, port))
+    assert done.returncode == 1
+    (line,) = lines(done)
+    assert re.search(said, line), line
+    assert done.stdout == ""
+    assert bench.left() == []
+    log = re.search(r"\(log: (.*?)\)", line)
+    assert log is None or Path(log[1]).exists()  # of a failure, the logs are kept
+
+
+def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench, port: int) -> None:
+    # Another process takes the port between two boots, which is as good as any failure.
+    command = with_port(bench.command("--turns", "3"), port)
+    with bench.start(command) as process, socket.socket() as other:
+        until(process, "turn 3 of 3, patched: ending")
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        while process.poll() is None:
+            try:
+                other.bind(("127.0.0.1", port))
+                other.listen()
+                break
+            except OSError:
+                time.sleep(0.001)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"It stopped early: turn 3, stock: port {port} of 127.0.0.1 is in use" in " ".join(
+        out.split()
+    )
+    assert "2 of 3 turns came to their end" in out
+    assert bench.left() == []
+
+
+def test_a_port_in_use_is_said_before_anything_is_started(bench: Bench, port: int) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        done = bench.run(with_port(bench.command(), port))
+    assert done.returncode == 2
+    assert lines(done) == [
+        f"sglang-perf-patches: port {port} of 127.0.0.1 is in use: stop what listens there, "
+        "or name another --port"
+    ]
+    assert not bench.pids.exists()
+
+
+def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: int) -> None:
+    command = bench.command()
+    at = command.index("--") + 1
+    command[at:at] = ["env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}"]
+    done = bench.run(with_port(command, port))
+    assert done.returncode == 1
+    assert "no process of the server has a record of patches" in done.stderr
+    assert "load" not in "".join(re.findall(r"turn 1 of 3, patched: (\w+)", done.stderr))
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (("--num-prompt-s", "3"), {}, "--num-prompt-s: neither bench server nor"),
+        (("--base-url", "x"), {}, "--base-url: bench server gives bench_serving this"),
+        (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
+        (("mlx",), {}, "patches are chosen by SGLANG_PERF_PATCHES"),
+        (("--turns", "0"), {}, "--turns: one at least"),
+        (("--load", "'"), {}, "--load: No closing quotation"),
+        (("--html", "/nowhere/page.html"), {}, "can't be written"),
+        (("--url", "https://x"), {}, "give it as http://HOST:PORT"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_boot(
+    bench: Bench, words: tuple[str, ...], variables: dict[str, str | None], said: str
+) -> None:
+    url = () if URL in words else (URL, "http://127.0.0.1:29999")
+    done = bench.run(bench.command(*words, *url), **variables)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not bench.pids.exists()
+
+
+def test_a_command_is_needed_and_must_be_there(bench: Bench) -> None:
+    command = bench.command()
+    without = bench.run(command[: command.index("--")])
+    assert without.returncode == 2
+    assert "after --" in without.stderr
+    unknown = bench.run([*command[: command.index("--") + 1], "no-such-program", "--port", "1"])
+    assert unknown.returncode == 2
+    assert "no-such-program: no such command" in unknown.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("behaviour", "words", "when"),
+    [
+        ("family,hang-boot", (), "patched: starting"),
+        ("family,slow-tokens", (), "greedy tokens"),
+        ("family,slow-together", (), "greedy tokens"),
+        ("family", ("--extra-request-body", "hang"), "patched: load"),
+        ("family,deaf", (), "patched: ending"),
+    ],
+)
+def test_a_signal_in_each_phase_leaves_no_process(
+    bench: Bench, port: int, behaviour: str, words: tuple[str, ...], when: str, number: int
+) -> None:
+    command = with_port(bench.command(*words, behaviour=behaviour), port)
+    with bench.start(command) as process:
+        until(process, when)
+        while not bench.pids.exists() or len(bench.pids.read_text().split()) < 2:
+            time.sleep(0.05)  # until the server has its family
+        time.sleep(1)
+        began = time.monotonic()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err.splitlines()[-1] == "sglang-perf-patches: interrupted; nothing is left running"
+    assert "Traceback" not in err
+    assert bench.left() == []
+    if "deaf" in behaviour:
+        assert time.monotonic() - began < 10  # a signal during the asking ends the asking
+
+
+def test_a_second_signal_does_not_stop_the_ending(bench: Bench, port: int) -> None:
+    command = with_port(bench.command(behaviour="family,deaf,hang-boot"), port)
+    with bench.start(command) as process:
+        until(process, "patched: starting")
+        while not bench.pids.exists() or len(bench.pids.read_text().split()) < 2:
+            time.sleep(0.05)
+        for _ in range(5):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert bench.left() == []
+
+
+def test_help_names_what_there_is() -> None:
+    command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for word in ("--turns", "--load", "--url", "--json", "--html", "Exit codes"):
+        assert word in done.stdout

@@ -1,0 +1,40 @@
+"""Each release's bench_serving has the options and gives the figures that ``bench server`` uses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches.bench.server import boot, load
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.model import releases
+
+_KEYS = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "median_itl_ms", "p99_itl_ms")
+_OPTIONS = ("--base-url", "--output-file", "--output-details", "--tokenizer")
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_bench_serving_of_a_release(release: str) -> None:
+    tree = source.Tree(source.find(downloads.tree(release)))
+    path = tree.path(load.module(tree))
+    assert path is not None
+    text = Path(path).read_text(encoding="utf-8")
+    named = {word for word in load.completed(()) if word.startswith("--")}
+    for option in {*named, *_OPTIONS}:
+        assert f'"{option}"' in text, option
+    for key in (*_KEYS, "output_throughput", "completed", "errors"):
+        assert f'"{key}"' in text, key
+    figures = boot._figures(dict.fromkeys((*_KEYS, "output_throughput"), 1.0))
+    assert len(figures) == len(_KEYS) + 1
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_the_server_of_a_release_answers_what_is_asked(release: str) -> None:
+    folder = source.find(downloads.tree(release))
+    text = (folder / "srt" / "entrypoints" / "http_server.py").read_text(encoding="utf-8")
+    for path in ("/health", "/generate", "/model_info", "/server_info"):
+        assert re.search(rf'@app\.(get|post|api_route)\(\s*"{path}"', text), path
+    manager = folder / "srt" / "managers" / "tokenizer_manager.py"
+    assert '"output_ids"' in manager.read_text(encoding="utf-8")

@@ -1,0 +1,132 @@
+"""``bench server`` with the real stock server over MLX on this CPU.
+
+Six boots in the turns, and one for each phase that a Ctrl-C falls into: about eight minutes on two
+free cores. Times are not asserted: that tests run beside it is enough to change them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linux_mlx.environments import (
+    Environment,
+    install_bench_client,
+    install_checkout,
+    sglang_environment,
+)
+from linux_mlx.server import server_command, server_variables
+from mlx_server_on_cpu import write_model
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+_LOAD = ("--num-prompts", "16", "--max-concurrency", "8")
+_SHORT = ("--random-input-len", "48", "--random-output-len", "64")
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    made = sglang_environment("0.5.23")
+    install_checkout(made)
+    install_bench_client(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(environment, tmp_path_factory.mktemp("bench"))
+
+
+def start(
+    environment: Environment, model: Path, folder: Path, *words: str
+) -> subprocess.Popen[str]:
+    """``bench server`` in a session of its own, as a shell would start it."""
+    command = [
+        environment.script("sglang-perf-patches"),
+        "bench",
+        "server",
+        *words,
+        *_LOAD,
+        *_SHORT,
+    ]
+    return subprocess.Popen(
+        [str(word) for word in (*command, "--", *server_command(environment, model))],
+        env=server_variables("mlx", folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def using(folder: Path) -> list[int]:
+    """The processes that hold a file below a folder open, or were told of it.
+
+    That is all that `start` started: its temporary folder is there, with sockets and logs.
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            opened = {os.readlink(link) for link in (process / "fd").iterdir()}
+            if os.fsencode(folder) in told or any(str(folder) in name for name in opened):
+                found.append(int(process.name))
+    return found
+
+
+def test_three_turns_say_what_the_patches_bring(
+    environment: Environment, model: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    with start(environment, model, tmp_path, "--json", "--html", str(page)) as process:
+        out, err = process.communicate(timeout=1800)
+    assert process.returncode == 0, err[-3000:]
+    data: Any = json.loads(out)
+    assert data["turns"] == len(data["boots"]) == 3
+    assert data["tokens"]["word"] == "equal"
+    assert data["tokens"]["unsteady"] == 0
+    ran = {(of["patch"], of["role"]): (of["live"], of["ran"]) for of in data["live"]}
+    assert ran["mlx.kv-arena", "scheduler"] == (3, 3)
+    for figure in ("TTFT", "TPOT", "throughput", "host memory", "boot"):
+        change = data["changes"][figure]
+        assert len(change["stock"]) == len(change["patched"]) == 3
+        assert 0 < change["low"] <= change["ratio"] <= change["high"]
+        assert change["word"] in ("less", "more", "within")
+    assert "TPOT" in page.read_text(encoding="utf-8")
+    assert using(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "checking",
+        pytest.param("patched: starting", marks=pytest.mark.whole_matrix),
+        pytest.param("greedy tokens", marks=pytest.mark.whole_matrix),
+        "patched: load",
+        pytest.param("patched: ending", marks=pytest.mark.whole_matrix),
+    ],
+)
+def test_ctrl_c_leaves_nothing(
+    environment: Environment, model: Path, tmp_path: Path, phase: str
+) -> None:
+    with start(environment, model, tmp_path) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if phase in line:
+                break
+        # Well into the phase; a server that starts has started others by then.
+        time.sleep(0.5 if "ending" in phase else 8 if "starting" in phase else 2)
+        assert using(tmp_path) != []
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "sglang-perf-patches: interrupted; nothing is left running"
+    assert "Traceback" not in err
+    assert using(tmp_path) == []

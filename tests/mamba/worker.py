@@ -8,6 +8,7 @@ same is `sglang_perf_patches.proof`'s to show.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -30,9 +31,10 @@ import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.mamba import compared, play
+from sglang_perf_patches.proof.mamba import compared, play, scheduling
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
+from sglang_perf_patches.proof.mamba.captured import Captured, Replays
 from sglang_perf_patches.proof.mamba.rig import Lightning
 from sglang_perf_patches.sets.mamba import chunk_indices, host, lightning_rows
 
@@ -56,6 +58,8 @@ def main() -> None:
         here["ran"] = [s.id for s in sglang_perf_patches.activate(selection).patches if s.ran]
         if label == "mamba":
             here["debug"] = debug()
+            here["pins"] = pins()
+            here["rows asked"] = None if play.is_old() else rows_asked()
         sglang_perf_patches.deactivate()
         found[label] = here
     found["broken"] = broken()
@@ -140,20 +144,56 @@ def debug() -> Any:
     return found
 
 
+def pins() -> list[bool]:
+    """Whether copies are pinned where stock pins its own, and where it does not."""
+    common = importlib.import_module("sglang.srt.utils.common")
+    found = []
+    for answer in (True, False):
+        takes_device = common.is_pin_memory_available.__code__.co_argcount > 0
+        stand_in = (lambda _=None: answer) if takes_device else (lambda: answer)  # noqa: B023
+        with mock.patch.object(common, "is_pin_memory_available", stand_in):
+            found.append(host.is_pinned(torch.device("cuda")))
+    return found
+
+
+def rows_asked() -> list[int]:
+    """How often the rows of a decode are computed: once it is prepared, and after its metadata."""
+    gdn = compared.gdn()
+    asked: list[Any] = []
+    right = host.attach_rows
+
+    def attach(mask: Any, rows: Any) -> None:
+        def counted() -> Any:
+            asked.append(mask)
+            return rows()
+
+        right(mask, counted)
+
+    with gdn.counter, gdn.counter.paused():
+        batch, _ = scheduling.scheduled(gdn.rig, compared.SCHEDULED[1])
+        with mock.patch.object(host, "attach_rows", attach):
+            decode = scheduling.decoding(gdn.rig, batch)
+        found = [len(asked)]
+    gdn.own(decode)
+    with gdn.counting():
+        gdn.rig.backend.init_forward_metadata(decode)
+    return [*found, len(asked)]
+
+
 def broken() -> Any:
     """What the project's own comparison says of patches that are broken on purpose."""
     gdn = compared.gdn()
     zero: Any = [[compared.ZERO_SYNC]]
     right = {
         name: getattr(host, name)
-        for name in ("offsets", "attach_track", "attach_mask", "to_device")
+        for name in ("offsets", "attach_track", "attach_rows", "to_device")
     }
 
     def late(lens: Any, dtype: Any) -> Any:
         return right["offsets"](lens, dtype) + 1
 
-    def inverted(mask: Any, known: Any) -> None:
-        right["attach_mask"](mask, [not row for row in known])
+    def inverted(mask: Any, rows: Any) -> None:
+        right["attach_rows"](mask, lambda: [not row for row in rows()])
 
     def other(batch: Any, mask: Any, seqlens: Any) -> None:
         right["attach_track"](batch, mask, [max(-1, n - 64) for n in seqlens])
@@ -183,7 +223,7 @@ def broken() -> Any:
     }
     if not play.is_old():  # there no decode asks
         for name, wrong in (("decode mask", inverted), ("no decode", _nothing)):
-            breaks[name] = (host, "attach_mask", wrong, lambda: alike(zero, gdn.metadata, decodes))
+            breaks[name] = (host, "attach_rows", wrong, lambda: alike(zero, gdn.metadata, decodes))
     if compared.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
         both = [[compared.ROWS, compared.ZERO_SYNC]]
@@ -193,6 +233,23 @@ def broken() -> Any:
             _nothing,
             lambda: alike(both, rig.forwards, [PREFIX]),
         )
+    if compared.PREFILL_GRAPH in _applying():
+        from sglang_perf_patches.sets.mamba import prefill_tables as tables
+
+        enumerate_right = tables._enumerate
+
+        def replay() -> int:
+            wanted = Replays((Batch((Request(70, 64), Request(130))),), 205)
+            return alike([[compared.PREFILL_GRAPH]], Captured(gdn).replayed, [wanted])
+
+        def reversed_(table: Any, counts: Any, unused: Any) -> None:
+            enumerate_right(table, counts[::-1], unused)
+
+        breaks |= {
+            "tables": (tables, "_enumerate", reversed_, replay),
+            "no windows": (tables.Tables, "keep_windows", _nothing, replay),
+            "no states": (tables.Tables, "keep_states", _nothing, replay),
+        }
     said = {}
     for name, (module, attribute, wrong, compare) in breaks.items():
         compare()  # it is right before
@@ -202,6 +259,10 @@ def broken() -> Any:
             except AssertionError as different:  # or the counter refuses it
                 said[name] = f"different: {different}"
     return said
+
+
+def _applying() -> set[str]:
+    return {v.patch.id for v in sglang_perf_patches.verdicts() if v.word == "applies"}
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -14,9 +14,13 @@ from .. import Different, Inputs
 from . import play, waits
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
+from .captured import EDGES as BUCKETS
+from .captured import Captured, draw_replays
 from .play import Play
 from .rig import Kda, Lightning, Mamba2, Rig, called
 
+PREFILL_GRAPH = "mamba.gdn-prefill-graph"
+TRITON = "mamba.gdn-prefill-graph-triton"
 TRACK_MASK = "mamba.track-mask"
 ZERO_SYNC = "mamba.zero-sync"
 PLAN = "mamba.flashinfer-plan"
@@ -25,6 +29,9 @@ ROWS = "mamba.lightning-rows"
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
+
+REPLAYS = 4
+"""Drawn replays: each takes seconds."""
 
 ONE_FORWARD = 15
 """Waits that mamba.track-mask leaves, however many layers there are."""
@@ -46,6 +53,25 @@ def gdn() -> Play:
 def mamba2() -> Play:
     """The Mamba2 rig of this process."""
     return Play(Mamba2())
+
+
+def prefill_graph(inputs: Inputs) -> int:
+    """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
+    wanted = [*BUCKETS, *inputs(draw_replays, REPLAYS)]
+    replayed = Captured(gdn()).replayed
+    return alike([[PREFILL_GRAPH]], replayed, wanted) + alike(
+        [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-2:]
+    )
+
+
+def prefill_graph_triton(_: Inputs) -> int:
+    """``mamba.gdn-prefill-graph-triton``: what a FlashInfer server captures is Triton's own."""
+    kernels = importlib.import_module(
+        "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
+    ).FlashInferGDNKernel
+    servers = object.__new__(kernels)  # nothing of it may be asked
+    wanted = BUCKETS[-2:]
+    return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
 
 
 def track_mask(inputs: Inputs) -> int:

@@ -2,6 +2,8 @@
 
 from ...model.patch import Marker, Patch, Variant
 from ...model.releases import between
+from .gdn_prefill_graph import KERNEL
+from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
 
@@ -63,6 +65,7 @@ def _zero_sync(
     return Variant(
         releases=releases,
         install=f"{_SETS}.zero_sync:{install}",
+        awaits=(UTILS,),
         targets=(*before, *steps, *_FORWARD_TARGETS, *_chunk_targets(fla)),
         depends=(*after, *_LISTS, *_LAYERS, *_chunk_depends(fla), *depends),
     )
@@ -83,8 +86,9 @@ _TRACK_MASK = Patch(
         "Decoding, speculative phases and replayed prefill graphs are left to stock."
     ),
     gain=(
-        "Syncs of a tracked prefill with 36 such layers, on one H200: 120 to 13 on 0.5.10.post1, "
-        "122 to 15 on 0.5.9; stock 0.5.11 makes 14."
+        "Servers of 0.5.9 to 0.5.10.post1 that track states, together with mamba.zero-sync (see "
+        "there); alone nothing was measured end to end. Syncs of a tracked prefill with 36 such "
+        "layers, on one H200: 120 to 13 on 0.5.10.post1, 122 to 15 on 0.5.9; stock 0.5.11 makes 14."
     ),
     condition=(
         "Prefills with tracking on; most where the host is slower than the device, that is for "
@@ -97,6 +101,7 @@ _TRACK_MASK = Patch(
         Variant(
             releases=releases,
             install=f"{_SETS}.track_mask:install",
+            awaits=(UTILS,),
             targets=(f"{_BASE}._forward_metadata",),
             adds=tuple(
                 f"{_METADATA}:ForwardMetadata.{name}"
@@ -142,12 +147,12 @@ _ZERO_SYNC = Patch(
         "Not covered: the index plan of FlashInfer's prefill, which is mamba.flashinfer-plan."
     ),
     gain=(
-        "No sync on 0.5.9, 0.5.10.post1, 0.5.11, 0.5.16, 0.5.17, 0.5.20 and 0.5.23 (stock 122, "
-        "120, 14, 14, 13, 13, 4), on one H200, and none in an eager decode (stock 1 or 2 from "
-        "0.5.16 on). Prefill forward of 36 layers, 4 requests of 1k tokens, patched "
-        "to stock: 0.69 on 0.5.10.post1, 0.85 on 0.5.9; no difference beyond the spread from "
-        "0.5.11 on. Time to the first token of a real server, 4 x 2048 tokens, 0.5.10.post1: 111 "
-        "and 116 ms to 95 and 95 ms; no difference on 0.5.17."
+        "Servers of 0.5.9 to 0.5.10.post1 that track states: time to the first token of 4 x 2048 "
+        "tokens on an H200, 0.5.10.post1, 111 and 116 ms to 95 and 95 ms. No difference from "
+        "0.5.11 on. Syncs of a prefill of 36 layers: none in place of 122 on 0.5.9, 120 on "
+        "0.5.10.post1, 13 or 14 up to 0.5.20 and 4 from 0.5.21 on; none in an eager decode, where "
+        "stock makes 1 or 2. Time of such a forward, 4 requests of 1k tokens, patched to stock: "
+        "0.69 on 0.5.10.post1, 0.85 on 0.5.9, no difference from 0.5.11 on."
     ),
     condition=(
         "Prefills that the host's launches bound: short prompts and small batches, above all "
@@ -228,7 +233,7 @@ _FLASHINFER_PLAN = Patch(
         "Stock's own planning runs on CPU tensors made of the lists that mamba.zero-sync brings, "
         "and its two results go to the device in one pinned, non-blocking copy."
     ),
-    gain="Four waits less in such a forward; its time was not measured.",
+    gain="Nothing was measured end to end. Four waits less in such a forward.",
     condition="A tracked prefill with FlashInfer's GDN kernels.",
     absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
     requires=("mamba.zero-sync",),
@@ -236,6 +241,7 @@ _FLASHINFER_PLAN = Patch(
         Variant(
             releases=between("0.5.17", "0.5.23"),
             install=f"{_SETS}.flashinfer_plan:install",
+            awaits=(UTILS,),
             targets=(f"{_FLASHINFER}:maybe_build_flashinfer_checkpoint_plan",),
             depends=(*_LISTS, f"{_GDN}.init_forward_metadata"),
         ),
@@ -267,8 +273,9 @@ _LIGHTNING_ROWS = Patch(
         "layer. A batch that the host does not know is stock's."
     ),
     gain=(
-        "Syncs of a forward of 2 layers on an H200, 0.5.14, half of its requests tracked: 14 to 0 "
-        "with seg_la, 64 to 1 with minimax. Its time was not measured."
+        "Nothing was measured end to end. Syncs of a forward of 2 layers on an H200, 0.5.14, half "
+        "of its requests tracked: 14 to 0 with seg_la, 64 to 1 with minimax. Its time on 0.5.23: "
+        "1.55 to 1.45 ms and 5.0 to 4.1 ms; where nothing is tracked, 0.1 ms more with seg_la."
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
@@ -277,18 +284,21 @@ _LIGHTNING_ROWS = Patch(
         Variant(
             releases=between("0.5.10", "0.5.12.post1"),
             install=f"{_SETS}.lightning_rows:install_for_minimax",
+            awaits=(UTILS,),
             targets=_LIGHTNING_TARGETS,
             depends=_LIGHTNING_DEPENDS,
         ),
         Variant(
             releases=between("0.5.13", "0.5.16"),
             install=f"{_SETS}.lightning_rows:install",
+            awaits=(UTILS,),
             targets=_LIGHTNING_TARGETS,
             depends=_LIGHTNING_DEPENDS,
         ),
         Variant(
             releases=between("0.5.17", "0.5.23"),
             install=f"{_SETS}.lightning_rows:install_with_track_store",
+            awaits=(UTILS,),
             targets=(*_LIGHTNING_TARGETS, f"{_LIGHTNING}._prepare_seg_la_track_store"),
             depends=_LIGHTNING_DEPENDS,
         ),
@@ -311,14 +321,16 @@ _CHUNK_INDICES = Patch(
         "is stock's."
     ),
     gain=(
-        "No wait in place of 8, 78 and 318 for 2, 16 and 64 requests with prefixes, and of 1 where "
-        "none has one."
+        "Nothing was measured end to end. Time of a prefill's metadata on an H200, 0.5.23, every "
+        "request with a cached prefix: 11.6 to 0.29 ms for 64 of them, 2.6 to 0.23 ms for 16, 0.19 "
+        "to 0.23 ms for one. No wait in place of 8, 78 and 318 for 2, 16 and 64 requests."
     ),
     condition="Mamba2 models; most with a prefix hit, or a later chunk of a chunked prefill.",
     variants=tuple(
         Variant(
             releases=releases,
             install=f"{_SETS}.chunk_indices:{install}",
+            awaits=(UTILS,),
             targets=(
                 f"{_METADATA}:Mamba2Metadata.prepare_mixed",
                 f"{_METADATA}:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
@@ -333,4 +345,157 @@ _CHUNK_INDICES = Patch(
     ),
 )
 
-PATCHES = (_TRACK_MASK, _ZERO_SYNC, _FLASHINFER_PLAN, _CHUNK_INDICES, _LIGHTNING_ROWS)
+_HYBRID_BACKEND = f"{_HYBRID}:HybridLinearAttnBackend"
+_RADIX = "sglang.srt.layers.radix_linear_attention"
+_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+_CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
+
+_PREFILL_GRAPH = Patch(
+    id="mamba.gdn-prefill-graph",
+    summary="capture gated-delta-net layers in the breakable prefill graph",
+    why=(
+        "The breakable prefill graph, the default of recent releases, is broken at each "
+        "gated-delta-net layer, whose kernels are then launched one by one from Python: a short "
+        "prefill leaves the GPU idle for most of its time."
+    ),
+    how=(
+        "As stock does for KDA since 0.5.22: the layer's own code is captured on tables of a fixed "
+        "size, one set a token bucket, which are filled from the host's lists before each replay "
+        "with one pinned copy and no wait. The kernels' grids span the most rows that a batch of "
+        "the bucket can have; rows that a batch does not use write nothing. Tracked states are "
+        "copied by two small kernels of its own. With FlashInfer's prefill, whose algorithm "
+        "depends on the batch, with data-parallel attention, context parallelism, two-batch "
+        "overlap, multi-item scoring or the unified memory pool stock's breaks remain. "
+        "A batch of more than 64 requests, or than SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS, runs without "
+        "a prefill graph, as with stock's KDA. SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it "
+        "off."
+    ),
+    gain=(
+        "Time to the first token of 519 tokens on an H200, 0.5.23, a model of 24 layers, by turns "
+        "in one Engine: 27.8 to 14.9 ms, and 25 graph launches to 7. 8 x 512, 4 x 2048 and 1 x "
+        "8000 tokens, which keep the GPU busy: no difference beyond the spread. The captures of 58 "
+        "buckets took 34 s and 1.9 GB, stock's after them 16 s and 0.4 GB."
+    ),
+    condition=(
+        "Prefills of up to some 2000 tokens, with Triton's gated-delta-net kernels and breakable "
+        "prefill graphs. Nothing on a server with FlashInfer's, and nothing for long prefills."
+    ),
+    absent_because="this release has no way to capture a linear layer in the prefill graph",
+    anchors=(f"{_BASE}.supports_prefill_graph_extend",),
+    variants=(
+        Variant(
+            releases=between("0.5.22", "0.5.23"),
+            install=f"{_SETS}.gdn_prefill_graph:install",
+            awaits=(UTILS,),
+            targets=(
+                f"{_GDN}.forward_extend",
+                f"{_BASE}._track_mamba_state_extend",
+                *_chunk_targets(_FLA),
+            ),
+            adds=tuple(
+                f"{_GDN}.{name}"
+                for name in (
+                    "supports_prefill_graph_extend",
+                    "prefill_graph_extend_active",
+                    "init_prefill_graph_metadata",
+                    "refresh_prefill_graph_metadata",
+                    "prefill_graph_max_seqs",
+                )
+            ),
+            depends=(
+                f"{_HYBRID_BACKEND}.__init__",
+                f"{_HYBRID_BACKEND}.linear_extend_in_graph",
+                f"{_HYBRID_BACKEND}.init_forward_metadata_for_breakable_cuda_graph_capture",
+                f"{_HYBRID_BACKEND}.prepare_forward_metadata_for_breakable_cuda_graph_replay",
+                f"{_RADIX}:RadixLinearAttention.forward",
+                f"{_RADIX}:_linear_attention_with_output_impl",
+                f"{_RADIX}:_linear_extend_in_graph",
+                f"{_RUNNER}.capture_prepare",
+                f"{_RUNNER}.capture_one_shape",
+                f"{_RUNNER}.load_batch",
+                f"{_RUNNER}.can_replay_locally",
+                f"{_RUNNER}._init_forward_metadata_for_capture",
+                f"{_RUNNER}._prepare_forward_metadata_for_replay",
+                f"{_BASE}.supports_prefill_graph_extend",
+                f"{_BASE}._forward_metadata",
+                f"{_BASE}._has_cpu_prefill_track_metadata",
+                f"{_BASE}._init_track_conv_indices",
+                f"{_BASE}._init_track_ssm_indices_from_cpu",
+                f"{_GDN}.__init__",
+                f"{_GDN}.init_forward_metadata",
+                f"{_GDN}._init_prefill_conv_block_table",
+                f"{_GDN}._init_target_verify_qkv_routing",
+                f"{_GDN}._convolve_prefill",
+                f"{_GDN}._prefill_gates",
+                f"{_METADATA}:ForwardMetadata",
+                f"{_ATTENTION}.mamba.prefill_track_metadata:build_prefill_track_plan",
+                f"{_BATCH}.mamba_track_aligned_lens",
+                f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
+                f"{_ATTENTION}.mamba.causal_conv1d:causal_conv1d_fn",
+                f"{_CONV}:causal_conv1d_fn",
+                f"{_CONV}:_causal_conv1d_fwd_kernel",
+                f"{_FLA}.chunk:chunk_gated_delta_rule",
+                f"{_FLA}.chunk:chunk_gated_delta_rule_fwd",
+                f"{_FLA}.chunk:ChunkGatedDeltaRuleFunction.forward",
+                f"{_FLA}.chunk_fwd:chunk_gated_delta_rule_fwd_intra",
+                f"{_FLA}.chunk_fwd:chunk_gated_delta_rule_fwd_kkt_solve_kernel",
+                f"{_FLA}.chunk_delta_h:chunk_gated_delta_rule_fwd_h",
+                f"{_FLA}.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+                f"{_FLA}.chunk_o:chunk_fwd_o",
+                f"{_FLA}.chunk_o:chunk_fwd_kernel_o",
+                f"{_FLA}.cumsum:chunk_local_cumsum_scalar",
+                f"{_FLA}.cumsum:chunk_local_cumsum_scalar_kernel",
+                f"{_FLA}.wy_fast:recompute_w_u_fwd",
+                f"{_FLA}.wy_fast:recompute_w_u_fwd_kernel",
+                *_chunk_depends(_FLA),
+            ),
+        ),
+    ),
+)
+
+_PREFILL_GRAPH_TRITON = Patch(
+    id="mamba.gdn-prefill-graph-triton",
+    kind="policy",
+    summary="run short captured prefills by Triton's kernels on a FlashInfer server",
+    why=(
+        "On Hopper GPUs recent releases run a gated delta net's prefill by FlashInfer's kernel "
+        "where CuTe DSL is installed. It is the faster one for long prefills; but it picks its "
+        "algorithm by the batch, so it can't be captured, and a short prefill waits for launches."
+    ),
+    how=(
+        "mamba.gdn-prefill-graph captures Triton's kernel in buckets of up to 2048 tokens; longer "
+        "prefills, and those that run without a graph, stay with FlashInfer's. The two kernels "
+        "round differently, as they do where a server is started with the one or the other, so "
+        "tokens may differ from stock's: hence it is chosen by its own name."
+    ),
+    gain="Nothing was measured; a server of 0.5.23 with it boots and captures on an H200.",
+    condition="Short prefills on a server whose gated-delta-net prefill is FlashInfer's.",
+    absent_because="this release has no way to capture a linear layer in the prefill graph",
+    anchors=(f"{_BASE}.supports_prefill_graph_extend",),
+    requires=("mamba.gdn-prefill-graph",),
+    variants=(
+        Variant(
+            releases=between("0.5.22", "0.5.23"),
+            install=f"{_SETS}.gdn_prefill_graph_triton:install",
+            awaits=(UTILS,),
+            targets=(),
+            adds=(f"{_GDN}.{KERNEL}",),
+            depends=(
+                f"{_BASE}.supports_prefill_graph_extend",
+                f"{_GDN}.__init__",
+                f"{_FLASHINFER}:FlashInferGDNKernel.extend",
+                f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
+            ),
+        ),
+    ),
+)
+
+PATCHES = (
+    _PREFILL_GRAPH,
+    _PREFILL_GRAPH_TRITON,
+    _TRACK_MASK,
+    _ZERO_SYNC,
+    _FLASHINFER_PLAN,
+    _CHUNK_INDICES,
+    _LIGHTNING_ROWS,
+)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+import mlx.core as mx
 
 from .. import Different, Inputs
 from ..comparing import differs, live, same
@@ -17,6 +20,107 @@ from .models import Model
 from .playing import Player, Step
 
 _FEW = 3
+
+
+def pool_write(inputs: Inputs) -> int:
+    """Prefix hits, chunks of a prompt, aborts, cleared caches; and that buffers are let go."""
+    patch = "mlx.pool-write"
+    compared = _episodes(patch, inputs, needs_pool=True)
+    kept = {}
+    with models.model("qwen3", "float32") as made:
+        for live_patches in ((), (patch,)):
+            with live(*live_patches) if live_patches else nullcontext():
+                kept[bool(live_patches)] = _kept_after(made, 6)
+    # Of what stock keeps, two buffers a request are pinned by the pool; the last one is reused.
+    if not kept[True] * 6 <= kept[False]:
+        raise Different(f"{patch}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}")
+    return compared
+
+
+def first_buffer(inputs: Inputs) -> int:
+    """The same episodes; prompts and decodes that cross the end of a buffer, alone and batched."""
+    patch = "mlx.first-buffer"
+    compared = _episodes(patch, inputs)
+    crossing = [playing.CROSSING, playing.SCRIPTED]
+    with models.model("qwen3", "float32") as made:
+        compared += same(patch, _played(made, []), crossing)
+        compared += same(patch, _played(made, [], radix=True), crossing)
+        with live(patch):
+            player = Player(made)
+            player.join("a", 9)
+            cache = player.runner._req_caches["a"][0]
+            player.join("b", 300)
+            player.leave("b")
+            player.join("c", 20)
+            rooms = [cache.max_seq_len, player.runner._req_caches["c"][0].keys.shape[2]]
+        if rooms != [256, 256]:
+            raise Different(f"{patch}: room for {rooms} tokens")
+    return compared
+
+
+def last_row(inputs: Inputs) -> int:
+    """The same episodes with each kind of model and of weights, and tokens that are drawn."""
+    from ...sets.mlx.last_row import COUNTS
+
+    patch = "mlx.last-row"
+    COUNTS.clear()
+    compared = 0
+    if playing.has_pool():
+        compared += _episodes(patch, inputs)
+    else:
+        schedules = [_read(schedule) for schedule in inputs(playing.random_schedule)]
+        for dtype in ("float32", "bfloat16"):
+            with models.model("qwen3", dtype) as made:
+                compared += same(patch, _played(made, []), schedules)
+    if not COUNTS["cut"]:
+        raise Different(f"{patch}: {dict(COUNTS)}")
+    with models.model("qwen3", "float32", tie_word_embeddings=True) as made:
+        compared += same(patch, _played(made, []), [_read(playing.SCRIPTED)])
+    if _can_sample():
+        with models.model("qwen3", "float32") as made:
+            compared += same(patch, _played(made, [], sampling=True), [playing.SCRIPTED])
+    return compared
+
+
+def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
+    """Random episodes with the radix cache on, over each kind of model that the release serves.
+
+    `needs_pool`: the patch has nothing to do where stock has no pool.
+    """
+    drawn = inputs(playing.random_episodes)
+    hits = [playing.HITTING, *inputs(playing.random_hits)]
+    compared = 0
+    with models.model("qwen3", "float32") as made:
+        compared += same(patch, _played(made, [], radix=True), [*hits, *drawn])
+        without = [playing.SCRIPTED, playing.EXTENDING]
+        compared += same(patch, _played(made, []), without, ran=not needs_pool)
+    for name, dtype, quantized in (
+        ("qwen3", "bfloat16", False),
+        ("qwen3", "bfloat16", True),
+        *((name, "float32", False) for name in _further_models()),
+    ):
+        with models.model(name, dtype, quantized=quantized) as made:
+            ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
+            few = [*hits[:2], *drawn[:_FEW]]
+            compared += same(patch, _played(made, [], radix=True), few, ran=ran)
+    return compared
+
+
+def _kept_after(made: Model, requests: int) -> int:
+    """Bytes that are kept after requests that came one after the other, each with its prompt."""
+    player = Player(made, radix=True)
+    player.keeps = False
+    player.evaluate_pool()
+    gc.collect()
+    before: int = mx.get_active_memory()
+    for number in range(requests):
+        player.join(f"r{number}", 20 + number)
+        player.decode([f"r{number}"], 3)
+        player.leave(f"r{number}")
+    mx.synchronize()
+    gc.collect()
+    after: int = mx.get_active_memory()
+    return after - before
 
 
 def kv_arena(inputs: Inputs) -> int:

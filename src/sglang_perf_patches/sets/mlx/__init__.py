@@ -48,7 +48,164 @@ _ARENA_DEPENDS_2 = (
     f"{_RUNNER}.clear",
 )
 
+_POOL = f"{_MLX}.kv_cache.kv_pool:MlxKVPool"
+_ATTENTION_POOL = f"{_MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
+# What writes into the pool and reads from it.
+_POOL_DEPENDS = (
+    f"{_RUNNER}._sync_new_kv_to_pool",
+    f"{_RUNNER}._sync_decode_kv_to_pool",
+    f"{_RUNNER}.prefill_start",
+    f"{_RUNNER}.extend_start",
+    f"{_RUNNER}.extend_finalize",
+)
+# What makes, reuses and releases the caches of a request.
+_BUFFER_DEPENDS = (
+    f"{_RUNNER}._acquire_cache",
+    f"{_RUNNER}.remove_request",
+    f"{_RUNNER}.prefill_start",
+)
+
 PATCHES: tuple[Patch, ...] = (
+    Patch(
+        id="mlx.pool-write",
+        summary="what a request leaves to the radix cache's pool is a copy of its tokens",
+        why="TODO",
+        how="TODO",
+        gain="TODO",
+        condition="TODO",
+        anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
+        absent_because="there is no pool here: MLX has had a radix cache since 0.5.11",
+        variants=(
+            Variant(
+                releases=releases.between("0.5.11", "0.5.12.post1"),
+                install=f"{_HERE}.pool_write:install_contiguous",
+                targets=(
+                    f"{_POOL}.set_kv_all_layers",
+                    f"{_POOL}.get_kv",
+                    f"{_RUNNER}.prefill_finalize",
+                ),
+                depends=(
+                    *_POOL_DEPENDS,
+                    f"{_POOL}.set_kv",
+                    f"{_POOL}.clear",
+                    f"{_MLX}.kv_cache.contiguous_cache:PoolBackedCache",
+                ),
+            ),
+            Variant(
+                releases=releases.between("0.5.13", "0.5.23"),
+                install=f"{_HERE}.pool_write:install_attention",
+                targets=(
+                    f"{_ATTENTION_POOL}.set_kv_all_layers",
+                    f"{_ATTENTION_POOL}.get_kv",
+                    f"{_RUNNER}.prefill_finalize",
+                ),
+                depends=(
+                    *_POOL_DEPENDS,
+                    f"{_ATTENTION_POOL}.set_kv",
+                    f"{_ATTENTION_POOL}.clear",
+                    f"{_MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache",
+                    f"{_RUNNER}._cache_with_pool_backed_attention",
+                ),
+            ),
+        ),
+    ),
+    Patch(
+        id="mlx.first-buffer",
+        summary="a request's buffers begin with room for what it has, not for 4096 tokens",
+        why="TODO",
+        how="TODO",
+        gain="TODO",
+        condition="TODO",
+        anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
+        absent_because="a request's buffers grow by 256 tokens here, as mlx-lm's own do",
+        variants=(
+            Variant(
+                releases=releases.between("0.5.11", "0.5.12.post1"),
+                install=f"{_HERE}.first_buffer:install_contiguous",
+                targets=(
+                    f"{_CONTIGUOUS_CACHE}._allocate",
+                    f"{_CONTIGUOUS_CACHE}._grow",
+                    f"{_CONTIGUOUS_CACHE}.write_token",
+                    f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}.clear",
+                ),
+                depends=(*_BUFFER_DEPENDS, f"{_CONTIGUOUS_CACHE}.update_and_fetch"),
+                note="a batched decode also goes on past the end of a buffer",
+            ),
+            Variant(
+                releases=releases.between("0.5.13", "0.5.14"),
+                install=f"{_HERE}.first_buffer:install_attention_without_growth",
+                targets=(
+                    f"{_ATTENTION_CACHE}._allocate",
+                    f"{_ATTENTION_CACHE}._grow",
+                    f"{_ATTENTION_CACHE}.write_token",
+                    f"{_RUNNER}._release_cache",
+                ),
+                depends=(
+                    *_BUFFER_DEPENDS,
+                    f"{_ATTENTION_CACHE}.update_and_fetch",
+                    f"{_RUNNER}._materialize_pool_backed_attention",
+                    f"{_RUNNER}.clear",
+                ),
+                note="a batched decode also goes on past the end of a buffer",
+            ),
+            Variant(
+                releases=releases.between("0.5.15", "0.5.23"),
+                install=f"{_HERE}.first_buffer:install_attention",
+                targets=(
+                    f"{_ATTENTION_CACHE}._allocate",
+                    f"{_ATTENTION_CACHE}._grow",
+                    f"{_RUNNER}._release_cache",
+                ),
+                depends=(
+                    *_BUFFER_DEPENDS,
+                    f"{_ATTENTION_CACHE}.update_and_fetch",
+                    f"{_ATTENTION_CACHE}.write_token",
+                    f"{_RUNNER}._materialize_pool_backed_attention",
+                    f"{_RUNNER}.clear",
+                ),
+            ),
+        ),
+    ),
+    Patch(
+        id="mlx.last-row",
+        summary="prefill asks the model's head for the last position alone",
+        why="TODO",
+        how="TODO",
+        gain="TODO",
+        condition="TODO",
+        absent_because="MLX came with 0.5.10",
+        variants=(
+            Variant(
+                releases=releases.between("0.5.10", "0.5.10.post1"),
+                install=f"{_HERE}.last_row:install_eager",
+                targets=(f"{_RUNNER}.prefill",),
+                depends=(f"{_RUNNER}._extract_logits",),
+            ),
+            Variant(
+                releases=releases.between("0.5.11", "0.5.17"),
+                install=f"{_HERE}.last_row:install_lazy",
+                targets=(f"{_RUNNER}.prefill_start", f"{_RUNNER}.extend_start"),
+                depends=(f"{_RUNNER}._extract_logits",),
+                note="of every chunk of a prompt",
+            ),
+            Variant(
+                releases=releases.between("0.5.18", "0.5.23"),
+                install=f"{_HERE}.last_row:install_lazy",
+                targets=(f"{_RUNNER}.prefill_start", f"{_RUNNER}.extend_start"),
+                depends=(
+                    f"{_RUNNER}._extract_logits",
+                    f"{_RUNNER}._forward_lazy_token",
+                    f"{_RUNNER}._select_tokens_with_logprobs",
+                    f"{_RUNNER}._trunk_forward",
+                ),
+                note=(
+                    "of a prompt's last chunk: stock itself asks nothing of the head for the "
+                    "others, where the model's trunk can be called alone"
+                ),
+            ),
+        ),
+    ),
     Patch(
         id="mlx.decode-context",
         summary="arrays of the sequence lengths are made once per decode step",

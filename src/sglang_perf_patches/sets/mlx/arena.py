@@ -17,6 +17,12 @@ from typing import Any
 CUDNN_STEP = 256
 """MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
 
+STOCK_ROOM = 4096
+"""Tokens that each request's buffers have room for in stock, at least."""
+
+AT_MOST = 2
+"""Times the room of stock's buffers that padded rows may take."""
+
 _ROUND = 64
 _ASIDE = 8
 
@@ -185,11 +191,13 @@ class Rows:
         return len(kinds) == 1
 
     def room_in_stock(self, caches: Sequence[Sequence[Any]], lengths: Sequence[int]) -> int:
-        """Tokens that stock's buffers of a layer have room for after the next token, together."""
+        """Tokens that stock's buffers of a layer have room for after the next token, together.
+
+        Whatever mlx.first-buffer makes of them.
+        """
         for of_layer in caches:
             if isinstance(of_layer[0], self.cache_class):
-                pairs = zip(of_layer, lengths, strict=True)
-                return sum(_doubled(cache.max_seq_len, length + 1) for cache, length in pairs)
+                return sum(_doubled(STOCK_ROOM, length + 1) for length in lengths)
         return 0
 
     def capacity_for(self, caches: Sequence[Sequence[Any]], length: int, most: int) -> int:

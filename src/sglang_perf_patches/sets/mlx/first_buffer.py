@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _MLX = "sglang.srt.hardware_backend.mlx"
 CONTIGUOUS = f"{_MLX}.kv_cache.contiguous_cache:ContiguousKVCache"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _MLX = "sglang.srt.hardware_backend.mlx"
 KV_POOL = f"{_MLX}.kv_cache.kv_pool:MlxKVPool"

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def _first_steps(times: list[list[float]]) -> dict[str, Any]:
     ratios = [each[0] / statistics.median(each[2:]) for each in times[1:]]
     return {
         "first step ms": [round(value, 1) for value in statistics.quantiles(firsts, n=4)],
-        "later step ms": round(statistics.median(sum((each[2:] for each in times), [])), 1),
+        "later step ms": round(statistics.median(chain.from_iterable(e[2:] for e in times)), 1),
         "first : later": [round(value, 2) for value in statistics.quantiles(ratios, n=4)],
     }
 

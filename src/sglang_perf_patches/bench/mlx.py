@@ -147,7 +147,8 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
                 rows.append(row)
                 if not equal:
                     different.append(
-                        f"{requests} requests of {batch.context} tokens, {batch.kind}, {batch.taken}"
+                        f"{requests} requests of {batch.context} tokens, "
+                        f"{batch.kind}, {batch.taken}"
                     )
             yield Table(
                 "mlx",

@@ -31,6 +31,11 @@ CASES: tuple[Case, ...] = tuple(
             "logits of every forward pass, tokens and logprobs",
         ),
         (
+            "next-turn",
+            "next_turn",
+            "logits of every forward pass, tokens and KV in the pool; with a window, logits to 1e-4",
+        ),
+        (
             "decode-context",
             "decode_context",
             "logits of every forward pass",

@@ -33,7 +33,9 @@ def pool_write(inputs: Inputs) -> int:
                 kept[bool(live_patches)] = _kept_after(made, 6)
     # Of what stock keeps, two buffers a request are pinned by the pool; the last one is reused.
     if not kept[True] * 6 <= kept[False]:
-        raise Different(f"{patch}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}")
+        raise Different(
+            f"{patch}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}"
+        )
     return compared
 
 
@@ -82,6 +84,52 @@ def last_row(inputs: Inputs) -> int:
     return compared
 
 
+def next_turn(inputs: Inputs) -> int:
+    """Conversations: bit by bit where stock reads the same tokens' KV from the pool.
+
+    With a sliding window stock computes them anew, all at once; there the logits are close.
+    """
+    from ...sets.mlx.next_turn import COUNTS
+
+    patch = "mlx.next-turn"
+    COUNTS.clear()
+    hits = [playing.HITTING, playing.TALKING, *inputs(playing.random_hits)]
+    hits += inputs(playing.random_episodes)
+    compared = 0
+    for dtype in ("float32", "bfloat16"):
+        with models.model("qwen3", dtype) as made:
+            compared += same(patch, _played(made, [], radix=True), hits)
+            with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
+                found = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
+            expected = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
+            if differs(expected, found):
+                raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
+    if not COUNTS["continued"]:
+        raise Different(f"{patch}: {dict(COUNTS)}")
+    if "gpt_oss" in _further_models():
+        with models.model("gpt_oss", "float32") as made:
+            before = COUNTS["continued"]
+            expected_logits = _logits(made, playing.TALKING)
+            with live(patch):
+                found_logits = _logits(made, playing.TALKING)
+            for number, (one, other) in enumerate(zip(expected_logits, found_logits, strict=True)):
+                if not bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item()):
+                    raise Different(f"{patch}, with a window: logits {number} are not close")
+            if COUNTS["continued"] == before:
+                raise Different(f"{patch}: no turn was continued with a window")
+            compared += len(found_logits)
+    return compared
+
+
+def _logits(made: Model, schedule: Sequence[Step]) -> list[mx.array]:
+    """The logits of each forward pass."""
+    found: list[mx.array] = []
+    player = Player(made, radix=True)
+    player.note = found.append
+    player.play(schedule)
+    return found
+
+
 def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     """Random episodes with the radix cache on, over each kind of model that the release serves.
 
@@ -125,9 +173,11 @@ def _kept_after(made: Model, requests: int) -> int:
 
 def kv_arena(inputs: Inputs) -> int:
     """Joins, leaves, reorders, chained steps, growth, extension, prefix hits and failed steps."""
-    from ...sets.mlx.kv_arena import COUNTS
+    from ...sets.mlx.arena_choice import COUNTS
+    from ...sets.mlx.arena_trial import is_proven
 
     patch = "mlx.kv-arena"
+    serves_at_once = is_proven(mx)
     drawn, drawn_hits = inputs(playing.random_schedule), inputs(playing.random_hits)
     changes = inputs(playing.random_changes)
     scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING, playing.CHANGING]
@@ -136,14 +186,14 @@ def kv_arena(inputs: Inputs) -> int:
     compared = 0
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), [*scripted, *drawn])
-        if COUNTS["steps"] < 2 * COUNTS["stock steps"]:
+        if serves_at_once and COUNTS["steps"] < 2 * COUNTS["stock steps"]:
             raise Different(f"{patch}: {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), settling)
-        if not COUNTS["partings"]:
+        if serves_at_once and not COUNTS["partings"]:
             raise Different(f"{patch}: no rows were set apart, {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-        hits = [playing.HITTING, *drawn_hits]
+        hits = [playing.HITTING, *drawn_hits, playing.FAR, *inputs(playing.random_episodes)]
         compared += same(patch, _played(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _failing(patch, made)
@@ -167,6 +217,27 @@ def kv_arena(inputs: Inputs) -> int:
     ):
         hits = [playing.HITTING, *drawn_hits[:_FEW]]
         compared += same(patch, _played(made, batched, radix=True), hits)
+    with models.model("qwen3", "float32") as made:
+        compared += _tried(
+            patch, made, [playing.SCRIPTED, playing.GROWING, *drawn[:_FEW], *hits[:_FEW]]
+        )
+    return compared
+
+
+def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
+    """On a device that counts as unproven: the same, and then arenas serve."""
+    from ...sets.mlx import kv_arena as module
+    from ...sets.mlx.arena_choice import COUNTS
+
+    proven = module.is_proven
+    module.is_proven = lambda _: False
+    COUNTS.clear()
+    try:
+        compared = same(patch, _played(made, [], radix=True), schedules)
+    finally:
+        module.is_proven = proven
+    if not COUNTS["tried steps"] or not COUNTS["steps"]:
+        raise Different(f"{patch}: on an unproven device {dict(COUNTS)}")
     return compared
 
 

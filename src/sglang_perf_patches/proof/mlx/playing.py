@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count, cycle
@@ -107,6 +107,40 @@ CROSSING: tuple[Step, ...] = (
     ("chain", "ecb", 60),
 )
 """Prompts and decode steps, of one request and of several, that cross 256 and 768 tokens."""
+
+TALKING: tuple[Step, ...] = (
+    ("join", "a", 20),
+    ("decode", "a", 5),
+    ("leave", "a"),
+    ("hit", "b", "a", 25, 12),
+    ("chain", "b", 6),
+    ("join", "x", 9),
+    ("chain", "bx", 7),
+    ("leave", "b"),
+    ("hit", "c", "b", 50, 3),
+    ("chain", "xc", 4),
+    ("leave", "c"),
+    ("hit", "d", "c", 40, 9),
+    ("decode", "d", 2),
+    ("leave", "d"),
+    ("hit", "e", "d", 51, 4),
+    ("decode", "e", 2),
+    ("hit", "f", "c", 57, 2),
+    ("chain", "fe", 3),
+)
+"""A conversation of some turns, one that goes back in it, and another request beside it."""
+
+FAR: tuple[Step, ...] = (
+    ("join", "a", 600),
+    ("join", "b", 9),
+    ("join", "c", 12),
+    ("chain", "abc", 4),
+    ("join", "d", 5),
+    ("chain", "bdca", 3),
+    ("leave", "a"),
+    ("chain", "bdc", 3),
+)
+"""One long request beside short ones."""
 
 CHANGING: tuple[Step, ...] = (
     ("join", "a", 9),
@@ -350,6 +384,7 @@ class Player:
         runner: stock's ``MlxModelRunner``.
         pending: the logits of the forward passes since they were last taken.
         keeps: whether it keeps them.
+        note: called with each logits that are digested.
     """
 
     def __init__(
@@ -379,6 +414,7 @@ class Player:
             start(self._pool)
         self.pending: list[mx.array] = []
         self.keeps = True
+        self.note: Callable[[mx.array], object] = lambda _: None
         self._held: dict[str, int] = {}
         self._donated: dict[str, tuple[list[int], list[int]]] = {}
         extract = self.runner._extract_logits
@@ -415,7 +451,9 @@ class Player:
             else:
                 self.decode(list(who), more[0] if more else 1, chained=kind == "chain")
                 played.batched += (len(who) > 1) * (more[0] if more else 1)
-            played.logits += [digest(logits) for logits in self.pending]
+            for logits in self.pending:
+                played.logits.append(digest(logits))
+                self.note(logits)
             self.pending.clear()
         for who in list(self._held):
             self._note(who, played)

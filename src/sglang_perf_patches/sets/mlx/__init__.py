@@ -23,7 +23,6 @@ _ARENA_TARGETS = (
     _CORE,
     f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",
     f"{_RUNNER}._release_cache",
-    f"{_RUNNER}._sync_new_kv_to_pool",
 )
 # What hands the caches of a request round, beyond those.
 _ARENA_DEPENDS = (
@@ -34,6 +33,7 @@ _ARENA_DEPENDS = (
     f"{_RUNNER}.decode_batch_start_chained",
     f"{_RUNNER}.prefill_start",
     f"{_RUNNER}.extend_start",
+    f"{_RUNNER}._sync_new_kv_to_pool",
     f"{_RUNNER}._sync_decode_kv_to_pool",
     f"{_RUNNER}.remove_request",
 )
@@ -63,6 +63,19 @@ _BUFFER_DEPENDS = (
     f"{_RUNNER}._acquire_cache",
     f"{_RUNNER}.remove_request",
     f"{_RUNNER}.prefill_start",
+)
+
+_TURN_TARGETS = (
+    f"{_RUNNER}.remove_request",
+    f"{_RUNNER}._release_cache",
+    f"{_RUNNER}._acquire_cache",
+    f"{_RUNNER}.prefill_start",
+    f"{_RUNNER}.clear",
+)
+_TURN_DEPENDS = (
+    f"{_RUNNER}._sync_new_kv_to_pool",
+    f"{_RUNNER}._sync_decode_kv_to_pool",
+    f"{_RUNNER}.prefill_finalize",
 )
 
 PATCHES: tuple[Patch, ...] = (
@@ -297,6 +310,7 @@ PATCHES: tuple[Patch, ...] = (
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+        requires=("mlx.pool-write",),
         variants=(
             Variant(
                 releases=releases.between("0.5.11", "0.5.12.post1"),
@@ -462,6 +476,46 @@ PATCHES: tuple[Patch, ...] = (
                 install=f"{_HERE}.cache_growth:install_attention",
                 targets=(f"{_ATTENTION_CACHE}.write_token",),
                 depends=(f"{_ATTENTION_CACHE}._grow",),
+            ),
+        ),
+    ),
+    Patch(
+        id="mlx.next-turn",
+        kind="policy",
+        summary="a finished request's caches wait for the next turn of its conversation",
+        why="TODO",
+        how="TODO",
+        gain="TODO",
+        condition="TODO",
+        anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
+        absent_because="MLX has no radix cache here, and every turn is a new prompt",
+        variants=(
+            Variant(
+                releases=releases.between("0.5.11", "0.5.12.post1"),
+                install=f"{_HERE}.next_turn:install",
+                targets=_TURN_TARGETS,
+                depends=(*_TURN_DEPENDS, _CONTIGUOUS_CACHE),
+            ),
+            Variant(
+                releases=releases.between("0.5.13", "0.5.17"),
+                install=f"{_HERE}.next_turn:install",
+                targets=_TURN_TARGETS,
+                depends=(*_TURN_DEPENDS, _ATTENTION_CACHE),
+                note="models with a recurrent state are left to stock",
+            ),
+            Variant(
+                releases=releases.between("0.5.18", "0.5.23"),
+                install=f"{_HERE}.next_turn:install",
+                targets=_TURN_TARGETS,
+                depends=(
+                    *_TURN_DEPENDS,
+                    _ATTENTION_CACHE,
+                    f"{_MLX}.kv_cache.attention_kv_cache:WindowedAttentionKVCache",
+                ),
+                note=(
+                    "also with a sliding window, where stock prefills the whole conversation "
+                    "again; models with a recurrent state are left to stock"
+                ),
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""``mlx.first-buffer``: a request's buffers begin with room for what it has, not for 4096 tokens."""
+"""``mlx.first-buffer``: a request begins with buffers for what it has, not for 4096 tokens."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .arena_trial import same_bits
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -111,20 +113,19 @@ class _Heads:
                 cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
                 with _in_place_of(owner, cut):
                     few = model(*arguments, **options)
-                if _same_bits(self._core, _last(whole), _last(few)):
+                if same_bits(self._core, _last(whole), _last(few)):
                     return rows
         if tokens > _ROWS[-1]:
-            self._is_off = True
-            self._gate(
-                f"the head of {type(model).__module__} gives other bits for few positions than "
-                f"for {tokens} on {self._core.default_device()}"
-            )
+            device = self._core.default_device()
+            self._leave(model, f"its head gives other bits for few positions on {device}")
         return tokens
 
     def _leave(self, model: Any, why: str) -> None:
         if not self._is_off:
             self._is_off = True
-            self._gate(f"{type(model).__module__} is left to stock: {why}")
+            reason = f"{type(model).__module__} is left to stock: {why}"
+            logger.warning("mlx.last-row: %s", reason)
+            self._gate(reason)
 
 
 class _Prefilled:
@@ -196,8 +197,3 @@ def _owner_of_trunk(model: Any) -> Any:
 def _last(output: Any) -> Any:
     logits = output[0] if isinstance(output, tuple) else output
     return logits[:, -1]
-
-
-def _same_bits(core: Any, one: Any, other: Any) -> bool:
-    words = {1: core.uint8, 2: core.uint16, 4: core.uint32}[one.dtype.size]
-    return bool(core.array_equal(one.view(words), other.view(words)).item())

@@ -274,13 +274,16 @@ class _Switch:
 
         import_module(RUNNER)
         verdicts = sglang_perf_patches.verdicts(source.find_installed())
-        chosen = [found for found in verdicts if found.patch.set == "mlx" and found.variant]
-        targets = {target: None for found in chosen for target in found.variant.targets}
+        chosen = [
+            (found.patch.id, found.variant)
+            for found in verdicts
+            if found.patch.set == "mlx" and found.patch.is_default and found.variant is not None
+        ]
+        targets = {target: None for _, variant in chosen for target in variant.targets}
         owners = [objects.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
         report = sglang_perf_patches.activate("mlx")
-        self.names = [found.patch.id for found in chosen]
-        self.names = [name for name in self.names if report.of(name).state == "live"]
+        self.names = [id for id, _ in chosen if report.of(id).state == "live"]
         if not self.names:
             raise Missing("no patch of mlx went live")
         self._stock = list(zip(owners, stock, strict=True))

@@ -84,6 +84,30 @@ def last_row(inputs: Inputs) -> int:
     return compared
 
 
+def merged_state(inputs: Inputs) -> int:
+    """Joins, leaves, reorders, chained steps, single requests, cleared caches and failed steps."""
+    from ...sets.mlx.merged_state import COUNTS
+
+    patch = "mlx.merged-state"
+    drawn = [*inputs(playing.random_schedule), *inputs(playing.random_changes)]
+    scripted = [playing.SCRIPTED, playing.SETTLING, playing.FAILING_HYBRID]
+    compared = 0
+    with models.model("qwen3_next", "float32") as made:
+        compared += same(patch, _played(made, []), [*scripted, *drawn])
+        episodes = inputs(playing.random_episodes)
+        compared += same(patch, _played(made, [], radix=True), episodes)
+        with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
+            found = [asdict(Player(made).play(schedule)) for schedule in drawn]
+        expected = [asdict(Player(made).play(schedule)) for schedule in drawn]
+        if differs(expected, found):
+            raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
+        COUNTS.clear()
+        compared += same(patch, _played(made, []), [playing.GROWING])
+    if not COUNTS["steps"] > 10 * COUNTS["merges"]:
+        raise Different(f"{patch}: {dict(COUNTS)}")
+    return compared
+
+
 def next_turn(inputs: Inputs) -> int:
     """Conversations: bit by bit where stock reads the same tokens' KV from the pool.
 
@@ -226,11 +250,10 @@ def kv_arena(inputs: Inputs) -> int:
 
 def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
     """On a device that counts as unproven: the same, and then arenas serve."""
-    from ...sets.mlx import kv_arena as module
     from ...sets.mlx.arena_choice import COUNTS
 
-    proven = module.is_proven
-    module.is_proven = lambda _: False
+    module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena")
+    proven, module.is_proven = module.is_proven, lambda _: False
     COUNTS.clear()
     try:
         compared = same(patch, _played(made, [], radix=True), schedules)

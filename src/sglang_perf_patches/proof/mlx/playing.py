@@ -213,6 +213,18 @@ FAILING: tuple[Step, ...] = (
 )
 """Steps of a settled batch that end in the middle of the model, as if nothing had been."""
 
+FAILING_HYBRID: tuple[Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 12),
+    ("decode", "ab"),
+    ("decode", "ab"),
+    ("fail", "ab", 3),
+    ("leave", "a"),
+    ("join", "c", 5),
+    ("decode", "c", 2),
+)
+"""The same where every other layer is recurrent; what a step leaves that failed is stock's."""
+
 HITTING: tuple[Step, ...] = (
     ("join", "a", 12),
     ("join", "b", 9),

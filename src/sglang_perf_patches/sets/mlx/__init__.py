@@ -480,6 +480,38 @@ PATCHES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="mlx.merged-state",
+        summary="a hybrid model's recurrent state stays merged from step to step",
+        why="TODO",
+        how="TODO",
+        gain="TODO",
+        condition="TODO",
+        absent_because="MLX batches no recurrent layers here: it came with 0.5.13",
+        variants=(
+            Variant(
+                releases=releases.between("0.5.13", "0.5.23"),
+                install=f"{_HERE}.merged_state:install",
+                targets=(
+                    f"{_RUNNER}._decode_auxiliary_layer",
+                    f"{_RUNNER}._merge_auxiliary_caches",
+                    f"{_RUNNER}._replace_cache_contents",
+                    f"{_RUNNER}._cache_arrays",
+                ),
+                depends=(
+                    f"{_RUNNER}._decode_auxiliary_layer_batched",
+                    f"{_RUNNER}._can_batch_auxiliary_layer",
+                    f"{_RUNNER}._can_fast_merge_arrays_cache",
+                    f"{_RUNNER}._fast_merge_arrays_cache",
+                    f"{_RUNNER}._decode_with_hybrid_batching",
+                    f"{_RUNNER}._store_auxiliary_state",
+                    f"{_MLX}.kv_cache.auxiliary_state:_snapshot_cache",
+                    f"{_MLX}.kv_cache.auxiliary_state:_restore_cache",
+                ),
+                awaits=("mlx_lm.models.cache",),
+            ),
+        ),
+    ),
+    Patch(
         id="mlx.next-turn",
         kind="policy",
         summary="a finished request's caches wait for the next turn of its conversation",

@@ -246,13 +246,13 @@ class _LayerStep:
     | --- | --- |
     | asks for queries and keys, normalizes them | the module's own, by `__getattr__` |
     | asks it for the values | `v_proj` keeps them and gives out this object |
-    | reshapes and transposes the values | `reshape`, `transpose`: this object again |
+    | reshapes and transposes the values | `reshape`, `transpose`: this object |
     | rotates the queries | `rope`, the first time: the module's own |
     | rotates the keys | `rope`, the second: K and V of all go into the arena; this object |
-    | cuts out each request's K and V | `__getitem__`: this object again |
+    | cuts out each request's K and V | `__getitem__`: this object |
     | writes them into its cache | `write_token`: nothing, they are written |
-    | reads its K and V, pads them | `get_kv`: an `_OfAll` each; `_Step` says that nothing is padded |
-    | concatenates K of all requests, then V | `_Core.concatenate`: the array of the first `_OfAll` |
+    | reads its K and V, pads them | `get_kv`: an `_OfAll` each; the padding is 0, see `_Step` |
+    | concatenates K of all, then V | `_Core.concatenate`: the array of the first `_OfAll` |
     | attends, projects | stock's own, on the arena's arrays |
     """
 

@@ -107,7 +107,7 @@ class _Heads:
         """
         COUNTS["checks"] += 1
         hidden = trunk.hidden
-        tokens = hidden.shape[1]
+        tokens: int = hidden.shape[1]
         for rows in _ROWS:
             if rows < tokens:
                 cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)

@@ -206,7 +206,7 @@ def _start(caches: Sequence[Any], common: int, prefix: int) -> int:
         return common if all(_can_be_cut_back(cache, common) for cache in caches) else 0
     if common < prefix:
         return 0
-    return prefix if 0 < prefix and common - prefix < _WORTH else common
+    return prefix if prefix and common - prefix < _WORTH else common
 
 
 def _can_be_cut_back(cache: Any, length: int) -> bool:

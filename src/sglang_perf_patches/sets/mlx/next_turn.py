@@ -217,7 +217,8 @@ def _can_be_cut_back(cache: Any, length: int) -> bool:
     if not hasattr(cache, "window"):
         return True
     held: int = cache._local - (cache.offset - length)
-    return held >= min(cache.window, length)
+    wanted: int = min(cache.window, length)
+    return held >= wanted
 
 
 def _cut_back(cache: Any, length: int) -> None:

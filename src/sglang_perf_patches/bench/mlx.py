@@ -140,7 +140,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         what = f"on sglang {version}, {name} model in {dtype}"
         if any(prompts):
             yield _prefill_table(made, switch, prompts, rounds, what, notes)
-        for requests, batches in _batches(given, on_gpu, can_chain=patch == "mlx.kv-arena"):
+        for requests, batches in _batches(given, on_gpu, can_chain=patch != "mlx.merged-cache"):
             rows: list[tuple[Cell, ...]] = []
             for batch in progress(batches, f"bench mlx, {requests} requests"):
                 row, equal = _row(made, switch, batch, rounds, steps)
@@ -221,17 +221,18 @@ def _numbers(text: str) -> list[int]:
 
 
 def _decode_patch() -> tuple[str, str]:
-    """The patch of the decode step for this sglang, and the sglang's version."""
+    """The patch of the decode step for this sglang, else the first that applies; the version."""
     import sglang_perf_patches
 
     found = {
         verdict.patch.id: verdict
         for verdict in sglang_perf_patches.verdicts(source.find_installed())
     }
-    for id in DECODE:
+    of_set = [id for id in found if id.startswith("mlx.")]
+    for id in (*DECODE, *of_set):
         if found[id].word == "applies":
             return id, source.Tree(source.find_installed()).version
-    raise Missing("; ".join(f"{id} is {found[id].word}: {found[id].reason}" for id in DECODE))
+    raise Missing("; ".join(f"{id} is {found[id].word}: {found[id].reason}" for id in of_set))
 
 
 def _batches(

@@ -123,7 +123,7 @@ class _Batch:
         COUNTS["cuts"] += 1
         return [array[number : number + 1] for array in self.merged.cache]
 
-    def cut_all(self, row_class: type) -> None:
+    def cut_all(self, row_class: Any) -> None:
         """Cut all that are still here out: a batch that has changed does not come again."""
         found: list[Any] = [each() for each in self.rows]
         for row in found:

@@ -39,6 +39,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    "quarter": {
+        "vocab_size": 9_496,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
     "small": {
         "vocab_size": 512,
         "hidden_size": 256,
@@ -49,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 64,
     },
 }
-"""Qwen3's shape in two sizes: that of Qwen3-0.6B, and one for a CPU."""
+"""Qwen3's shape: that of Qwen3-0.6B, one with its proportions of body and head, one for a CPU."""
 
 SHORT = 100
 """Tokens of the short prompts beside a long one."""

@@ -446,7 +446,7 @@ class Player:
             if kind == "join":
                 self.join(who, more[0])
             elif kind == "hit":
-                self._hit(who, *more)
+                self.hit(who, *more)
             elif kind == "extend":
                 self.extend(who, more[0])
             elif kind == "leave":
@@ -536,7 +536,8 @@ class Player:
         chance = Random(seed)  # noqa: S311
         return [chance.randrange(self._made.vocabulary) for _ in range(length)]
 
-    def _hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+    def hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+        """Prefill a prompt that begins with so many tokens of a request that has left."""
         tokens, slots = self._donated[donor]
         new = self._words(f"{who}{more}", more)
         self._prefill(who, tokens[:prefix] + new, slots[:prefix])

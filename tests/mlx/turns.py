@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--release", default="0.5.23")
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
     if os.environ.get("SGLANG_USE_MLX"):
         _measure(given)
@@ -66,7 +66,9 @@ def _measure(given: argparse.Namespace) -> None:
             }
             pairs = zip(middle["mlx.next-turn"], middle["none"], strict=True)
             line = {"model": name, "tokens a turn": given.tokens, "rounds": given.rounds}
-            line |= {f"{selection}, ms": [round(t, 1) for t in ts] for selection, ts in middle.items()}
+            line |= {
+                f"{selection}, ms": [round(t, 1) for t in ts] for selection, ts in middle.items()
+            }
             line["patched : stock"] = [round(patched / stock, 2) for patched, stock in pairs]
             print(json.dumps(line), flush=True)
 

@@ -173,7 +173,7 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     ):
         with models.model(name, dtype, quantized=quantized) as made:
             ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
-            few = [*hits[:2], *drawn[:_FEW]]
+            few = [hits[-1], *drawn[:2]]
             compared += same(patch, _played(made, [], radix=True), few, ran=ran)
     return compared
 

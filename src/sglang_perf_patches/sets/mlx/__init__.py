@@ -148,9 +148,9 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.first-buffer",
         summary="a request's buffers begin with room for what it has, not for 4096 tokens",
         why=(
-            "A request's first write makes buffers of 4096 tokens in each layer and fills them with "
-            "zeros, whatever the prompt's length. A finished request's buffers wait for the next "
-            "one at the size that they have grown to."
+            "A request's first write makes buffers of 4096 tokens in each layer and fills them "
+            "with zeros, whatever the prompt's length. A finished request's buffers wait for "
+            "the next one at the size that they have grown to."
         ),
         how=(
             "The first buffers have room for the prompt and a token more, in steps of 256, as mlx- "
@@ -158,11 +158,12 @@ PATCHES: tuple[Patch, ...] = (
             "their dtype, which can decide what the next request is computed in, and no buffers."
         ),
         gain=(
-            "Memory, for short requests: on a CPU with a small model (8 layers, 4 KV heads of 64, "
-            "float32), 0.5.23, 8 requests of 100 to 163 tokens hold 34 MB instead of 537. Time: the "
-            "zeros are not written, and a buffer is copied where it doubles; no gain in speed was "
-            "measured beyond that. With mlx.pool-write and mlx.kv-arena, 16 requests in batches of "
-            "four take 29 MB at the peak, where stock takes 2150, and keep nothing."
+            "Memory, for short requests: on a CPU with a small model (8 layers, 4 KV heads of "
+            "64, float32), 0.5.23, 8 requests of 100 to 163 tokens hold 34 MB instead of 537. "
+            "Time: the zeros are not written, and a buffer is copied where it doubles; no gain "
+            "in speed was measured beyond that. With mlx.pool-write and mlx.kv-arena, 16 "
+            "requests in batches of four take 29 MB at the peak, where stock takes 2150, and "
+            "keep nothing."
         ),
         condition=(
             "Requests of fewer than 4096 tokens, the shorter the more. A prompt of more than 4096 "
@@ -223,26 +224,26 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.last-row",
         summary="prefill asks the model's head for the last position alone",
         why=(
-            "A prefill computes the logits of every position of the prompt, or of its last chunk, "
-            "and uses those of the last one: nothing else of them is ever read, logprobs of prompts "
-            "included, which stock's MLX backend does not give. With a large vocabulary that is a "
-            "quarter of a small model's time, and the largest array in the process."
+            "A prefill computes the logits of every position of the prompt, or of its last "
+            "chunk, and uses those of the last one: nothing else of them is ever read, logprobs "
+            "of prompts included, which stock's MLX backend does not give. With a large "
+            "vocabulary that is a quarter of a small model's time, and the largest array in the "
+            "process."
         ),
         how=(
-            "Stock's function runs, and calls the model. For that call the model's trunk answers "
-            "with its last position, so its head computes one row. On a CPU the bits are the same. "
-            "On a GPU one row may be multiplied by another kernel: there the first prompt of each "
-            "size, by powers of two, is computed both ways, and the head is given one row or 32, as "
-            "many as give stock's bits; where neither does the model is left to stock, named in one "
-            "line of the log. So is a model without a trunk of that name."
+            "Stock's function runs, and calls the model. For that call the model's trunk "
+            "answers with its last position, so its head computes one row. On a CPU the bits "
+            "are the same. On a GPU one row may be multiplied by another kernel: there the "
+            "first prompt of each size, by powers of two, is computed both ways, and the head "
+            "is given one row or 32, as many as give stock's bits; where neither does the model "
+            "is left to stock, named in one line of the log. So is a model without a trunk of "
+            "that name."
         ),
-        gain=(
-            "GAIN_LAST_ROW"
-        ),
+        gain=("GAIN_LAST_ROW"),
         condition=(
-            "Prompts of many tokens, most where the vocabulary is large beside the model. A decode "
-            "step and a prompt of one token are as in stock. From 0.5.18 on stock itself leaves the "
-            "head out of all chunks but the last."
+            "Prompts of many tokens, most where the vocabulary is large beside the model. A "
+            "decode step and a prompt of one token are as in stock. From 0.5.18 on stock itself "
+            "leaves the head out of all chunks but the last."
         ),
         absent_because="MLX came with 0.5.10",
         variants=(
@@ -548,10 +549,10 @@ PATCHES: tuple[Patch, ...] = (
             "after it."
         ),
         how=(
-            "The merged state is kept. What stock puts into a request's cache when it splits is a "
-            "row of it, cut out only when something else than the next step of the same requests in "
-            "the same order uses it: another batch, a snapshot for the radix cache, more prompt. A "
-            "step that fails in a layer is taken back there."
+            "The merged state is kept. What stock puts into a request's cache when it splits is "
+            "a row of it, cut out only when something else than the next step of the same "
+            "requests in the same order uses it: another batch, a snapshot for the radix cache, "
+            "more prompt. A step that fails in a layer is taken back there."
         ),
         gain=(
             "Nothing measured on a device that serves such models. In the graph of a step "
@@ -603,9 +604,7 @@ PATCHES: tuple[Patch, ...] = (
             "new tokens go into the pool as ever. Where the radix cache has the same tokens, give "
             "or take 64, the same tokens run as in stock and the logits are the same."
         ),
-        gain=(
-            "GAIN_TURN"
-        ),
+        gain=("GAIN_TURN"),
         condition=(
             "Conversations and other prompts that go on where a finished one ended, one request at "
             "a time for each. It is a policy because KV of a window is that of decode, where "

@@ -39,6 +39,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    "8b-4bit": {
+        "quantized": True,
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+    },
     "quarter": {
         "vocab_size": 9_496,
         "hidden_size": 256,
@@ -59,8 +70,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 64,
     },
+    "hybrid": {"kind": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4},
+    "window": {
+        "kind": "gpt_oss",
+        "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "sliding_window": 128,
+    },
 }
-"""Qwen3's shape: that of Qwen3-0.6B, one with its proportions of body and head, one for a CPU."""
+"""Qwen3's shape as Qwen3-0.6B and as Qwen3-8B in 4 bits, with the former's proportions of body and
+head, and for a CPU; Qwen3-Next's layers, three of four recurrent; gpt-oss', every other one with a
+sliding window. The last two are small."""
 
 SHORT = 100
 """Tokens of the short prompts beside a long one."""
@@ -147,7 +167,12 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     different: list[str] = []
     notes = f"Device: {_device(mx)}."
     switch = _Switch()
-    with models.model("qwen3", dtype, **MODELS[name]) as made, closing(switch):
+    sizes = dict(MODELS[name])
+    kind, quantized = sizes.pop("kind", "qwen3"), sizes.pop("quantized", False)
+    with (
+        models.model(kind, dtype, quantized=quantized, **sizes) as made,
+        closing(switch),
+    ):
         what = f"on sglang {version}, {name} model in {dtype}"
         if any(prompts):
             yield _prefill_table(made, switch, prompts, rounds, what, notes)

@@ -561,8 +561,10 @@ PATCHES: tuple[Patch, ...] = (
             "more prompt. A step that fails in a layer is taken back there."
         ),
         gain=(
-            "Nothing measured on a device that serves such models. In the graph of a step "
-            "GAIN_STATE"
+            "Nothing measured in time. The graph of a decode step of the tests' Qwen3-Next (4 "
+            "layers, 2 of them recurrent) has 831 nodes instead of 859 with 6 requests, and 783 "
+            "instead of 795 with 2: the concatenations and slices of the states are gone, and "
+            "with them a copy of the state at every step."
         ),
         condition=(
             "Batched decode of the same requests over several steps. A step in which requests join "

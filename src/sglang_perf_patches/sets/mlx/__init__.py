@@ -83,30 +83,30 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.pool-write",
         summary="what a request leaves to the radix cache's pool is a copy of its tokens",
         why=(
-            "What a prefill or a decode leaves to the radix cache is written into the pool by and "
-            "by: the queued write refers to the request's whole buffers until somebody reads the "
-            "pool. So a finished request keeps two buffers of 4096 tokens per layer. And MLX "
-            "updates in place only what nothing else refers to: it copies all buffers at the first "
-            "step after a prefill, and at each further chunk of a prompt."
+            "What a prefill or a decode leaves to the radix cache is written into the pool by "
+            "and by: the queued write refers to the request's whole buffers until somebody "
+            "reads the pool. So a finished request keeps two buffers of 4096 tokens per layer. "
+            "And MLX updates in place only what nothing else refers to: it copies all buffers "
+            "at the first step after a prefill, and at each further chunk of a prompt."
         ),
         how=(
-            "The tokens are copied out of the buffers, and written into the pool, along with the "
-            "step; nothing waits for it. While a prefill reads the pool, the copy alone is made, "
-            "because MLX would copy the pool to write into it: the next write or read takes the "
-            "queued one along."
+            "The tokens are copied out of the buffers, and written into the pool, along with "
+            "the step; nothing waits for it. While a prefill reads the pool, the copy alone is "
+            "made, because MLX would copy the pool to write into it: the next write or read "
+            "takes the queued one along."
         ),
         gain=(
-            "With the radix cache on, as sglang's default is, memory and the first token after a "
-            "prompt; one request at a time gains as much as many. On a CPU with a small model (8 "
-            "layers, 4 KV heads of 64, float32), 0.5.23: 24 requests, one after the other, keep 67 "
-            "MB instead of 3221, 16 in batches of four 268 instead of 2147. The first step after a "
-            "prefill takes 1.3 of a later one instead of 4.5, in a batch of four 1.1 instead of "
-            "6.2. Later steps cost what they cost in stock."
+            "With the radix cache on, as sglang's default is, memory and the first token after "
+            "a prompt; one request at a time gains as much as many. On a CPU with a small model "
+            "(8 layers, 4 KV heads of 64, float32), 0.5.23: 24 requests, one after the other, "
+            "keep 67 MB instead of 3221, 16 in batches of four 268 instead of 2147. The first "
+            "step after a prefill takes 1.3 of a later one instead of 4.5, in a batch of four "
+            "1.1 instead of 6.2. Later steps cost what they cost in stock."
         ),
         condition=(
             "The radix cache; with --disable-radix-cache, and for models with a sliding window, "
-            "stock has no pool and there is nothing to gain. The pool is in memory from the first "
-            "request on, and not from the first prefix hit on."
+            "stock has no pool and there is nothing to gain. The pool is in memory from the "
+            "first request on, and not from the first prefix hit on."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="there is no pool here: MLX has had a radix cache since 0.5.11",
@@ -153,9 +153,10 @@ PATCHES: tuple[Patch, ...] = (
             "the next one at the size that they have grown to."
         ),
         how=(
-            "The first buffers have room for the prompt and a token more, in steps of 256, as mlx- "
-            "lm's own have; from there on stock doubles them. A finished request's caches keep "
-            "their dtype, which can decide what the next request is computed in, and no buffers."
+            "The first buffers have room for the prompt and a token more, in steps of 256, as "
+            "mlx-lm's own have; those of a prompt that comes in chunks for the next chunk too, "
+            "and a decode doubles them as in stock. A finished request's caches keep their "
+            "dtype, which can decide what the next request is computed in, and no buffers."
         ),
         gain=(
             "Memory, for short requests: on a CPU with a small model (8 layers, 4 KV heads of "
@@ -166,8 +167,8 @@ PATCHES: tuple[Patch, ...] = (
             "keep nothing."
         ),
         condition=(
-            "Requests of fewer than 4096 tokens, the shorter the more. A prompt of more than 4096 "
-            "tokens has buffers of its length instead of the next power of two."
+            "Requests of fewer than 4096 tokens, the shorter the more. A prompt of more than "
+            "4096 tokens has buffers of its length instead of the next power of two."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="a request's buffers grow by 256 tokens here, as mlx-lm's own do",
@@ -193,6 +194,7 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_ATTENTION_CACHE}._grow",
                     f"{_ATTENTION_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}._cache_arrays",
                 ),
                 depends=(
                     *_BUFFER_DEPENDS,
@@ -209,6 +211,7 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_ATTENTION_CACHE}._allocate",
                     f"{_ATTENTION_CACHE}._grow",
                     f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}._cache_arrays",
                 ),
                 depends=(
                     *_BUFFER_DEPENDS,
@@ -329,9 +332,9 @@ PATCHES: tuple[Patch, ...] = (
         summary="a batch's KV stays in one buffer per layer across decode steps",
         why=(
             "Each attention layer of a batched decode pads K and V of each shorter request with "
-            "zeros and concatenates those of all requests, at every step: it copies the whole KV "
-            "once or twice to append one token to each request. Each request also keeps a buffer "
-            "of at least 4096 tokens per layer."
+            "zeros and concatenates those of all requests, at every step: it copies the whole "
+            "KV once or twice to append one token to each request. Each request also keeps a "
+            "buffer of at least 4096 tokens per layer."
         ),
         how=(
             "K and V of a batch lie in one buffer each per layer, right-padded as stock pads, "
@@ -369,11 +372,11 @@ PATCHES: tuple[Patch, ...] = (
         condition=(
             "Batched decode, the more the more requests; most with unequal lengths. A step in "
             "which requests join or leave copies the KV once, as stock does at each step. Where "
-            "every step is one, stock's own steps are taken after the second: no slower than stock "
-            "(on an H200 0.68 to 1.00 in turns of six steps), but on CUDA a gain is given up, for "
-            "16 requests whose buffers were built anew in every step had 0.41 to 0.45 there. On a "
-            "CPU that cost up to 1.19 of stock's time. Where batches last one step and two in "
-            "turn, copies come on top of stock's. Not measured on Metal."
+            "every step is one, stock's own steps are taken after the second: no slower than "
+            "stock (on an H200 0.68 to 1.00 in turns of six steps), but on CUDA a gain is given "
+            "up, for 16 requests whose buffers were built anew in every step had 0.41 to 0.45 "
+            "there. On a CPU that cost up to 1.19 of stock's time. Where batches last one step "
+            "and two in turn, copies come on top of stock's. Not measured on Metal."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
@@ -550,9 +553,9 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.merged-state",
         summary="a hybrid model's recurrent state stays merged from step to step",
         why=(
-            "A batched decode of a hybrid model (Qwen3-Next, Qwen3.5) concatenates the requests' "
-            "recurrent states in each recurrent layer at every step, and cuts the result up again "
-            "after it."
+            "A batched decode of a hybrid model (Qwen3-Next, Qwen3.5) concatenates the "
+            "requests' recurrent states in each recurrent layer at every step, and cuts the "
+            "result up again after it."
         ),
         how=(
             "The merged state is kept. What stock puts into a request's cache when it splits is "
@@ -567,8 +570,8 @@ PATCHES: tuple[Patch, ...] = (
             "with them a copy of the state at every step."
         ),
         condition=(
-            "Batched decode of the same requests over several steps. A step in which requests join "
-            "or leave merges and splits as stock does."
+            "Batched decode of the same requests over several steps. A step in which requests "
+            "join or leave merges and splits as stock does."
         ),
         absent_because="MLX batches no recurrent layers here: it came with 0.5.13",
         variants=(
@@ -601,23 +604,25 @@ PATCHES: tuple[Patch, ...] = (
         summary="a finished request's caches wait for the next turn of its conversation",
         why=(
             "The next turn of a conversation begins with all that the turn before was computed "
-            "from. Where the radix cache has it, stock gathers it from the pool, concatenates it "
-            "with the new tokens in each layer, and copies it into a buffer. With a sliding window "
-            "there is no pool, and stock prefills the whole conversation again, at each turn."
+            "from. Where the radix cache has it, stock gathers it from the pool, concatenates "
+            "it with the new tokens in each layer, and copies it into a buffer. With a sliding "
+            "window there is no pool, and stock prefills the whole conversation again, at each "
+            "turn."
         ),
         how=(
             "The caches of up to 16 finished requests, of 2 GiB together, are kept; the longest "
-            "unused go first, and all go when stock clears its caches. A prompt that begins with "
-            "what they hold is given them, cut back to where it goes on, and runs from there; its "
-            "new tokens go into the pool as ever. Where the radix cache has the same tokens, give "
-            "or take 64, the same tokens run as in stock and the logits are the same."
+            "unused go first, and all go when stock clears its caches. A prompt that begins "
+            "with what they hold is given them, cut back to where it goes on, and runs from "
+            "there; its new tokens go into the pool as ever. Where the radix cache has the same "
+            "tokens, give or take 64, the same tokens run as in stock and the logits are the "
+            "same."
         ),
         gain=("GAIN_TURN"),
         condition=(
-            "Conversations and other prompts that go on where a finished one ended, one request at "
-            "a time for each. It is a policy because KV of a window is that of decode, where "
-            "stock's is that of one long prefill: close, not equal. Models with a recurrent state "
-            "are left to stock. The memory comes on top of the pool's."
+            "Conversations and other prompts that go on where a finished one ended, one request "
+            "at a time for each. It is a policy because KV of a window is that of decode, where "
+            "stock's is that of one long prefill: close, not equal. Models with a recurrent "
+            "state are left to stock. The memory comes on top of the pool's."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="MLX has no radix cache here, and every turn is a new prompt",

@@ -49,13 +49,27 @@ def install_contiguous(patching: Patching) -> None:
 
 def install_attention_without_growth(patching: Patching) -> None:
     """Serve 0.5.13 and 0.5.14, whose batched decode does not let a buffer grow."""
-    _install(patching, ATTENTION)
+    install_attention(patching)
     _grow_in_decode(patching, ATTENTION)
 
 
 def install_attention(patching: Patching) -> None:
     """Serve releases from 0.5.15 on."""
     _install(patching, ATTENTION)
+    cache_class = patching.get(ATTENTION)
+
+    def make(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def cache_arrays(cache: Any) -> list[Any]:
+            """What is evaluated with a step.
+
+            Stock gathers it by a function that refers to itself, so that buffers which have been
+            replaced by larger ones would live on until Python collects cycles.
+            """
+            return list(cache.state) if type(cache) is cache_class else inner(cache)
+
+        return cache_arrays
+
+    patching.override(f"{RUNNER}._cache_arrays", make)
 
 
 def _install(patching: Patching, cache: str) -> None:
@@ -73,11 +87,15 @@ def _install(patching: Patching, cache: str) -> None:
 
     def make_grow(inner: Callable[..., None]) -> Callable[..., None]:
         def _grow(self: Any, required: int) -> None:
-            """Double the buffers; those of a finished request are made anew."""
-            if not self.offset:
+            """Make room for a token as stock does, by doubling; for a prompt, what it needs.
+
+            Of a prompt that comes in chunks, for the next chunk too.
+            """
+            new = required - self.offset
+            if new > 1:
                 # Why this trick: stock doubles this number until it is enough, and copies what the
-                # offset says; so it makes empty buffers of just this room.
-                self.max_seq_len = room_for(required)
+                # offset says; so it makes buffers of just this room.
+                self.max_seq_len = room_for(required + new if self.offset else required)
                 ran.seen = True
             inner(self, required)
 

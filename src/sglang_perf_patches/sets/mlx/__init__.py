@@ -238,9 +238,9 @@ PATCHES: tuple[Patch, ...] = (
             "answers with its last position, so its head computes one row. On a CPU the bits "
             "are the same. On a GPU one row may be multiplied by another kernel: there the "
             "first prompt of each size, by powers of two, is computed both ways, and the head "
-            "is given one row or 32, as many as give stock's bits; where neither does the model "
-            "is left to stock, named in one line of the log. So is a model without a trunk of "
-            "that name."
+            "is given one row, 32 or 256, as many as give stock's bits; where none does the "
+            "model is left to stock, named in one line of the log. So is a model without a "
+            "trunk of that name."
         ),
         gain=("GAIN_LAST_ROW"),
         condition=(

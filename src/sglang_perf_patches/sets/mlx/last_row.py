@@ -28,10 +28,9 @@ COUNTS: Counter[str] = Counter()
 _TRUNK = "model"
 """What mlx-lm calls the trunk in a model, in almost all of its models."""
 
-_ROWS = (1, 32)
-"""Positions that the head is given; the second number where a check finds that one alone is
-computed by another kernel, with other last bits. A GPU multiplies a single row by a matrix in
-another way than many."""
+_ROWS = (1, 32, 256)
+"""Positions that the head is given: the first number that gives stock's bits. A GPU multiplies one
+row by a matrix in another way than many, and some rows in another way than thousands."""
 
 
 def install_lazy(patching: Patching) -> None:

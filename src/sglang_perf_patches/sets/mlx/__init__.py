@@ -242,7 +242,13 @@ PATCHES: tuple[Patch, ...] = (
             "model is left to stock, named in one line of the log. So is a model without a "
             "trunk of that name."
         ),
-        gain=("GAIN_LAST_ROW"),
+        gain=(
+            "Time to the first token and memory of a prompt. Of Qwen3-0.6B's multiplications in "
+            "a prefill the head's are 26 %, and its logits of 4096 tokens in bfloat16 are 1.2 "
+            "GB; both are saved but for one row. Nothing measured end to end so far; in 860 "
+            "products on a CPU, of float32, bfloat16, float16, 4 and 8 bits and of 2 to 513 "
+            "tokens, the last row's bits were those of stock."
+        ),
         condition=(
             "Prompts of many tokens, most where the vocabulary is large beside the model. A "
             "decode step and a prompt of one token are as in stock. From 0.5.18 on stock itself "
@@ -617,7 +623,13 @@ PATCHES: tuple[Patch, ...] = (
             "tokens, give or take 64, the same tokens run as in stock and the logits are the "
             "same."
         ),
-        gain=("GAIN_TURN"),
+        gain=(
+            "Time to the first token from the second turn on, and with a sliding window the "
+            "more the longer the conversation. On 2 busy CPU cores with the tests' small model, "
+            "500 new tokens a turn: with full attention a ratio to stock of 0.43 to 1.16, "
+            "median 0.76, over turns 2 to 8 (single times, so little more than a sign). "
+            "GAIN_WINDOW"
+        ),
         condition=(
             "Conversations and other prompts that go on where a finished one ended, one request "
             "at a time for each. It is a policy because KV of a window is that of decode, where "

@@ -91,7 +91,9 @@ class _Heads:
             found = model(*arguments, **options)
         if not trunk.can_cut:
             self._leave(model, "its trunk gives out something else than hidden states")
-        if rows is None and trunk.hidden is not None:
+        if trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
+            self._leave(model, "its head is in float32, for which the kernel changes with the size")
+        elif trunk.hidden is not None:
             self._rows[size] = self._checked(model, owner, trunk, arguments, options, found)
         COUNTS["cut" if trunk.was_cut else "whole"] += 1
         self._ran.seen |= trunk.was_cut

@@ -22,7 +22,6 @@ def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release:
         "V is K": "different",
         "a row comes back without its last token": "different",
         "a batch in another order is taken for the same": "raised ValueError",
-        "the pool is given the tokens before": "different",
         "everything is left to stock": "different",
         "a failed step counts": "raised ValueError",
         "a row that stays where it is is not longer": "raised ValueError",
@@ -137,6 +136,24 @@ def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> N
 def test_a_batch_goes_on_past_4096_tokens_where_stock_raises(found: Found) -> None:
     patched = found("0.5.11", "crossing_4096")["mlx.kv-arena"]
     assert patched["played"] == found("0.5.17", "crossing_4096")["stock"]["played"]
+
+
+@EACH
+def test_on_an_unproven_device_arenas_that_differ_are_never_served(
+    found: Found, release: str
+) -> None:
+    """The requests have stock's values throughout, and the patch is gated for the process."""
+    of = found(release, "broken_trial")
+    assert of["broken"]["played"] == of["whole"]["played"] == of["stock"]["played"]
+    assert of["broken"]["state"]["state"] == "gated"
+    assert "gave other bits than stock's" in of["broken"]["state"]["reason"]
+    assert not of["broken"]["state"]["ran"]
+    assert of["broken"]["counts"]["tried steps"] == 1
+    assert "steps" not in of["broken"]["counts"]
+    # Both kinds were compared before any was served.
+    assert of["whole"]["counts"]["tried steps"] == 2 * 8
+    assert of["whole"]["counts"]["steps"] > 100
+    assert of["whole"]["state"]["state"] == "live"
 
 
 def test_step_mask_is_superseded_and_back_without_it(found: Found) -> None:

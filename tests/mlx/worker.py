@@ -168,11 +168,10 @@ def off() -> dict[str, Any]:
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place each time."""
     from sglang_perf_patches.proof.mlx import comparisons
-    from sglang_perf_patches.sets.mlx import arena, kv_arena
+    from sglang_perf_patches.sets.mlx import arena, arena_choice, arena_moves, kv_arena
 
-    write, take_back, part = kv_arena._Step.write, arena.Rows.take_back, arena.Rows.part
-    layer_if_row, append = arena.Rows._layer_if_row, arena.Rows.append
-    set_apart = arena.Rows.set_apart
+    write, take_back = kv_arena._Step.write, arena.Rows.take_back
+    append, set_apart = arena.Rows.append, arena_moves.Moves.set_apart
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
@@ -183,13 +182,10 @@ def broken_arena() -> dict[str, Any]:
         row.offset += 1
 
     def any_order(self: Any, caches: Any, lengths: Any) -> Any:
-        found = layer_if_row(self, caches[0][0])
+        found = self._rows.layer_if_row(caches[0][0])
         if found is None or len(found.caches) != len(lengths):
             return None
         return found.arena if found.arena.intact else None
-
-    def late(self: Any, row: Any, start: int, end: int) -> Any:
-        return part(self, row, start - 1, end - 1)
 
     def not_longer(self: Any, row: Any, k: Any, v: Any) -> None:
         append(self, row, k, v)
@@ -198,7 +194,7 @@ def broken_arena() -> dict[str, Any]:
     def mixed_up(self: Any, caches: Any) -> bool:
         found = set_apart(self, caches)
         for of_layer in caches if found else ():
-            rows = [layer_if_row(self, cache) for cache in of_layer]
+            rows = [self._rows.layer_if_row(cache) for cache in of_layer]
             one, other = [layer for layer in rows if layer is not None][:2]
             one.keys, other.keys = other.keys, one.keys
         return found
@@ -207,13 +203,16 @@ def broken_arena() -> dict[str, Any]:
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
         "V is K": (kv_arena._Step, "write", wrong_token),
         "a row comes back without its last token": (arena.Rows, "take_back", shorter),
-        "a batch in another order is taken for the same": (arena.Rows, "arena_of", any_order),
-        "the pool is given the tokens before": (arena.Rows, "part", late),
+        "a batch in another order is taken for the same": (
+            arena_choice.Choice,
+            "_arena_of",
+            any_order,
+        ),
         "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
         "a failed step counts": (kv_arena._Step, "has_served", _counts_each_layer),
         "a row that stays where it is is not longer": (arena.Rows, "append", not_longer),
-        "rows that are set apart are mixed up": (arena.Rows, "set_apart", mixed_up),
-        "rows are never set apart": (arena.Rows, "set_apart", lambda *_: False),
+        "rows that are set apart are mixed up": (arena_moves.Moves, "set_apart", mixed_up),
+        "rows are never set apart": (arena_moves.Moves, "set_apart", lambda *_: False),
     }
     return {what: verdict_of(comparisons.kv_arena, change) for what, change in broken.items()}
 
@@ -225,7 +224,7 @@ def _counts_each_layer(self: Any) -> None:
         cache.offset += 1
     self._left -= 1
     if not self._left:
-        self._arena.lengths = [length + 1 for length in self._lengths]
+        self._arena.lengths = [length + 1 for length in self.lengths]
 
 
 def broken_merged_cache() -> dict[str, Any]:
@@ -397,17 +396,17 @@ def apart() -> dict[str, Any]:
     """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
-    from sglang_perf_patches.sets.mlx import arena
+    from sglang_perf_patches.sets.mlx.arena_moves import Moves
 
     found: dict[str, Any] = {}
-    kept = arena.Rows.set_apart
+    kept = Moves.set_apart
     with models.model("qwen3", "float32") as made:
         for what, selection, set_apart in (
             ("stock", "none", kept),
             ("patched", "mlx.kv-arena", kept),
             ("together", "mlx.kv-arena", lambda *_: False),
         ):
-            with replaced(arena.Rows, "set_apart", set_apart):
+            with replaced(Moves, "set_apart", set_apart):
                 sglang_perf_patches.activate(selection, strict=True)
                 found[what] = _memory_of_a_changing_step(made)
                 sglang_perf_patches.deactivate()
@@ -445,11 +444,11 @@ def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
 def far_apart() -> dict[str, Any]:
     """Requests of very different lengths, where padded rows would take more than stock's buffers.
 
-    The size of stock's buffers is its own attribute, set lower.
+    The least size of stock's buffers, as the patch knows it, is set lower.
     """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import kv_arena
+    from sglang_perf_patches.sets.mlx import arena_choice, kv_arena
 
     schedule = [
         ("join", "a", 200),
@@ -464,13 +463,180 @@ def far_apart() -> dict[str, Any]:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
-            player = playing.Player(made)
-            player.runner._max_seq_len = 64
-            found[selection] = {
-                "played": asdict(player.play(schedule)),
-                "counts": dict(kv_arena.COUNTS),
-            }
+            with replaced(arena_choice, "STOCK_ROOM", 16):
+                found[selection] = {
+                    "played": asdict(playing.Player(made).play(schedule)),
+                    "counts": dict(kv_arena.COUNTS),
+                }
             sglang_perf_patches.deactivate()
+    return found
+
+
+def state_nodes() -> dict[str, Any]:
+    """The nodes of a step's graph of a hybrid model, stock and patched, by the requests in it."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3_next", "float32") as made:
+        for selection in ("none", "mlx.merged-state"):
+            sglang_perf_patches.activate(selection, strict=True)
+            for requests in (2, 6):
+                names = list("abcdef")[:requests]
+                player = playing.Player(made)
+                for name in names:
+                    player.join(name, 9)
+                player.decode(names, 2, chained=True)
+                nodes = player.primitives(names)
+                found[f"{selection} {requests}"] = {
+                    "all": sum(nodes.values()),
+                    "concatenations": nodes["Concatenate"],
+                }
+            sglang_perf_patches.deactivate()
+    return found
+
+
+def broken_trial() -> dict[str, Any]:
+    """A device that counts as unproven, and where arenas give other values: what comes of it."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import kv_arena
+
+    write = kv_arena._Step.write
+
+    def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+        return write(self, layer, keys, keys)
+
+    schedules = [playing.SCRIPTED, playing.HITTING, playing.GROWING]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
+        for what, selection, changed in (
+            ("stock", "none", write),
+            ("broken", "mlx.kv-arena", wrong_token),
+            ("whole", "mlx.kv-arena", write),
+        ):
+            with replaced(kv_arena._Step, "write", changed):
+                sglang_perf_patches.activate(selection, strict=True)
+                kv_arena.COUNTS.clear()
+                player = playing.Player(made, radix=True)
+                found[what] = {"played": [asdict(player.play(each)) for each in schedules]}
+                found[what] |= {"counts": dict(kv_arena.COUNTS)}
+                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+                sglang_perf_patches.deactivate()
+    return found
+
+
+def broken_prefill() -> dict[str, Any]:
+    """What the cases of the patches of prefill and pool say of them, and of them broken."""
+    from sglang_perf_patches.proof import comparing
+    from sglang_perf_patches.proof.mlx import comparisons, models, playing
+    from sglang_perf_patches.sets.mlx import first_buffer, last_row, pool_write
+
+    class FirstRow(last_row._Trunk):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            hidden = self._trunk(*arguments, **options)
+            self.was_cut = True
+            return hidden[:, :1]
+
+    def no_copies(patching: Any) -> None:
+        """Override the same definitions, and leave them as they are."""
+        for reference in (
+            f"{pool_write.ATTENTION_POOL}.set_kv_all_layers",
+            f"{pool_write.ATTENTION_POOL}.get_kv",
+            f"{pool_write.RUNNER}.prefill_finalize",
+            f"{pool_write.RUNNER}.extend_finalize",
+            f"{pool_write.RUNNER}._sync_decode_kv_to_pool",
+        ):
+            patching.override(reference, lambda inner: lambda *words, **more: inner(*words, **more))
+        patching.ran.seen = True
+
+    def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
+        """What `_episodes` plays, of which a part tells the broken ones."""
+        with models.model("qwen3", "float32") as made:
+            play = comparisons._played(made, [], radix=True)
+            return comparing.same(patch, play, [playing.HITTING])
+
+    pool, buffer, row = comparisons.pool_write, comparisons.first_buffer, comparisons.last_row
+    broken = {
+        "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
+        "pool-write, nothing is copied": (pool, (pool_write, "install_attention", no_copies)),
+        "first-buffer, whole": (buffer, (first_buffer, "STEP", 256)),
+        "first-buffer, room for less than the prompt": (
+            buffer, (first_buffer, "room_for", lambda tokens: tokens - 1)
+        ),
+        "first-buffer, room for 4096": (buffer, (first_buffer, "room_for", lambda tokens: 4096)),
+        "first-buffer, released buffers keep their room": (
+            buffer, (first_buffer, "_let_go", lambda *_: None)
+        ),
+        "last-row, whole": (row, (last_row, "_TRUNK", "model")),
+        "last-row, the first row": (row, (last_row, "_Trunk", FirstRow)),
+        "last-row, no trunk is found": (row, (last_row, "_owner_of_trunk", lambda model: None)),
+    }  # fmt: skip
+    with replaced(comparisons, "_episodes", one_model):
+        return {what: verdict_of(*how) for what, how in broken.items()}
+
+
+def few_rows() -> dict[str, Any]:
+    """A device that counts as unproven, and heads that give other bits for fewer positions."""
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import last_row
+
+    class Head:
+        """As a GPU's products: of fewer than so many rows by another kernel."""
+
+        def __init__(self, head: Any, rows: int) -> None:
+            self._head, self._rows = head, rows
+
+        def __call__(self, hidden: Any) -> Any:
+            logits = self._head(hidden)
+            return (
+                logits
+                if hidden.shape[1] >= self._rows
+                else logits + logits.astype(mx.float32).max().astype(logits.dtype)
+            )
+
+    schedule = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "bfloat16") as made:
+        head = made.model.lm_head
+        for rows in (1, 2, 280):
+            dict.__setitem__(made.model, "lm_head", Head(head, rows))
+            for selection in ("none", "mlx.last-row"):
+                last_row.COUNTS.clear()
+                with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
+                    sglang_perf_patches.activate(selection, strict=True)
+                    player = playing.Player(made, radix=True)
+                    played = asdict(player.play(schedule))
+                found[f"{rows} {selection}"] = {
+                    "played": played,
+                    "counts": dict(last_row.COUNTS),
+                    "state": asdict(state("mlx.last-row")),
+                }
+                sglang_perf_patches.deactivate()
+        dict.__setitem__(made.model, "lm_head", head)
+    return found
+
+
+def together() -> dict[str, Any]:
+    """Random episodes with every patch of the set, and stock; by the kind of model."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+
+    found: dict[str, Any] = {}
+    for name, dtype in kinds(metadata.version("sglang")):
+        with models.model(name, dtype) as made:
+            schedules = [playing.random_episodes(Random(seed)) for seed in range(4)]
+            schedules += [playing.HITTING]
+            of_model = found[f"{name} {dtype}"] = {}
+            for selection in ("none", "mlx"):
+                report = sglang_perf_patches.activate(selection, strict=True)
+                player = playing.Player(made, radix=True)
+                of_model[selection] = [asdict(player.play(each)) for each in schedules]
+                of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
+                sglang_perf_patches.deactivate()
     return found
 
 

@@ -59,6 +59,24 @@ def test_a_launcher(script: str, release: str, chosen: str) -> None:
     assert re.match(rf"{chosen} +(will run|needs a GPU) ", row)  # there is none here, perhaps
 
 
+def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "found.txt"
+    done = example(
+        "0.5.23",
+        EXAMPLES / "mlx_on_a_mac.sh",
+        FILE=str(file),
+        VERIFY="mlx.last-row",
+        BENCH="--quick --rounds 2 --prefill 16 --context 16 --lengths equal --taken chained",
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.endswith(f"All of this is in {file}: please send it to us.\n")
+    found = file.read_text(encoding="utf-8")
+    assert found.count("it ended with 0\n") == 2
+    assert "sglang 0.5.23\n" in found
+    assert "a prefill of one request" in found
+    assert "a decode step of 4 requests" in found
+
+
 def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:
     good = example("0.5.11", EXAMPLES / "upgrade_gate.sh", "0.5.23")
     assert good.returncode == 0, good.stderr

@@ -1,8 +1,9 @@
-"""``bench mlx``: a decode step of stock's MLX runner and of the patched one, on this machine.
+"""``bench mlx``: stock's MLX runner and the patched one, on this machine: prefill and decode.
 
 The runner is the installed sglang's own, without the scheduler around it; the model is made by
-code. Stock and patched have a runner each over the same weights, play the same requests and take
-turns. First the logits of both are compared, bit by bit.
+code. Stock and patched have a runner each over the same weights, with the radix cache on as
+sglang's default is, play the same requests and take turns. First the logits of both are compared,
+bit by bit.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ..proof import Different, Missing
 from .report import Cell, Table
 from .timing import progress, ratio
 
-PATCHES = ("mlx.kv-arena", "mlx.merged-cache")
-"""What is measured: the one of them that applies to the installed sglang."""
+DECODE = ("mlx.kv-arena", "mlx.merged-cache")
+"""The patches of the decode step: the one of them that applies says how steps can be taken."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "0.6b": {
@@ -38,6 +39,28 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    "8b-4bit": {
+        "quantized": True,
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+    },
+    "quarter": {
+        "vocab_size": 9_496,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
     "small": {
         "vocab_size": 512,
         "hidden_size": 256,
@@ -47,8 +70,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 64,
     },
+    "hybrid": {"kind": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4},
+    "window": {
+        "kind": "gpt_oss",
+        "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "sliding_window": 128,
+    },
 }
-"""Qwen3's shape in two sizes: that of Qwen3-0.6B, and one for a CPU."""
+"""Qwen3's shape as Qwen3-0.6B and as Qwen3-8B in 4 bits, with the former's proportions of body and
+head, and for a CPU; Qwen3-Next's layers, three of four recurrent; gpt-oss', every other one with a
+sliding window. The last two are small."""
+
+SHORT = 100
+"""Tokens of the short prompts beside a long one."""
 
 _COMPARED_STEPS = 4
 _WARM_UP = 1
@@ -61,23 +96,28 @@ class Batch:
     Attributes:
         requests: how many.
         context: length of the longest prompt, in tokens.
-        equal: all are as long; else they go down evenly to a sixteenth of it.
+        kind: ``equal``: all are as long; ``skewed``: they go down evenly to a sixteenth of it;
+            ``far``: the others have `SHORT` tokens.
         taken: how steps follow each other. ``read``: each before the next is built; ``chained``:
             each is built before the one before it is read, as the overlap loop does; ``changing``:
             before each, one request leaves and another joins, whose prefill is not timed, and so
             on from turn to turn.
+        radix: whether the radix cache is on.
     """
 
     requests: int
     context: int
-    equal: bool
+    kind: str
     taken: str
+    radix: bool = True
 
     @property
     def lengths(self) -> list[int]:
         """Each request's prompt, in tokens."""
-        if self.equal or self.requests == 1:
+        if self.kind == "equal" or self.requests == 1:
             return [self.context] * self.requests
+        if self.kind == "far":
+            return [self.context] + [min(SHORT, self.context)] * (self.requests - 1)
         shortest = max(1, self.context // 16)
         gaps = self.requests - 1
         return [
@@ -91,7 +131,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=_numbers, metavar="N,...", help="requests in a step")
     parser.add_argument("--context", type=_numbers, metavar="N,...", help="longest prompt")
-    parser.add_argument("--lengths", default="equal,skewed", metavar="equal,skewed")
+    parser.add_argument("--lengths", default="equal,skewed", metavar="equal,skewed,far")
+    parser.add_argument("--radix", default="on", metavar="on,off", help="the radix cache")
+    parser.add_argument("--prefill", type=_numbers, metavar="N,...", help="prompts, 0 for none")
     parser.add_argument("--taken", default="read,chained", metavar="read,chained,changing")
     parser.add_argument("--rounds", type=int, help="times that each takes its turn")
     parser.add_argument("--steps", type=int, help="steps in a turn")
@@ -115,66 +157,118 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     standalone.lend()
     from ..proof.mlx import models
 
-    patch, version = _patch()
+    patch, version = _decode_patch()
     on_gpu = mx.default_device() != mx.Device(mx.cpu)
     name = "small" if given.quick else given.model or ("0.6b" if on_gpu else "small")
     dtype = given.dtype or ("bfloat16" if on_gpu else "float32")
     rounds = given.rounds or (3 if given.quick else 7)
     steps = given.steps or (2 if given.quick else 8)
+    prompts = given.prefill or ([96] if given.quick else [256, 2048])
     different: list[str] = []
-    switch = _Switch(patch)
-    with models.model("qwen3", dtype, **MODELS[name]) as made, closing(switch):
-        for requests, batches in _batches(given, on_gpu, can_chain=patch == "mlx.kv-arena"):
+    notes = f"Device: {_device(mx)}."
+    switch = _Switch()
+    sizes = dict(MODELS[name])
+    kind, quantized = sizes.pop("kind", "qwen3"), sizes.pop("quantized", False)
+    with (
+        models.model(kind, dtype, quantized=quantized, **sizes) as made,
+        closing(switch),
+    ):
+        what = f"on sglang {version}, {name} model in {dtype}"
+        if any(prompts):
+            yield _prefill_table(made, switch, prompts, rounds, what, notes)
+        for requests, batches in _batches(given, on_gpu, can_chain=patch != "mlx.merged-cache"):
             rows: list[tuple[Cell, ...]] = []
             for batch in progress(batches, f"bench mlx, {requests} requests"):
                 row, equal = _row(made, switch, batch, rounds, steps)
                 rows.append(row)
                 if not equal:
                     different.append(
-                        f"{requests} requests of {batch.context} tokens, {row[1]}, {row[2]}"
+                        f"{requests} requests of {batch.context} tokens, "
+                        f"{batch.kind}, {batch.taken}"
                     )
             yield Table(
                 "mlx",
-                f"a decode step of {requests} requests with {patch} on sglang {version}, "
-                f"{name} model in {dtype}",
+                f"a decode step of {requests} requests {what}",
                 (
-                    *("context", "lengths", "steps", "time, patched : stock"),
+                    *("radix cache", "context", "lengths", "steps", "time, patched : stock"),
                     *("stock, ms", "patched, ms", "graph, stock, ms", "graph, patched, ms"),
+                    *("first step, stock, ms", "first step, patched, ms"),
+                    *("kept, stock, MB", "kept, patched, MB"),
                     *("peak, stock, MB", "peak, patched, MB", "logits"),
                 ),
                 tuple(rows),
                 (
-                    f"Device: {_device(mx)}.",
+                    f"{notes} Patches: {', '.join(switch.names)}.",
                     f"{rounds} turns of {steps} steps each; the median ratio with its quartiles. "
-                    "Skewed lengths go down evenly to a sixteenth of the context. A step is "
-                    "read before the next is built, or chained, as the overlap loop does, or taken "
-                    "after one request left and another joined.",
-                    "Peak memory is that of the first decode steps, above what was held before the "
-                    "requests came: their KV, and what is computed with it.",
+                    "Skewed lengths go down evenly to a sixteenth of the context, of far ones all "
+                    f"but one are {SHORT}. A step is read before the next is built, or chained, as "
+                    "the overlap loop does, or taken after one request left and another joined.",
+                    "The first step is the one after the prefills. Memory is what the requests "
+                    "hold after that step, and the peak of prefills and first steps, above the "
+                    "weights and the pool.",
                     f"Logits of each prefill and of {_COMPARED_STEPS} steps, compared bit by bit; "
                     "where they are different, the tokens after them.",
                 ),
             )
     if different:
-        raise Different(f"{patch}: other logits than stock's with {different[0]}")
+        raise Different(f"other logits than stock's with {different[0]}")
+
+
+def _prefill_table(
+    made: Any, switch: _Switch, prompts: list[int], rounds: int, what: str, notes: str
+) -> Table:
+    """Time and memory of one prompt's prefill, the radix cache on."""
+    rows: list[tuple[Cell, ...]] = []
+    for tokens in progress(prompts, "bench mlx, prefill"):
+        sides = [_Prefills(made, tokens, live) for live in (switch.stock, switch.live)]
+        for number in range(rounds + 1):
+            for side in sides[:: 1 if number % 2 else -1]:
+                side.take_turn()
+        stock, patched = sides
+        time_ratio = ratio(stock.times[1:], patched.times[1:])
+        rows.append(
+            (
+                tokens,
+                time_ratio,
+                round(1e3 * time_ratio.stock, 2),
+                round(1e3 * time_ratio.patched, 2),
+                round(stock.peak / 1e6, 1),
+                round(patched.peak / 1e6, 1),
+                "equal" if stock.digests == patched.digests else "different",
+            )
+        )
+    return Table(
+        "mlx",
+        f"a prefill of one request {what}",
+        (
+            *("prompt", "time, patched : stock", "stock, ms", "patched, ms"),
+            *("peak, stock, MB", "peak, patched, MB", "logits"),
+        ),
+        tuple(rows),
+        (
+            f"{notes} {rounds} turns of one prompt each; the median ratio with its quartiles. "
+            "The peak is above the weights and the pool.",
+        ),
+    )
 
 
 def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def _patch() -> tuple[str, str]:
-    """The patch for this sglang, and the sglang's version."""
+def _decode_patch() -> tuple[str, str]:
+    """The patch of the decode step for this sglang, else the first that applies; the version."""
     import sglang_perf_patches
 
     found = {
         verdict.patch.id: verdict
         for verdict in sglang_perf_patches.verdicts(source.find_installed())
     }
-    for id in PATCHES:
+    of_set = [id for id in found if id.startswith("mlx.")]
+    for id in (*DECODE, *of_set):
         if found[id].word == "applies":
             return id, source.Tree(source.find_installed()).version
-    raise Missing("; ".join(f"{id} is {found[id].word}: {found[id].reason}" for id in PATCHES))
+    raise Missing("; ".join(f"{id} is {found[id].word}: {found[id].reason}" for id in of_set))
 
 
 def _batches(
@@ -190,9 +284,10 @@ def _batches(
         yield (
             requests,
             [
-                Batch(requests, context, length == "equal", taken)
+                Batch(requests, context, kind, taken, radix == "on" and can_chain)
+                for radix in given.radix.split(",")
                 for context in contexts
-                for length in given.lengths.split(",")
+                for kind in given.lengths.split(",")
                 for taken in given.taken.split(",")
                 if can_chain or taken != "chained"
             ],
@@ -200,26 +295,34 @@ def _batches(
 
 
 class _Switch:
-    """Puts the same patched code live again and takes it off.
+    """Puts the same patched code of the whole set live again and takes it off.
 
     Activating anew would not do: requests' caches that lie in the arena of one activation are
     foreign to the next one, which would leave their batch to stock.
+
+    Attributes:
+        names: the patches that went live.
     """
 
-    def __init__(self, patch: str) -> None:
+    def __init__(self) -> None:
         import sglang_perf_patches
 
         from ..proof.mlx.models import RUNNER
 
         import_module(RUNNER)
         verdicts = sglang_perf_patches.verdicts(source.find_installed())
-        variant = next(found.variant for found in verdicts if found.patch.id == patch)
-        assert variant is not None  # it applies
-        owners = [objects.owner_of(reference) for reference in variant.targets]
+        chosen = [
+            (found.patch.id, found.variant)
+            for found in verdicts
+            if found.patch.set == "mlx" and found.patch.is_default and found.variant is not None
+        ]
+        targets = {target: None for _, variant in chosen for target in variant.targets}
+        owners = [objects.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
-        report = sglang_perf_patches.activate(patch)
-        if report.of(patch).state != "live":
-            raise Missing(f"{patch} is {report.of(patch).state}: {report.of(patch).reason}")
+        report = sglang_perf_patches.activate("mlx")
+        self.names = [id for id, _ in chosen if report.of(id).state == "live"]
+        if not self.names:
+            raise Missing("no patch of mlx went live")
         self._stock = list(zip(owners, stock, strict=True))
         self._live = [(owner, self._held(*owner)) for owner in owners]
 
@@ -277,19 +380,26 @@ class _Side:
         self.tokens: list[list[int]] = []
         self._building = 0.0
         self._changes = 0
-        gc.collect()  # the batch before this one
-        mx.clear_cache()
-        before = mx.get_active_memory()
         with live():
-            self._player = playing.Player(made)
+            slots = 2 * sum(batch.lengths) + 256 * batch.requests
+            self._player = playing.Player(made, radix=batch.radix, slots=slots)
+            self._player.evaluate_pool()
+            gc.collect()  # the batch before this one
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
             for name, length in zip(self._names, batch.lengths, strict=True):
                 self._player.join(name, length)
                 self._keep_digests()
-            gc.collect()  # what stock's evaluation of a prefill leaves in cycles
             mx.synchronize()
-            mx.reset_peak_memory()
-            for _ in range(_COMPARED_STEPS):
+            for number in range(_COMPARED_STEPS):
+                self._player.keeps = bool(number)
+                began = time.perf_counter()
                 self._player.decode(self._names)
+                mx.synchronize()
+                if not number:
+                    self.first_step = time.perf_counter() - began
+                    self.kept = mx.get_active_memory() - before
                 self._keep_digests()
         self.peak = mx.get_peak_memory() - before
         self.tokens = [self._player.tokens(name) for name in self._names]
@@ -352,6 +462,48 @@ class _Side:
         return timed
 
 
+class _Prefills:
+    """Stock or patched: a runner that prefills one prompt after the other."""
+
+    def __init__(
+        self, made: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        import mlx.core as mx
+
+        from ..proof.mlx import playing
+
+        self._live, self._tokens, self._count = live, tokens, 0
+        self.times: list[float] = []
+        with live():
+            self._player = playing.Player(made, radix=True, slots=8 * tokens)
+            self._player.evaluate_pool()
+            for name in ("first", "second"):  # of a size, the first may be checked
+                self._player.join(name, tokens)
+                self._player.leave(name)
+            self.digests = [playing.digest(logits) for logits in self._player.pending]
+            self._player.pending.clear()
+            self._player.keeps = False
+            gc.collect()
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            self._player.join("measured", tokens)
+            self.peak = mx.get_peak_memory() - before
+            self._player.leave("measured")
+
+    def take_turn(self) -> None:
+        """Prefill a prompt of its own."""
+        import mlx.core as mx
+
+        self._count += 1
+        with self._live():
+            mx.synchronize()
+            began = time.perf_counter()
+            self._player.join(f"p{self._count}", self._tokens)
+            self.times.append(time.perf_counter() - began)  # the token is there
+            self._player.leave(f"p{self._count}")
+
+
 def _row(
     made: Any, switch: _Switch, batch: Batch, rounds: int, steps: int
 ) -> tuple[tuple[Cell, ...], bool]:
@@ -369,14 +521,19 @@ def _row(
     time_ratio = ratio(stock.times[1:], patched.times[1:])
     can_build = any(stock.builds)
     row: tuple[Cell, ...] = (
+        "on" if batch.radix else "off",
         batch.context,
-        "equal" if batch.equal else "skewed",
+        batch.kind,
         batch.taken,
         time_ratio,
         round(1e3 * time_ratio.stock, 3),
         round(1e3 * time_ratio.patched, 3),
         round(1e3 * _middle(stock.builds[1:]), 3) if can_build else None,
         round(1e3 * _middle(patched.builds[1:]), 3) if can_build else None,
+        round(1e3 * stock.first_step, 2),
+        round(1e3 * patched.first_step, 2),
+        round(stock.kept / 1e6, 1),
+        round(patched.kept / 1e6, 1),
         round(stock.peak / 1e6, 1),
         round(patched.peak / 1e6, 1),
         said,

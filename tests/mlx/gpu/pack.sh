@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pack what the mlx benchmark needs on a machine with an NVIDIA GPU, Python 3.12 and PyTorch for CUDA 13, and no network.
-# usage: pack.sh OUT      writes OUT/part.aa, part.ab, ... of at most 60 MB; needs a Python 3.12 with pip (PYTHON=...) and the releases below ~/.cache
+# usage: pack.sh OUT      writes OUT/part.aa, part.ab, ... of at most 55 MB; needs a Python 3.12 with pip (PYTHON=...) and the releases below ~/.cache
 set -euo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -24,5 +24,5 @@ for v in 0.5.10.post1 0.5.11 0.5.17 0.5.23; do
   cp -r "$tree/sglang/srt/hardware_backend/mlx" "$work/src/$v/sglang/srt/hardware_backend/"
 done
 find "$work" -name __pycache__ -prune -exec rm -rf {} +
-cd "$work" && tar -cf - site src | xz -T0 -6 | split -b 60000000 - "$out/part."
+cd "$work" && tar -cf - site src | xz -T0 -6 | split -b 55000000 - "$out/part."
 ls -l "$out"

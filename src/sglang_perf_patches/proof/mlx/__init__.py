@@ -16,6 +16,31 @@ CASES: tuple[Case, ...] = tuple(
     )
     for name, function, what in (
         (
+            "pool-write",
+            "pool_write",
+            "logits of every forward pass, tokens, KV in the pool, and what is kept of requests",
+        ),
+        (
+            "first-buffer",
+            "first_buffer",
+            "logits of every forward pass, tokens, KV in the pool, and the room of buffers",
+        ),
+        (
+            "last-row",
+            "last_row",
+            "logits of every forward pass, tokens and logprobs",
+        ),
+        (
+            "merged-state",
+            "merged_state",
+            "logits of every forward pass, tokens, and steps that fail",
+        ),
+        (
+            "next-turn",
+            "next_turn",
+            "logits of every forward pass, tokens, KV in the pool; with a window, logits to 1e-4",
+        ),
+        (
             "decode-context",
             "decode_context",
             "logits of every forward pass",

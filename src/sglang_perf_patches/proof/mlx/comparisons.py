@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+import mlx.core as mx
 
 from .. import Different, Inputs
 from ..comparing import differs, live, same
@@ -19,11 +22,186 @@ from .playing import Player, Step
 _FEW = 3
 
 
+def pool_write(inputs: Inputs) -> int:
+    """Prefix hits, chunks of a prompt, aborts, cleared caches; and that buffers are let go."""
+    patch = "mlx.pool-write"
+    compared = _episodes(patch, inputs, needs_pool=True)
+    kept = {}
+    with models.model("qwen3", "float32") as made:
+        for live_patches in ((), (patch,)):
+            with live(*live_patches) if live_patches else nullcontext():
+                kept[bool(live_patches)] = _kept_after(made, 6)
+    # Of what stock keeps, two buffers a request are pinned by the pool; the last one is reused.
+    if not kept[True] * 6 <= kept[False]:
+        raise Different(
+            f"{patch}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}"
+        )
+    return compared
+
+
+def first_buffer(inputs: Inputs) -> int:
+    """The same episodes; prompts and decodes that cross the end of a buffer, alone and batched."""
+    patch = "mlx.first-buffer"
+    compared = _episodes(patch, inputs)
+    crossing = [playing.CROSSING, playing.SCRIPTED]
+    with models.model("qwen3", "float32") as made:
+        compared += same(patch, _played(made, []), crossing)
+        compared += same(patch, _played(made, [], radix=True), crossing)
+        with live(patch):
+            player = Player(made)
+            player.join("a", 9)
+            cache = player.runner._req_caches["a"][0]
+            player.join("b", 300)
+            player.leave("b")
+            player.join("c", 20)
+            rooms = [cache.max_seq_len, player.runner._req_caches["c"][0].keys.shape[2]]
+        if rooms != [256, 256]:
+            raise Different(f"{patch}: room for {rooms} tokens")
+    return compared
+
+
+def last_row(inputs: Inputs) -> int:
+    """The same episodes with each kind of model and of weights, and tokens that are drawn."""
+    from ...sets.mlx.last_row import COUNTS
+
+    patch = "mlx.last-row"
+    COUNTS.clear()
+    compared = 0
+    if playing.has_pool():
+        compared += _episodes(patch, inputs)
+    else:
+        schedules = [_read(schedule) for schedule in inputs(playing.random_schedule)]
+        for dtype in ("float32", "bfloat16"):
+            with models.model("qwen3", dtype) as made:
+                compared += same(patch, _played(made, []), schedules)
+    if not COUNTS["cut"]:
+        raise Different(f"{patch}: {dict(COUNTS)}")
+    with models.model("qwen3", "float32", tie_word_embeddings=True) as made:
+        compared += same(patch, _played(made, []), [_read(playing.SCRIPTED)])
+    if _can_sample():
+        with models.model("qwen3", "float32") as made:
+            compared += same(patch, _played(made, [], sampling=True), [playing.SCRIPTED])
+    return compared
+
+
+def merged_state(inputs: Inputs) -> int:
+    """Joins, leaves, reorders, chained steps, single requests, cleared caches and failed steps."""
+    from ...sets.mlx.merged_state import COUNTS
+
+    patch = "mlx.merged-state"
+    drawn = [*inputs(playing.random_schedule), *inputs(playing.random_changes)]
+    scripted = [playing.SCRIPTED, playing.SETTLING, playing.FAILING_HYBRID]
+    compared = 0
+    with models.model("qwen3_next", "float32") as made:
+        compared += same(patch, _played(made, []), [*scripted, *drawn])
+        episodes = inputs(playing.random_episodes)
+        compared += same(patch, _played(made, [], radix=True), episodes)
+        with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
+            found = [asdict(Player(made).play(schedule)) for schedule in drawn]
+        expected = [asdict(Player(made).play(schedule)) for schedule in drawn]
+        if differs(expected, found):
+            raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
+        COUNTS.clear()
+        compared += same(patch, _played(made, []), [playing.GROWING])
+    if not COUNTS["steps"] > 10 * COUNTS["merges"]:
+        raise Different(f"{patch}: {dict(COUNTS)}")
+    return compared
+
+
+def next_turn(inputs: Inputs) -> int:
+    """Conversations: bit by bit where stock reads the same tokens' KV from the pool.
+
+    With a sliding window stock computes them anew, all at once; there the logits are close.
+    """
+    from ...sets.mlx.next_turn import COUNTS
+
+    patch = "mlx.next-turn"
+    COUNTS.clear()
+    hits = [playing.HITTING, playing.TALKING, *inputs(playing.random_hits)]
+    hits += inputs(playing.random_episodes)
+    compared = 0
+    for dtype in ("float32", "bfloat16"):
+        with models.model("qwen3", dtype) as made:
+            compared += same(patch, _played(made, [], radix=True), hits)
+            with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
+                found = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
+            expected = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
+            if differs(expected, found):
+                raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
+    if not COUNTS["continued"]:
+        raise Different(f"{patch}: {dict(COUNTS)}")
+    if "gpt_oss" in _further_models():
+        with models.model("gpt_oss", "float32") as made:
+            before = COUNTS["continued"]
+            expected_logits = _logits(made, playing.TALKING)
+            with live(patch):
+                found_logits = _logits(made, playing.TALKING)
+            for number, (one, other) in enumerate(zip(expected_logits, found_logits, strict=True)):
+                if not bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item()):
+                    raise Different(f"{patch}, with a window: logits {number} are not close")
+            if COUNTS["continued"] == before:
+                raise Different(f"{patch}: no turn was continued with a window")
+            compared += len(found_logits)
+    return compared
+
+
+def _logits(made: Model, schedule: Sequence[Step]) -> list[mx.array]:
+    """The logits of each forward pass."""
+    found: list[mx.array] = []
+    player = Player(made, radix=True)
+    player.note = found.append
+    player.play(schedule)
+    return found
+
+
+def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
+    """Random episodes with the radix cache on, over each kind of model that the release serves.
+
+    `needs_pool`: the patch has nothing to do where stock has no pool.
+    """
+    drawn = inputs(playing.random_episodes)
+    hits = [playing.HITTING, *inputs(playing.random_hits)]
+    compared = 0
+    with models.model("qwen3", "float32") as made:
+        compared += same(patch, _played(made, [], radix=True), [*hits, *drawn])
+        without = [playing.SCRIPTED, playing.EXTENDING]
+        compared += same(patch, _played(made, []), without, ran=not needs_pool)
+    for name, dtype, quantized in (
+        ("qwen3", "bfloat16", False),
+        ("qwen3", "bfloat16", True),
+        *((name, "float32", False) for name in _further_models()),
+    ):
+        with models.model(name, dtype, quantized=quantized) as made:
+            ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
+            few = [hits[-1], *drawn[:2]]
+            compared += same(patch, _played(made, [], radix=True), few, ran=ran)
+    return compared
+
+
+def _kept_after(made: Model, requests: int) -> int:
+    """Bytes that are kept after requests that came one after the other, each with its prompt."""
+    player = Player(made, radix=True)
+    player.keeps = False
+    player.evaluate_pool()
+    gc.collect()
+    before: int = mx.get_active_memory()
+    for number in range(requests):
+        player.join(f"r{number}", 20 + number)
+        player.decode([f"r{number}"], 3)
+        player.leave(f"r{number}")
+    mx.synchronize()
+    gc.collect()
+    after: int = mx.get_active_memory()
+    return after - before
+
+
 def kv_arena(inputs: Inputs) -> int:
     """Joins, leaves, reorders, chained steps, growth, extension, prefix hits and failed steps."""
-    from ...sets.mlx.kv_arena import COUNTS
+    from ...sets.mlx.arena_choice import COUNTS
+    from ...sets.mlx.arena_trial import is_proven
 
     patch = "mlx.kv-arena"
+    serves_at_once = is_proven(mx)
     drawn, drawn_hits = inputs(playing.random_schedule), inputs(playing.random_hits)
     changes = inputs(playing.random_changes)
     scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING, playing.CHANGING]
@@ -32,14 +210,14 @@ def kv_arena(inputs: Inputs) -> int:
     compared = 0
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), [*scripted, *drawn])
-        if COUNTS["steps"] < 2 * COUNTS["stock steps"]:
+        if serves_at_once and COUNTS["steps"] < 2 * COUNTS["stock steps"]:
             raise Different(f"{patch}: {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         compared += same(patch, _played(made, batched), settling)
-        if not COUNTS["partings"]:
+        if serves_at_once and not COUNTS["partings"]:
             raise Different(f"{patch}: no rows were set apart, {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-        hits = [playing.HITTING, *drawn_hits]
+        hits = [playing.HITTING, *drawn_hits, playing.FAR, *inputs(playing.random_episodes)]
         compared += same(patch, _played(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _failing(patch, made)
@@ -63,6 +241,26 @@ def kv_arena(inputs: Inputs) -> int:
     ):
         hits = [playing.HITTING, *drawn_hits[:_FEW]]
         compared += same(patch, _played(made, batched, radix=True), hits)
+    with models.model("qwen3", "float32") as made:
+        compared += _tried(
+            patch, made, [playing.SCRIPTED, playing.GROWING, *drawn[:_FEW], *hits[:_FEW]]
+        )
+    return compared
+
+
+def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
+    """On a device that counts as unproven: the same, and then arenas serve."""
+    from ...sets.mlx.arena_choice import COUNTS
+
+    module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena")
+    proven, module.is_proven = module.is_proven, lambda _: False
+    COUNTS.clear()
+    try:
+        compared = same(patch, _played(made, [], radix=True), schedules)
+    finally:
+        module.is_proven = proven
+    if not COUNTS["tried steps"] or not COUNTS["steps"]:
+        raise Different(f"{patch}: on an unproven device {dict(COUNTS)}")
     return compared
 
 

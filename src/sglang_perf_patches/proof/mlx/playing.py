@@ -6,10 +6,10 @@ import hashlib
 import inspect
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,8 +27,12 @@ Step = tuple[Any, ...]
 - ``("join", request, prompt length)``,
 - ``("hit", request, donor, prefix, more)``: a prompt of which so many tokens are those of a request
   that has left, and are read from the pool; only with the radix cache,
-- ``("extend", request, tokens)``: more prompt for a running request; only without it,
+- ``("extend", request, tokens)``: more prompt for a running request: with the radix cache, as the
+  next chunk of a long prompt; without it, also after it has decoded,
 - ``("leave", request)``,
+- ``("drop", request)``: it leaves without what it decoded being handed to the pool, as when it was
+  retracted,
+- ``("clear", "")``: all caches are cleared, as by ``/flush_cache``,
 - ``("decode", requests)``,
 - ``("chain", requests, steps)``: steps of which each is built before the one before it is read,
 - ``("fail", requests, layer)``: a step that an attention layer ends by an exception."""
@@ -85,6 +89,58 @@ EXTENDING: tuple[Step, ...] = (
     ("decode", "ba"),
 )
 """More prompt for requests that decode in a batch."""
+
+CROSSING: tuple[Step, ...] = (
+    ("join", "a", 250),
+    ("decode", "a", 4),
+    ("chain", "a", 8),
+    ("join", "b", 254),
+    ("join", "c", 200),
+    ("chain", "bc", 6),
+    ("chain", "abc", 3),
+    ("leave", "a"),
+    ("join", "d", 700),
+    ("chain", "d", 80),
+    ("decode", "dbc"),
+    ("leave", "d"),
+    ("join", "e", 3),
+    ("chain", "ecb", 60),
+)
+"""Prompts and decode steps, of one request and of several, that cross 256 and 768 tokens."""
+
+TALKING: tuple[Step, ...] = (
+    ("join", "a", 20),
+    ("decode", "a", 5),
+    ("leave", "a"),
+    ("hit", "b", "a", 25, 12),
+    ("chain", "b", 6),
+    ("join", "x", 9),
+    ("chain", "bx", 7),
+    ("leave", "b"),
+    ("hit", "c", "b", 50, 3),
+    ("chain", "xc", 4),
+    ("leave", "c"),
+    ("hit", "d", "c", 40, 9),
+    ("decode", "d", 2),
+    ("leave", "d"),
+    ("hit", "e", "d", 51, 4),
+    ("decode", "e", 2),
+    ("hit", "f", "c", 57, 2),
+    ("chain", "fe", 3),
+)
+"""A conversation of some turns, one that goes back in it, and another request beside it."""
+
+FAR: tuple[Step, ...] = (
+    ("join", "a", 600),
+    ("join", "b", 9),
+    ("join", "c", 12),
+    ("chain", "abc", 4),
+    ("join", "d", 5),
+    ("chain", "bdca", 3),
+    ("leave", "a"),
+    ("chain", "bdc", 3),
+)
+"""One long request beside short ones."""
 
 CHANGING: tuple[Step, ...] = (
     ("join", "a", 9),
@@ -156,6 +212,18 @@ FAILING: tuple[Step, ...] = (
     ("decode", "bc"),
 )
 """Steps of a settled batch that end in the middle of the model, as if nothing had been."""
+
+FAILING_HYBRID: tuple[Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 12),
+    ("decode", "ab"),
+    ("decode", "ab"),
+    ("fail", "ab", 3),
+    ("leave", "a"),
+    ("join", "c", 5),
+    ("decode", "c", 2),
+)
+"""The same where every other layer is recurrent; what a step leaves that failed is stock's."""
 
 HITTING: tuple[Step, ...] = (
     ("join", "a", 12),
@@ -252,6 +320,57 @@ def _random_schedule(chance: Random, steps: int, most: int, *, radix: bool) -> t
     return tuple(schedule)
 
 
+def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Step, ...]:
+    """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
+
+    Also changes of the batch, and requests that decode alone.
+    """
+    names = (f"r{number}" for number in count())
+    held: dict[str, int] = {}
+    left: dict[str, int] = {}
+    growing: set[str] = set()
+    schedule: list[Step] = []
+    kinds = ("join", "hit", "chunk", "leave", "drop", "decode", "decode", "chain", "clear")
+    while len(schedule) < steps:
+        kind = chance.choice(kinds)
+        ready = sorted(held)
+        if kind == "join" and len(held) < most:
+            who, length = next(names), chance.choice((1, 2, 9, 9, 17, 60))
+            held[who] = length
+            growing.add(who)
+            schedule.append(("join", who, length))
+        elif kind == "hit" and len(held) < most and left:
+            who, donor = next(names), chance.choice(sorted(left))
+            prefix, more = chance.randint(1, left[donor]), chance.choice((0, 1, 5, 40))
+            held[who] = prefix + more
+            growing.add(who)
+            schedule.append(("hit", who, donor, prefix, more))
+        elif kind == "chunk" and growing:
+            who, more = chance.choice(sorted(growing)), chance.choice((1, 4, 33))
+            held[who] += more
+            schedule.append(("extend", who, more))
+        elif kind in {"leave", "drop"} and ready:
+            who = chance.choice(ready)
+            length = held.pop(who)
+            growing.discard(who)
+            if kind == "leave":
+                left[who] = length
+            schedule.append((kind, who))
+        elif kind in {"decode", "chain"} and ready:
+            batch = chance.sample(ready, chance.randint(1, len(ready)))
+            taken = chance.randint(2, 7) if kind == "chain" else 1
+            for who in batch:
+                held[who] += taken
+                growing.discard(who)
+            schedule.append((kind, batch, taken) if kind == "chain" else (kind, batch))
+        elif kind == "clear" and chance.random() < 0.2:
+            held.clear()
+            left.clear()
+            growing.clear()
+            schedule.append(("clear", ""))
+    return tuple(schedule)
+
+
 @dataclass
 class Played:
     """What a schedule gave.
@@ -276,6 +395,8 @@ class Player:
     Attributes:
         runner: stock's ``MlxModelRunner``.
         pending: the logits of the forward passes since they were last taken.
+        keeps: whether it keeps them.
+        note: called with each logits that are digested.
     """
 
     def __init__(
@@ -294,7 +415,7 @@ class Player:
         self._pool: _RequestPool | None = None
         self._is_sampling = sampling
         options: dict[str, Any] = {}
-        if _has_pool():
+        if has_pool():
             options = {"disable_radix_cache": not radix, "pool_size": slots}
         if sampling:
             options["enable_sampling"] = True
@@ -304,13 +425,16 @@ class Player:
             start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
             start(self._pool)
         self.pending: list[mx.array] = []
+        self.keeps = True
+        self.note: Callable[[mx.array], object] = lambda _: None
         self._held: dict[str, int] = {}
         self._donated: dict[str, tuple[list[int], list[int]]] = {}
         extract = self.runner._extract_logits
 
         def keep(output: Any) -> Any:
             logits = extract(output)
-            self.pending.append(logits[:, -1])
+            if self.keeps:
+                self.pending.append(logits[:, -1])
             return logits
 
         self.runner._extract_logits = keep
@@ -322,25 +446,31 @@ class Player:
             if kind == "join":
                 self.join(who, more[0])
             elif kind == "hit":
-                self._hit(who, *more)
+                self.hit(who, *more)
             elif kind == "extend":
-                self._extend(who, more[0])
+                self.extend(who, more[0])
             elif kind == "leave":
                 self._note(who, played)
                 self.leave(who)
+            elif kind == "drop":
+                self._note(who, played)
+                del self._held[who]
+                self.runner.remove_request(who)
+            elif kind == "clear":
+                self._clear(played)
             elif kind == "fail":
                 self._fail(list(who), more[0])
             else:
                 self.decode(list(who), more[0] if more else 1, chained=kind == "chain")
                 played.batched += (len(who) > 1) * (more[0] if more else 1)
-            played.logits += [digest(logits) for logits in self.pending]
+            for logits in self.pending:
+                played.logits.append(digest(logits))
+                self.note(logits)
             self.pending.clear()
         for who in list(self._held):
             self._note(who, played)
             self.leave(who)
-        for who, (_, slots) in self._donated.items():
-            played.pool[who] = self._pool_digest(slots)
-        self._donated.clear()
+        self._note_pool(played)
         return played
 
     def join(self, who: str, length: int) -> None:
@@ -375,6 +505,12 @@ class Player:
             last = following
         self.runner.decode_batch_finalize(last)
 
+    def evaluate_pool(self) -> None:
+        """Have the pool in memory, as after any prefix hit."""
+        pool = self._stock_pool()
+        if pool is not None:
+            mx.eval(pool.all_buffers())
+
     def tokens(self, who: str) -> list[int]:
         """A running request's tokens, prompt included."""
         if hasattr(self.runner, "_request_states"):
@@ -400,14 +536,15 @@ class Player:
         chance = Random(seed)  # noqa: S311
         return [chance.randrange(self._made.vocabulary) for _ in range(length)]
 
-    def _hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+    def hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+        """Prefill a prompt that begins with so many tokens of a request that has left."""
         tokens, slots = self._donated[donor]
         new = self._words(f"{who}{more}", more)
         self._prefill(who, tokens[:prefix] + new, slots[:prefix])
 
     def _prefill(self, who: str, prompt: list[int], prefix_slots: list[int]) -> None:
         self._held[who] = len(prompt)
-        if not _has_pool():
+        if not has_pool():
             self.runner.prefill(who, prompt)
             return
         new_slots, row = [], 0
@@ -425,11 +562,17 @@ class Player:
                 temperature=0.9, top_k=20, top_p=0.9, min_p=0.0, seed=self._words(who, 1)[0]
             )
 
-    def _extend(self, who: str, more: int) -> None:
-        new = self._words(f"{who}+{self._held[who]}", more)
+    def extend(self, who: str, more: int) -> None:
+        """Prefill so many further tokens of a request's prompt."""
+        held = self._held[who]
+        new = self._words(f"{who}+{held}", more)
         self._held[who] += more
-        if _has_pool():
-            self.runner.extend(who, new, [])
+        if has_pool():
+            slots = []
+            if self._pool is not None:
+                self._pool.allocate(who, held, more)
+                slots = self._pool.slots(who, held, held + more)
+            self.runner.extend(who, new, slots)
         else:
             # There, what was generated counts as not yet fed in.
             state = self.runner._request_states[who]
@@ -456,12 +599,27 @@ class Player:
         finally:
             attention.o_proj = projection
 
+    def _clear(self, played: Played) -> None:
+        for who in self._held:
+            self._note(who, played)
+        self._held.clear()
+        self._note_pool(played)
+        self.runner.clear()
+
+    def _note_pool(self, played: Played) -> None:
+        for who, (_, slots) in self._donated.items():
+            played.pool[who] = self._pool_digest(slots)
+        self._donated.clear()
+
     def _note(self, who: str, played: Played) -> None:
         played.tokens[who] = self.tokens(who)
 
-    def _pool_digest(self, slots: list[int]) -> str:
+    def _stock_pool(self) -> Any:
         pools = (getattr(self.runner, name, None) for name in ("_attention_kv_pool", "_kv_pool"))
-        pool = next(filter(None, pools), None)
+        return next(filter(None, pools), None)
+
+    def _pool_digest(self, slots: list[int]) -> str:
+        pool = self._stock_pool()
         if pool is None:  # with a sliding window there is none
             return ""
         keys, values = pool.get_kv_all_layers(mx.array(slots, dtype=mx.int32))
@@ -475,11 +633,11 @@ class _Failure(Exception):
 class _RequestPool:
     """As much of the scheduler's ``ReqToTokenPool`` as the runner reads: slots by row and position.
 
-    Slots are given in descending order and never taken back.
+    Slots are given in descending order, and again from the first when all have been.
     """
 
     def __init__(self, slots: int) -> None:
-        self._free = iter(range(slots, 0, -1))
+        self._free = cycle(range(slots, 0, -1))
         self._rows: dict[str, int] = {}
         self.req_to_token = _Table()
 
@@ -515,15 +673,15 @@ class _Taken(list[int]):
         return list(self)
 
 
+def has_pool() -> bool:
+    """Whether the runner has the caches of 0.5.11 and later."""
+    stock: Any = import_module(RUNNER)
+    return "pool_size" in inspect.signature(stock.MlxModelRunner).parameters
+
+
 def digest(array: mx.array) -> str:
     """Sha256 of an array's dtype, shape and bytes."""
     mx.eval(array)
     words = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     text = f"{array.dtype} {array.shape}".encode()
     return hashlib.sha256(text + bytes(memoryview(words))).hexdigest()
-
-
-def _has_pool() -> bool:
-    """Whether the runner has the caches of 0.5.11 and later."""
-    stock: Any = import_module(RUNNER)
-    return "pool_size" in inspect.signature(stock.MlxModelRunner).parameters

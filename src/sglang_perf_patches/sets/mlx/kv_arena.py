@@ -8,12 +8,14 @@ to pad or to concatenate per request.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from .arena import CUDNN_STEP, Arena, Layer, Rows, capacity_for
+from .arena import CUDNN_STEP, Arena, Layer, Rows
+from .arena_choice import COUNTS, Choice
+from .arena_moves import Moves
+from .arena_trial import Trial, is_proven
 from .step_arrays import CORE, WRAPPER
 from .step_mask import PaddingAndMask
 
@@ -30,13 +32,7 @@ ATTENTION = f"{_KV_CACHE}.attention_kv_cache:ContiguousAttentionKVCache"
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
 RELEASE = f"{RUNNER}._release_cache"
-SYNC = f"{RUNNER}._sync_new_kv_to_pool"
 CLEAR = f"{RUNNER}.clear"
-
-COUNTS: Counter[str] = Counter()
-"""What happened in this process: ``steps`` that an arena served, with the attention ``layers`` in
-them; ``stock steps`` of two or more requests; ``builds`` and ``growths`` of arenas, and
-``partings`` of their rows before a step of stock's."""
 
 _STEP = "_sglang_perf_patches_arena"
 
@@ -64,6 +60,8 @@ def install_attention(patching: Patching) -> None:
 def _install(patching: Patching, cache_class: str, field: str) -> Rows:
     core: Any = patching.module("mlx.core")
     rows = Rows(core, patching.get(cache_class))
+    choice = Choice(rows, Moves(rows))
+    trial = None if is_proven(core) else Trial(rows, choice, patching.gate)
     ran = patching.ran
 
     def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,17 +69,25 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
             """Decode one layer, x and the result (batch, 1, hidden), from the batch's arena."""
             known = vars(ctx)
             if _STEP not in known:
-                known[_STEP] = _begin(rows, core, ctx, field)
+                known[_STEP] = _begin(choice, trial, core, ctx, field)
             step: _Step | None = known[_STEP]
             layer = step.layer_for(self) if step is not None else None
             if step is None or layer is None:
                 return inner(self, x, ctx)
-            ran.seen = True
-            served = _LayerStep(self._inner, step, layer)
+            if step.trial is None:
+                ran.seen = True
+                return served(self, x, step, layer)
+            stock = inner(self, x, ctx)
+            step.trial.note(step.lengths, stock, served(self, x, step, layer))
+            return stock
+
+        def served(wrapper: Any, x: Any, step: _Step, layer: Layer) -> Any:
+            stands_in = _LayerStep(wrapper._inner, step, layer)
             try:
-                result = inner(_WrapperOf(self, served), x, step.context_for(self, served))
+                context = step.context_for(wrapper, stands_in)
+                result = inner(_WrapperOf(wrapper, stands_in), x, context)
             finally:
-                step.forget(served)
+                step.forget(stands_in)
             step.has_served()
             return result
 
@@ -95,72 +101,52 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
 
         return release_cache
 
-    def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
-        def sync_new_kv_to_pool(
-            self: Any, cache: list[Any], cache_start: int, slot_ids: list[int]
-        ) -> None:
-            """Hand over copies of the tokens: a pool that waits to read would keep the arena."""
-            if any(type(each) is rows.row_class for each in cache):
-                cache = _copies(rows, core, cache, cache_start, cache_start + len(slot_ids))
-            inner(self, cache, cache_start, slot_ids)
-
-        return sync_new_kv_to_pool
-
     patching.override(CORE, lambda inner: _Core(inner, patching))
     patching.override(BATCHED_DECODE, make_decode)
     patching.override(RELEASE, make_release)
-    patching.override(SYNC, make_sync)
     return rows
 
 
-def _begin(rows: Rows, core: Any, ctx: Any, field: str) -> _Step | None:
-    """At the first layer of a step: the batch's arena with room for a token, or None for stock."""
+def _begin(choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str) -> _Step | None:
+    """At the first layer of a step: its arena, with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
     if ctx.batch_size < 2 or has_rope_kernel:
         # Stock attends to a single request's buffer as it lies: its length decides on the kernel.
-        rows.take_all_back(caches)
+        choice.leave(caches)
         return None
-    arena = rows.arena_of(caches, lengths)
-    needed = max(lengths) + 1
-    most = rows.room_in_stock(caches, lengths) // len(lengths)
-    can_serve = arena or any(rows.can_hold(of_layer, lengths) for of_layer in caches)
-    if needed > most or not can_serve:
-        rows.take_all_back(caches)
-        COUNTS["stock steps"] += 1
-        return None
+    if trial is not None and trial.is_needed(lengths):
+        arena = trial.arena_for(caches, lengths)
+        return None if arena is None else _Step(core, ctx, arena, field, trial)
+    arena = choice.arena_for(caches, lengths)
     if arena is None:
-        # A build costs more than stock's step: it pays where the batch comes again.
-        comes_again = rows.came_before(caches, lengths)
-        if not comes_again and not rows.comes_of_lasting(caches):
-            if rows.set_apart(caches):
-                COUNTS["partings"] += 1
-            COUNTS["stock steps"] += 1
-            return None
-        arena = rows.build(caches, lengths, rows.capacity_for(caches, needed, most))
-        arena.came_again = comes_again
-        COUNTS["builds"] += 1
-    else:
-        arena.came_again = True
-        if needed > arena.capacity:
-            rows.grow(arena, capacity_for(needed, most))
-            COUNTS["growths"] += 1
+        return None
     COUNTS["steps"] += 1
     return _Step(core, ctx, arena, field)
 
 
 class _Step:
-    """One decode step of a batch in its arena."""
+    """One decode step of a batch in its arena.
 
-    def __init__(self, core: Any, ctx: Any, arena: Arena, field: str) -> None:
-        self._core, self._arena, self._field = core, arena, field
+    Attributes:
+        lengths: tokens of each request before the step.
+        longest: tokens of the longest after it.
+        trial: what compares the step with stock's; None where the step is served.
+    """
+
+    def __init__(
+        self, core: Any, ctx: Any, arena: Arena, field: str, trial: Trial | None = None
+    ) -> None:
+        self._core, self._arena, self._field, self.trial = core, arena, field, trial
         self._left = sum(layer is not None for layer in arena.layers)
         self._context = copy(ctx)
         self._index = getattr(ctx, "attention_pool_index_by_layer", None)
-        self._lengths = arena.lengths
-        self.longest = max(self._lengths) + 1
-        self._equal = min(self._lengths) + 1 == self.longest
+        self.lengths = arena.lengths
+        self.longest = max(self.lengths) + 1
+        self._equal = min(self.lengths) + 1 == self.longest
         self._indices_by_shape: dict[tuple[int, ...], Any] = {}
+        # Why this trick: stock takes from its context what to pad each request's K and V with, and
+        # an arena's rows are padded.
         unpadded = [0] * ctx.batch_size
         if hasattr(ctx, "decode_padding"):
             self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
@@ -180,7 +166,7 @@ class _Step:
 
     def context_for(self, wrapper: Any, served: _LayerStep) -> Any:
         """Stock's context with nothing to pad, and with one object for all caches of a layer."""
-        setattr(self._context, self._field, {self.index_of(wrapper): [served] * len(self._lengths)})
+        setattr(self._context, self._field, {self.index_of(wrapper): [served] * len(self.lengths)})
         return self._context
 
     def forget(self, served: _LayerStep) -> None:
@@ -216,7 +202,7 @@ class _Step:
     def _indices(self, shape: tuple[int, ...]) -> Any:
         """Where each row's token goes, int32, for an update of this shape; once for all layers."""
         if shape not in self._indices_by_shape:
-            lengths = self._core.array(self._lengths, dtype=self._core.int32)
+            lengths = self._core.array(self.lengths, dtype=self._core.int32)
             self._indices_by_shape[shape] = self._core.broadcast_to(
                 lengths[:, None, None, None], shape
             )
@@ -231,7 +217,9 @@ class _Step:
         COUNTS["layers"] += 1
         self._left -= 1
         if not self._left:
-            self._arena.lengths = [length + 1 for length in self._lengths]
+            if self.trial is not None:
+                self.trial.end_step(self.lengths)
+            self._arena.lengths = [length + 1 for length in self.lengths]
             for layer in self._arena.layers:
                 if layer is not None:
                     for cache in layer.caches:
@@ -252,8 +240,20 @@ class _WrapperOf:
 class _LayerStep:
     """In the place of a layer's attention module, and of each request's cache of that layer.
 
-    All that it does not define is the attention module's. What it gives out for the tokens' K and
-    V is itself: all that stock does with them is to cut them up by request and write them.
+    One layer of a step, as stock's method goes through it:
+
+    | stock | here |
+    | --- | --- |
+    | asks for queries and keys, normalizes them | the module's own, by `__getattr__` |
+    | asks it for the values | `v_proj` keeps them and gives out this object |
+    | reshapes and transposes the values | `reshape`, `transpose`: this object |
+    | rotates the queries | `rope`, the first time: the module's own |
+    | rotates the keys | `rope`, the second: K and V of all go into the arena; this object |
+    | cuts out each request's K and V | `__getitem__`: this object |
+    | writes them into its cache | `write_token`: nothing, they are written |
+    | reads its K and V, pads them | `get_kv`: an `_OfAll` each; the padding is 0, see `_Step` |
+    | concatenates K of all, then V | `_Core.concatenate`: the array of the first `_OfAll` |
+    | attends, projects | stock's own, on the arena's arrays |
     """
 
     def __init__(self, module: Any, step: _Step, layer: Layer) -> None:
@@ -320,38 +320,6 @@ class _Core(PaddingAndMask):
         """K or V of the requests, one after the other; of a layer in an arena they are already."""
         first = arrays[0]
         return first.array if type(first) is _OfAll else self._inner.concatenate(arrays, axis=axis)
-
-
-class _Span:
-    """A copy of some of a request's tokens, to be read by the position in the whole."""
-
-    def __init__(self, array: Any, start: int, end: int) -> None:
-        self._array, self._index = array, (0, slice(None), slice(start, end), slice(None))
-
-    def __getitem__(self, index: Any) -> Any:
-        if index != self._index:
-            raise IndexError(f"{index} is not {self._index}")
-        return self._array
-
-
-class _Copied:
-    """In the place of a request's cache of one layer, for the pool to read."""
-
-    def __init__(self, keys: Any, values: Any, start: int, end: int) -> None:
-        self.keys, self.values = _Span(keys, start, end), _Span(values, start, end)
-
-
-def _copies(rows: Rows, core: Any, cache: list[Any], start: int, end: int) -> list[Any]:
-    copied: list[Any] = []
-    parts: list[Any] = []
-    for each in cache:
-        if type(each) is rows.row_class:
-            part = rows.part(each, start, end)
-            parts += part
-            each = _Copied(*part, start, end)
-        copied.append(each)
-    core.async_eval(*parts)
-    return copied
 
 
 def _release(rows: Rows, cache: list[Any]) -> None:

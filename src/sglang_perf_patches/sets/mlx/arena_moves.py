@@ -1,0 +1,186 @@
+"""Moving the KV of many requests at once: into an arena, into a larger one, apart again."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .arena import Arena, Layer, Rows
+
+
+class Moves:
+    """Makes, enlarges and dissolves the arenas of `rows`."""
+
+    def __init__(self, rows: Rows) -> None:
+        """`rows` says what a row is."""
+        self._rows, self._core = rows, rows.core
+
+    def build(
+        self,
+        caches: Sequence[Sequence[Any]],
+        lengths: list[int],
+        can_hold: Sequence[bool],
+        capacity: int,
+        in_stock: int,
+    ) -> Arena:
+        """Move KV into a new arena, from stock's buffers and from other arenas.
+
+        Rows that are left behind in an arena go back to stock's buffers.
+
+        Args:
+            caches: by layer and request.
+            lengths: tokens of each request.
+            can_hold: of each layer, whether its caches can share a buffer; else it stays with
+                stock.
+            capacity: tokens that a row is to have room for.
+            in_stock: tokens that stock's buffers of a layer have room for, together.
+        """
+        arena = Arena(capacity, list(lengths))
+        # Stock's evaluation of a prefill has left its buffers in cycles, see `Row.state`.
+        gc.collect(1)
+        # Old and new buffers add up until the new ones are evaluated: K of a layer, then V, or as
+        # many at once as take no more than stock would hold beyond what is held here, in tokens.
+        spare = sum(in_stock - self._room(each) for each in itertools.compress(caches, can_hold))
+        cost = len(lengths) * capacity
+        waiting: list[Any] = []
+        made = replaced = 0
+        for of_layer, holds in zip(caches, can_hold, strict=True):
+            if not holds:
+                arena.layers.append(None)
+                continue
+            if made + cost > spare:
+                self._core.eval(waiting)
+                waiting.clear()
+                spare, made, replaced = spare + replaced - made, 0, 0
+            made, replaced = made + cost, replaced + self._room(of_layer)
+            layer = self._layer(arena, of_layer)
+            arena.layers.append(layer)
+            waiting += [layer.keys, layer.values]
+            if made > spare:
+                self._core.eval(layer.keys)
+        self._core.eval(waiting)
+        return arena
+
+    def grow(self, arena: Arena, capacity: int) -> None:
+        """Make room for more tokens in each row, layer by layer."""
+        for layer in arena.layers:
+            if layer is not None:
+                layer.keys = self._rows.widened(layer.keys, capacity)
+                layer.values = self._rows.widened(layer.values, capacity)
+                self._core.eval(layer.keys, layer.values)
+        arena.capacity = capacity
+
+    def set_apart(self, caches: Sequence[Sequence[Any]]) -> bool:
+        """Give rows that lie together a buffer each, as long as the one that they shared.
+
+        Stock writes and reads row by row, for which MLX would copy a shared buffer each time.
+
+        Returns:
+            whether there were any.
+        """
+        found = False
+        for of_layer in caches:
+            for old in self.shared([of_layer]):
+                found, old.arena.intact = True, False
+                apart = Arena(old.arena.capacity, [], intact=False)
+                made: list[Any] = []
+                for row in [each for each in old.caches if self._rows.layer_if_row(each) is old]:
+                    number = self._rows.number_of(row)
+                    keys, values = (
+                        self._core.contiguous(array[number : number + 1])
+                        for array in (old.keys, old.values)
+                    )
+                    self._rows.put(row, Layer(apart, [row], keys, values), 0)
+                    made += [keys, values]
+                self._core.eval(made)
+                old.keys = old.values = None
+        return found
+
+    def shared(self, caches: Sequence[Sequence[Any]]) -> list[Layer]:
+        """The layers that hold two or more rows of the first attention layer that has rows."""
+        for of_layer in caches:
+            rows = Counter(filter(None, map(self._rows.layer_if_row, of_layer)))
+            if rows:
+                return [layer for layer, count in rows.items() if count > 1]
+        return []
+
+    def _room(self, caches: Sequence[Any]) -> int:
+        """Tokens that the buffers of one layer's caches have room for, together."""
+        layers = map(self._rows.layer_if_row, caches)
+        return sum(
+            cache.max_seq_len if layer is None else layer.arena.capacity
+            for cache, layer in zip(caches, layers, strict=True)
+        )
+
+    def _layer(self, arena: Arena, caches: Sequence[Any]) -> Layer:
+        """One layer, not evaluated."""
+        self._take_back_but(caches)
+        runs = list(self._runs(caches))
+        layer = Layer(arena, list(caches), None, None)
+        for name in ("keys", "values"):
+            parts = [(getattr(source, name)[rows], length) for source, rows, length in runs]
+            setattr(layer, name, self._joined(parts, arena.capacity))
+        for source, _, _ in runs:
+            source.keys = source.values = None
+        for number, cache in enumerate(caches):
+            self._rows.put(cache, layer, number)
+        return layer
+
+    def _take_back_but(self, caches: Sequence[Any]) -> None:
+        """Take back what these leave behind in their arenas."""
+        stay = {id(cache) for cache in caches}
+        taken = []
+        for old in {layer for layer in map(self._rows.layer_if_row, caches) if layer is not None}:
+            old.arena.intact = False
+            for cache in old.caches:
+                if self._rows.layer_if_row(cache) is old and id(cache) not in stay:
+                    self._rows.take_back(cache)
+                    taken += [cache.keys, cache.values]
+        self._core.eval(taken)
+
+    def _runs(self, caches: Sequence[Any]) -> Iterator[tuple[Any, slice, int | None]]:
+        """Who holds the KV of one or more requests, in which rows, and how much of it is used.
+
+        Rows that lie beside each other in a layer of an arena come as one run of it, all used.
+        """
+        first = 0
+        while first < len(caches):
+            layer, last = self._rows.layer_if_row(caches[first]), first + 1
+            if layer is None:
+                yield caches[first], slice(None), caches[first].offset
+            else:
+                number = self._rows.number_of(caches[first])
+                while (
+                    last < len(caches)
+                    and self._rows.layer_if_row(caches[last]) is layer
+                    and self._rows.number_of(caches[last]) == number + last - first
+                ):
+                    last += 1
+                yield layer, slice(number, number + last - first), None
+            first = last
+
+    def _joined(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
+        """Rows one after the other, each with zeros behind its tokens.
+
+        What a reused buffer of stock's holds beyond its request may be anything, and 0 x NaN is
+        not 0.
+        """
+        if not any(length is None and array.shape[2] == capacity for array, length in parts):
+            return self._gathered(parts, capacity)
+        whole = [self._rows.widened(array[:, :, :length], capacity) for array, length in parts]
+        return whole[0] if len(whole) == 1 else self._core.concatenate(whole, axis=0)
+
+    def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
+        """The same by writing into one array, where every part would have to be widened."""
+        first, rows = parts[0][0], sum(array.shape[0] for array, _ in parts)
+        shape = (rows, first.shape[1], capacity, first.shape[3])
+        gathered, row = self._core.zeros(shape, dtype=first.dtype), 0
+        for array, length in parts:
+            tokens = min(array.shape[2] if length is None else length, capacity)
+            end = row + array.shape[0]
+            gathered[row:end, :, :tokens] = array[:, :, :tokens]
+            row = end
+        return gathered

@@ -1,0 +1,147 @@
+"""``mlx.first-buffer``: a request begins with buffers for what it has, not for 4096 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+_MLX = "sglang.srt.hardware_backend.mlx"
+CONTIGUOUS = f"{_MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
+"""The cache of one request and layer to 0.5.12.post1."""
+
+ATTENTION = f"{_MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
+"""The same cache from 0.5.13 on."""
+
+RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
+STEP = 256
+"""Tokens by which mlx-lm's own caches grow.
+
+A multiple of what decides in MLX's CUDA backend whether cuDNN decodes a single request, as stock's
+4096 is; so the same kernel runs.
+"""
+
+
+def room_for(tokens: int) -> int:
+    """Room for these tokens and the next one, in tokens."""
+    return -(-(tokens + 1) // STEP) * STEP
+
+
+def install_contiguous(patching: Patching) -> None:
+    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not let a buffer grow."""
+    _install(patching, CONTIGUOUS)
+    _grow_in_decode(patching, CONTIGUOUS)
+    core, cache_class = _core_and_class(patching, CONTIGUOUS)
+
+    def make(inner: Callable[..., None]) -> Callable[..., None]:
+        def clear(self: Any) -> None:
+            """Let go what this runner keeps by itself when it is cleared."""
+            for cache in self._req_caches.values():
+                _let_go(cache, core, cache_class)
+            inner(self)
+
+        return clear
+
+    patching.override(f"{RUNNER}.clear", make)
+
+
+def install_attention_without_growth(patching: Patching) -> None:
+    """Serve 0.5.13 and 0.5.14, whose batched decode does not let a buffer grow."""
+    install_attention(patching)
+    _grow_in_decode(patching, ATTENTION)
+
+
+def install_attention(patching: Patching) -> None:
+    """Serve releases from 0.5.15 on."""
+    _install(patching, ATTENTION)
+    cache_class = patching.get(ATTENTION)
+
+    def make(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def cache_arrays(cache: Any) -> list[Any]:
+            """What is evaluated with a step.
+
+            Stock gathers it by a function that refers to itself, so that buffers which have been
+            replaced by larger ones would live on until Python collects cycles.
+            """
+            return list(cache.state) if type(cache) is cache_class else inner(cache)
+
+        return cache_arrays
+
+    patching.override(f"{RUNNER}._cache_arrays", make)
+
+
+def _install(patching: Patching, cache: str) -> None:
+    ran = patching.ran
+    core, cache_class = _core_and_class(patching, cache)
+
+    def make_allocate(inner: Callable[..., None]) -> Callable[..., None]:
+        def _allocate(self: Any, keys: Any) -> None:
+            """Make the buffers for a first write, keys of (1, n_kv_heads, tokens, head_dim)."""
+            self.max_seq_len = room_for(keys.shape[2])
+            inner(self, keys)
+            ran.seen = True
+
+        return _allocate
+
+    def make_grow(inner: Callable[..., None]) -> Callable[..., None]:
+        def _grow(self: Any, required: int) -> None:
+            """Make room for a token as stock does, by doubling; for a prompt, what it needs.
+
+            Of a prompt that comes in chunks, for the next chunk too.
+            """
+            new = required - self.offset
+            if new > 1:
+                # Why this trick: stock doubles this number until it is enough, and copies what the
+                # offset says; so it makes buffers of just this room.
+                self.max_seq_len = room_for(required + new if self.offset else required)
+                ran.seen = True
+            inner(self, required)
+
+        return _grow
+
+    def make_release(inner: Callable[..., None]) -> Callable[..., None]:
+        def _release_cache(self: Any, cache: list[Any]) -> None:
+            """Keep no buffers with the caches that the next request is given."""
+            _let_go(cache, core, cache_class)
+            inner(self, cache)
+
+        return _release_cache
+
+    patching.override(f"{cache}._allocate", make_allocate)
+    patching.override(f"{cache}._grow", make_grow)
+    patching.override(f"{RUNNER}._release_cache", make_release)
+
+
+def _grow_in_decode(patching: Patching, cache: str) -> None:
+    def make(inner: Callable[..., None]) -> Callable[..., None]:
+        def write_token(self: Any, k: Any, v: Any) -> None:
+            """Make room where the buffer is full; k and v are (1, n_kv_heads, 1, head_dim)."""
+            if self.offset >= self.max_seq_len:
+                self._grow(self.offset + 1)
+            inner(self, k, v)
+
+        return write_token
+
+    patching.override(f"{cache}.write_token", make)
+
+
+def _core_and_class(patching: Patching, cache: str) -> tuple[Any, Any]:
+    core: Any = patching.module("mlx.core")
+    return core, patching.get(cache)
+
+
+def _let_go(caches: list[Any], core: Any, cache_class: Any) -> None:
+    """Put empty buffers into a finished request's caches.
+
+    Stock gives the caches to another request, which is computed in the dtype of their buffers where
+    that is not the model's. So their dtype stays; zeros take no memory before they are used.
+    """
+    for cache in caches:
+        if type(cache) is cache_class and cache.keys is not None:
+            batch, heads, _, head_dim = cache.keys.shape
+            shape = (batch, heads, STEP, head_dim)
+            cache.keys = core.zeros(shape, dtype=cache.keys.dtype)
+            cache.values = core.zeros(shape, dtype=cache.values.dtype)
+            cache.offset, cache.max_seq_len = 0, STEP

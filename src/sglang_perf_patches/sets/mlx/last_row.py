@@ -1,0 +1,200 @@
+"""``mlx.last-row``: prefill asks the model's head for the last position alone.
+
+Stock's own function runs and calls the model as ever. In between, the model's trunk, what it has
+before its head, answers with its last position; so the head has no other to compute.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .arena_trial import same_bits
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+logger = logging.getLogger(__name__)
+
+RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
+
+COUNTS: Counter[str] = Counter()
+"""What happened in this process: ``cut`` prefills whose head had fewer positions than stock's,
+``whole`` ones that were left to stock, and ``checks`` of one against the other."""
+
+_TRUNK = "model"
+"""What mlx-lm calls the trunk in a model, in almost all of its models."""
+
+_ROWS = (1, 32, 256)
+"""Positions that the head is given: the first number that gives stock's bits. A GPU multiplies one
+row by a matrix in another way than many, and some rows in another way than thousands."""
+
+
+def install_lazy(patching: Patching) -> None:
+    """Serve releases from 0.5.11 on, which build a prefill before they evaluate it."""
+    _install(patching, ("prefill_start", "extend_start"))
+
+
+def install_eager(patching: Patching) -> None:
+    """Serve 0.5.10, which evaluates a prefill at once."""
+    _install(patching, ("prefill",))
+
+
+def _install(patching: Patching, methods: tuple[str, ...]) -> None:
+    heads = _Heads(patching)
+
+    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def start(self: Any, *arguments: Any, **options: Any) -> Any:
+            """Prefill with a model whose head computes the last position alone."""
+            model = self.model
+            self.model = _Prefilled(model, heads)
+            try:
+                return inner(self, *arguments, **options)
+            finally:
+                self.model = model
+
+        return start
+
+    for method in methods:
+        patching.override(f"{RUNNER}.{method}", make)
+
+
+class _Heads:
+    """How many positions a model's head is given, by the number that stock gives it."""
+
+    def __init__(self, patching: Patching) -> None:
+        self._core: Any = patching.module("mlx.core")
+        self._gate = patching.gate
+        self._ran = patching.ran
+        self._rows: dict[tuple[int, int], int] = {}
+        self._is_off = False
+        # Proven there in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
+        self._is_proven = self._core.default_device() == self._core.Device(self._core.cpu)
+
+    def call(self, model: Any, arguments: Any, options: Any) -> Any:
+        """The model's output for a prompt of one request, of (1, some of the last, vocabulary)."""
+        owner = _owner_of_trunk(model)
+        tokens = arguments[0].shape[1]
+        if owner is None or self._is_off or tokens == 1:
+            if owner is None:
+                self._leave(model, "it keeps its trunk under another name")
+            COUNTS["whole"] += 1
+            return model(*arguments, **options)
+        # The kernels of a product are chosen by its size.
+        size = id(model), (tokens - 1).bit_length()
+        rows = _ROWS[0] if self._is_proven else self._rows.get(size)
+        trunk = _Trunk(owner[_TRUNK], rows)
+        with _in_place_of(owner, trunk):
+            found = model(*arguments, **options)
+        if not trunk.can_cut:
+            self._leave(model, "its trunk gives out something else than hidden states")
+        if trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
+            self._leave(model, "its head is in float32, for which the kernel changes with the size")
+        elif trunk.hidden is not None:
+            self._rows[size] = self._checked(model, owner, trunk, arguments, options, found)
+        COUNTS["cut" if trunk.was_cut else "whole"] += 1
+        self._ran.seen |= trunk.was_cut
+        return found
+
+    def _checked(
+        self, model: Any, owner: Any, trunk: _Trunk, arguments: Any, options: Any, whole: Any
+    ) -> int:
+        """The fewest positions for which the last one's logits are stock's, bit by bit.
+
+        The trunk is not run again: its hidden states are there.
+        """
+        COUNTS["checks"] += 1
+        hidden = trunk.hidden
+        tokens: int = hidden.shape[1]
+        for rows in _ROWS:
+            if rows < tokens:
+                cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
+                with _in_place_of(owner, cut):
+                    few = model(*arguments, **options)
+                if same_bits(self._core, _last(whole), _last(few)):
+                    return rows
+        if tokens > _ROWS[-1]:
+            device = self._core.default_device()
+            self._leave(model, f"its head gives other bits for few positions on {device}")
+        return tokens
+
+    def _leave(self, model: Any, why: str) -> None:
+        if not self._is_off:
+            self._is_off = True
+            reason = f"{type(model).__module__} is left to stock: {why}"
+            logger.warning("mlx.last-row: %s", reason)
+            self._gate(reason)
+
+
+class _Prefilled:
+    """A model in stock's hands during a prefill; all but the call is the model's own."""
+
+    def __init__(self, model: Any, heads: _Heads) -> None:
+        self._model, self._heads = model, heads
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._heads.call(self._model, arguments, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class _Trunk:
+    """In the place of a model's trunk: answers with its last positions.
+
+    Attributes:
+        module: the trunk, which answers for everything but the call: its embedding may be the head.
+        hidden: the hidden states of all positions, (1, tokens, hidden), where none were left out.
+        can_cut: what the trunk gave out are hidden states, or it was not called.
+        was_cut: positions were left out.
+    """
+
+    def __init__(self, trunk: Any, rows: int | None, module: Any = None) -> None:
+        """`rows` to answer with; None for all of them."""
+        self._trunk, self._rows = trunk, rows
+        self.module = trunk if module is None else module
+        self.hidden: Any = None
+        self.can_cut, self.was_cut = True, False
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        hidden = self._trunk(*arguments, **options)
+        if getattr(hidden, "ndim", 0) != 3:
+            self.can_cut = False
+            return hidden
+        if self._rows is None:
+            self.hidden = hidden
+            return hidden
+        self.was_cut = hidden.shape[1] > self._rows
+        return hidden[:, -self._rows :] if self.was_cut else hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+@contextmanager
+def _in_place_of(owner: Any, trunk: _Trunk) -> Iterator[None]:
+    """Put a trunk into a model for one call. A module of mlx.nn is a dictionary of its parts."""
+    before = owner[_TRUNK]
+    dict.__setitem__(owner, _TRUNK, trunk)
+    try:
+        yield
+    finally:
+        dict.__setitem__(owner, _TRUNK, before)
+
+
+def _owner_of_trunk(model: Any) -> Any:
+    """The module that applies the head to the trunk: a model, or the language model in it."""
+    owner = model
+    while isinstance(owner, dict):
+        if callable(owner.get(_TRUNK)):
+            return owner
+        owner = owner.get("language_model")
+    return None
+
+
+def _last(output: Any) -> Any:
+    logits = output[0] if isinstance(output, tuple) else output
+    return logits[:, -1]

@@ -1,0 +1,133 @@
+"""``mlx.pool-write``: what a request leaves to the radix cache's pool is a copy of its tokens.
+
+Stock queues the write: the pool's next array refers to the request's buffers until somebody reads
+the pool. MLX keeps those buffers whole for as long, and copies them where they are to be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+_MLX = "sglang.srt.hardware_backend.mlx"
+KV_POOL = f"{_MLX}.kv_cache.kv_pool:MlxKVPool"
+"""The pool to 0.5.12.post1."""
+
+ATTENTION_POOL = f"{_MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
+"""The same pool from 0.5.13 on."""
+
+RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
+
+_WRITES = "_sglang_perf_patches_writes"
+
+
+def install_contiguous(patching: Patching) -> None:
+    """Serve 0.5.11 to 0.5.12.post1."""
+    _install(patching, KV_POOL, "_kv_pool")
+
+
+def install_attention(patching: Patching) -> None:
+    """Serve releases from 0.5.13 on."""
+    _install(patching, ATTENTION_POOL, "_attention_kv_pool")
+
+
+class _Writes:
+    """What a pool has been given since it was last evaluated.
+
+    Attributes:
+        copies: of the tokens, (layers, tokens, n_kv_heads, head_dim), not evaluated.
+        is_read: a prefill reads the pool that is not done. Until then MLX would copy the pool to
+            write into it.
+        is_queued: the pool has writes that are not evaluated.
+    """
+
+    def __init__(self) -> None:
+        self.copies: list[Any] = []
+        self.is_read = self.is_queued = False
+
+    def copy(self, core: Any) -> None:
+        """Let no write refer to a request's buffers."""
+        if self.copies:
+            core.async_eval(self.copies)
+            self.copies = []
+
+    def evaluate(self, core: Any, pool: Any) -> None:
+        """Write, or while the pool is read only copy: the next write or read takes it along."""
+        if self.is_queued and not self.is_read:
+            core.async_eval(pool.k_buffer, pool.v_buffer)
+            self.copies, self.is_queued = [], False
+        self.copy(core)
+
+
+def _install(patching: Patching, pool: str, attribute: str) -> None:
+    core: Any = patching.module("mlx.core")
+    ran = patching.ran
+
+    def make_set(inner: Callable[..., None]) -> Callable[..., None]:
+        def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any) -> None:
+            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots."""
+            inner(self, slots, k_all, v_all)
+            ran.seen = True
+            writes = _writes_of(self)
+            writes.copies += [k_all, v_all]
+            writes.is_queued = True
+
+        return set_kv_all_layers
+
+    def make_get(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def get_kv(self: Any, layer_id: int, slots: Any) -> Any:
+            """Note that a prefill reads the pool."""
+            _writes_of(self).is_read = True
+            return inner(self, layer_id, slots)
+
+        return get_kv
+
+    def make_prefill(inner: Callable[..., int]) -> Callable[..., int]:
+        def prefill_finalize(self: Any, pending: Any) -> int:
+            """Copy while stock waits for the prefill's token: the next step writes the buffers."""
+            read = getattr(self, attribute)
+            if read is None:
+                return inner(self, pending)
+            writes = _writes_of(read)
+            writes.copy(core)
+            token = inner(self, pending)
+            writes.is_read = False
+            return token
+
+        return prefill_finalize
+
+    def make_extend(inner: Callable[..., int]) -> Callable[..., int]:
+        def extend_finalize(self: Any, pending: Any) -> int:
+            """Write while stock waits for the chunk."""
+            written = getattr(self, attribute)
+            if written is not None:
+                _writes_of(written).evaluate(core, written)
+            return inner(self, pending)
+
+        return extend_finalize
+
+    def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
+        def sync_decode_kv_to_pool(self: Any, *arguments: Any, **options: Any) -> None:
+            """Write when a request ends: what it decoded, and what is queued of its prompt."""
+            inner(self, *arguments, **options)
+            written = getattr(self, attribute)
+            if written is not None:
+                _writes_of(written).evaluate(core, written)
+
+        return sync_decode_kv_to_pool
+
+    patching.override(f"{pool}.set_kv_all_layers", make_set)
+    patching.override(f"{pool}.get_kv", make_get)
+    patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
+    patching.override(f"{RUNNER}.extend_finalize", make_extend)
+    patching.override(f"{RUNNER}._sync_decode_kv_to_pool", make_sync)
+
+
+def _writes_of(pool: Any) -> _Writes:
+    writes: _Writes | None = vars(pool).get(_WRITES)
+    if writes is None:
+        writes = vars(pool)[_WRITES] = _Writes()
+    return writes

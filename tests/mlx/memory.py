@@ -1,0 +1,164 @@
+"""What the runner keeps and takes at the peak with the radix cache on, stock and patched.
+
+    python3 tests/mlx/memory.py --release 0.5.23 --release 0.5.11
+
+runs in the environments that the tests use (made at the first use): the small model of `bench mlx`
+(8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory, as after
+any prefix hit. One line of JSON for each release, selection and load. What was measured:
+`memory.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_SLOTS = 16_384
+_STEPS = 8
+
+
+def main() -> int:
+    """Measure here if sglang's runner is here, else in each release's environment."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--release", action="append", default=[])
+    parser.add_argument("--patches", default="none:mlx", help="selections, with colons between")
+    parser.add_argument("--radix", choices=("on", "off"), default="on")
+    parser.add_argument("--only", default="", help="loads, with commas between")
+    given = parser.parse_args()
+    if os.environ.get("SGLANG_USE_MLX"):
+        for selection in given.patches.split(":"):
+            _measure(selection, given.radix == "on", given.only)
+        return 0
+    sys.path.insert(0, str(_ROOT / "examples"))
+    from linux_mlx.environments import sglang_environment, variables
+
+    shims = _ROOT / "examples" / "linux_mlx" / "shims"
+    search = os.pathsep.join(map(str, [_ROOT / "src", shims]))
+    settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
+    worst = 0
+    for release in given.release or ["0.5.23"]:
+        print(json.dumps({"release": release}), flush=True)
+        python = sglang_environment(release).python
+        command = [python, "-W", "ignore", __file__, *sys.argv[1:]]
+        worst |= subprocess.run(command, env=variables(**settings)).returncode
+    return worst
+
+
+def _measure(selection: str, radix: bool, only: str) -> None:
+    import mlx.core as mx
+    import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+    from sglang_perf_patches.proof.mlx import standalone
+
+    standalone.lend()
+
+    import sglang_perf_patches
+    from sglang_perf_patches.bench.mlx import MODELS
+    from sglang_perf_patches.proof.mlx import models, playing
+
+    sglang_perf_patches.activate(selection)
+    loads: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "24 single requests": _singles,
+        "16 requests in batches of 4": _batches,
+        "a prompt of 3328 tokens in chunks of 256": _chunks,
+        "8 requests of 100 to 163 tokens": _eight,
+    }
+    with models.model("qwen3", "float32", **MODELS["small"]) as made:
+        for name, load in loads.items():
+            if only and not any(word in name for word in only.split(",")):
+                continue
+            player = playing.Player(made, radix=radix, slots=_SLOTS)
+            player.keeps = False
+            player.evaluate_pool()
+            gc.collect()
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            began = time.perf_counter()
+            found = load(player)
+            taken = time.perf_counter() - began
+            gc.collect()
+            found["kept MB"] = round((mx.get_active_memory() - before) / 1e6, 1)
+            found["peak MB"] = round((mx.get_peak_memory() - before) / 1e6, 1)
+            found["seconds"] = round(taken, 2)
+            print(json.dumps({"patches": selection, "load": name} | found), flush=True)
+            del player
+    sglang_perf_patches.deactivate()
+
+
+def _singles(player: Any) -> dict[str, Any]:
+    """One request after the other, each with a prompt of its own."""
+    times = []
+    for number in range(24):
+        player.join(f"r{number}", 64 + number)
+        times.append(_decode(player, [f"r{number}"]))
+        player.leave(f"r{number}")
+    return _first_steps(times)
+
+
+def _batches(player: Any) -> dict[str, Any]:
+    """Batches of four, each with prompts of their own."""
+    times = []
+    for start in range(0, 16, 4):
+        names = [f"r{number}" for number in range(start, start + 4)]
+        for number, name in enumerate(names):
+            player.join(name, 40 + 8 * number)
+        times.append(_decode(player, names))
+        for name in names:
+            player.leave(name)
+    return _first_steps(times)
+
+
+def _chunks(player: Any) -> dict[str, Any]:
+    """A long prompt as the scheduler cuts it."""
+    player.join("long", 256)
+    for _ in range(12):
+        player.extend("long", 256)
+    return {}
+
+
+def _eight(player: Any) -> dict[str, Any]:
+    for number in range(8):
+        player.join(f"r{number}", 100 + 9 * number)
+    return {}
+
+
+def _decode(player: Any, names: list[str]) -> list[float]:
+    import mlx.core as mx
+
+    times = []
+    for _ in range(_STEPS):
+        mx.synchronize()
+        # Of the process, MLX's threads included, for a machine that is busy with other work.
+        began = time.process_time()
+        player.decode(names)
+        mx.synchronize()
+        times.append(1e3 * (time.process_time() - began))
+    return times
+
+
+def _first_steps(times: list[list[float]]) -> dict[str, Any]:
+    """CPU milliseconds of the first step after the prefills and of later ones, and their ratio."""
+    firsts = [each[0] for each in times[1:]]  # the first of all warms MLX up
+    ratios = [each[0] / statistics.median(each[2:]) for each in times[1:]]
+    return {
+        "first step ms": [round(value, 1) for value in statistics.quantiles(firsts, n=4)],
+        "later step ms": round(statistics.median(chain.from_iterable(e[2:] for e in times)), 1),
+        "first : later": [round(value, 2) for value in statistics.quantiles(ratios, n=4)],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""``mlx.pool-write``, ``mlx.first-buffer`` and ``mlx.last-row`` beyond their cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Found = Callable[..., Any]
+
+EACH = pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
+
+
+def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
+    verdicts = found("0.5.23", "broken_prefill")
+    whole = [verdicts.pop(f"{name}, whole") for name in ("pool-write", "first-buffer", "last-row")]
+    assert whole == ["equal"] * 3
+    # A buffer without room for what is written can't be written.
+    assert verdicts == {
+        "pool-write, nothing is copied": "different",
+        "first-buffer, room for less than the prompt": "raised ValueError",
+        "first-buffer, room for 4096": "different",
+        "first-buffer, released buffers keep their room": "different",
+        "last-row, the first row": "different",
+        "last-row, no trunk is found": "different",
+    }
+
+
+@EACH
+def test_all_patches_together_give_what_stock_gives(found: Found, release: str) -> None:
+    """Prefix hits, chunks of prompts, aborts, changes of the batch and cleared caches."""
+    for kind, of in found(release, "together").items():
+        assert of["mlx"] == of["none"], kind
+        assert {"mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"} <= set(
+            of["ran"]
+        )
+
+
+def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_need(
+    found: Found,
+) -> None:
+    of = found("0.5.23", "few_rows")
+    for rows in (1, 2, 280):
+        assert of[f"{rows} mlx.last-row"]["played"] == of[f"{rows} none"]["played"]
+    one, two, never = (of[f"{rows} mlx.last-row"] for rows in (1, 2, 280))
+    # Prompts of 300 and 310 tokens are of one size; the first of a size is computed both ways.
+    assert one["counts"] == two["counts"] == {"whole": 2, "cut": 1, "checks": 2}
+    assert one["state"]["state"] == two["state"]["state"] == "live"
+    assert never["state"]["state"] == "gated"
+    assert "mlx_lm.models.qwen3" in never["state"]["reason"]
+    assert never["counts"] == {"whole": 3, "checks": 1}

@@ -750,6 +750,306 @@ _SHARED_BLOCK_TABLES = Patch(
     ),
 )
 
+_EXTEND_GRAPHS = f"{_EAGLE_WORKER}:EagleDraftWorker.init_cuda_graphs"
+_EXTEND_CAPTURE = f"{_EAGLE_WORKER}:EagleDraftWorker._capture_cuda_graphs"
+_EXTEND_RUNNER = (
+    f"{_SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+)
+_EXTEND_DEPENDS = (
+    f"{_EAGLE_WORKER}:EagleDraftWorker.init_attention_backend",
+    f"{_EAGLE_WORKER}:EagleDraftWorker._draft_extend_for_decode",
+    f"{_EXTEND_RUNNER}.__init__",
+    f"{_FLASH_STEP}.__init__",
+    f"{_FLASH_STEP}.init_cuda_graph_state",
+    f"{_FLASH_STEP}.init_forward_metadata",
+    f"{_FLASH_STEP}.forward_extend",
+)
+_EXTEND_OUT_GRAPH = (
+    f"{_FLASH_STEP}.init_forward_metadata_out_graph",
+    f"{_FLASH_STEP}._bind_metadata_buffers",
+    f"{_FLASH_STEP}._apply_cuda_graph_metadata",
+)
+_EXTEND_IN_GRAPH = (
+    f"{_FLASH_STEP}.init_forward_metadata_in_graph",
+    f"{_FLASH_STEP}.draft_extend_metadata_captured_in_graph",
+    f"{_FLASH_STEP}._init_full_cg_decode_metadata",
+    f"{_EXTEND_RUNNER}.capture_one_shape",
+    "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
+    "sglang.kernels.ops.attention.metadata:_draft_extend_metadata_kernel",
+)
+_WAR_BARRIER = ("sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",)
+
+
+def _early_extend(first: str, last: str, install: str, method: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_extend_graph:{install}",
+        targets=(method,),
+        depends=(*_EXTEND_DEPENDS, *depends),
+        awaits=(_UTILS, _FLASH),
+    )
+
+
+def _extend_graph(first: str, last: str, install: str, *targets: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_extend_graph:{install}",
+        targets=(_EXTEND_CAPTURE, f"{_EXTEND_RUNNER}.can_run_graph", *targets),
+        depends=(
+            *_EXTEND_DEPENDS,
+            *_EXTEND_OUT_GRAPH,
+            *_EXTEND_IN_GRAPH,
+            *_WAR_BARRIER,
+            f"{_COMMON}:prepare_for_draft_extend",
+            *(() if targets else (f"{_EXTEND_RUNNER}.execute", f"{_BASE}.shared_read_ends")),
+        ),
+        awaits=(_UTILS, _FLASH),
+    )
+
+
+_DRAFT_EXTEND_GRAPH = Patch(
+    id="mla.draft-extend-graph",
+    summary="FlashAttention's draft-extend is replayed from a graph instead of launched eagerly",
+    why=(
+        "Each speculative step with spec v2 ends with the draft-extend, one forward of the draft "
+        "over the verified tokens. Stock replays it from a CUDA graph for the backends of a list, "
+        "and FlashAttention, the default on Hopper, is not in it before 0.5.23: its kernels are "
+        "launched one by one at every step."
+    ),
+    how=(
+        "While the draft worker captures its graphs, the list has FlashAttention in it; all the "
+        "rest is stock's own. The backend keeps one page table for that graph, not one for each "
+        "mode. On 0.5.16 to 0.5.21 the scheduler waits for the whole forward, as behind an eager "
+        "draft-extend, since the graph reads the request pool. Left to stock: "
+        "SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH, batches whose lengths the host has (their table "
+        "is narrower, so attention is split otherwise), DP attention, adaptive speculation, topk "
+        "> 1, sliding-window and sharded pools, cross attention, multimodal rotary positions."
+    ),
+    gain="GAIN",
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1 and --attention-backend fa3 (the default "
+        "on Hopper) for the draft: targets that are small, or widely sharded, so that the GPU "
+        "waits for the host. None where the GPU is always busy."
+    ),
+    built_in_since="0.5.23",
+    markers=(
+        Marker(
+            definition=_EXTEND_CAPTURE,
+            contains="graph_supported_backend_types.append(FlashAttentionBackend)",
+        ),
+    ),
+    anchors=("sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",),
+    absent_because=(
+        "before 0.5.16 the graph splits attention otherwise than the eager draft-extend does: "
+        "that is mla.early-draft-extend-graph, to be chosen by name"
+    ),
+    variants=(
+        _extend_graph("0.5.16", "0.5.21", "install_in_graph_reads", f"{_EXTEND_RUNNER}.execute"),
+        _extend_graph("0.5.22", "0.5.22", "install"),
+    ),
+)
+
+_EARLY_DRAFT_EXTEND_GRAPH = Patch(
+    id="mla.early-draft-extend-graph",
+    kind="policy",
+    summary="mla.draft-extend-graph up to 0.5.15.post1, where it changes how the draft rounds",
+    why=(
+        "As for mla.draft-extend-graph. Up to 0.5.15.post1 the eager draft-extend has a page table "
+        "as wide as its longest request, and the graph's is as wide as the context. FlashAttention "
+        "splits its work by that width, so the sums of the draft's attention round otherwise."
+    ),
+    how=(
+        "As mla.draft-extend-graph. What is proposed may differ from stock in rare ties; what is "
+        "accepted is decided by the target's verify, which nothing here touches."
+    ),
+    gain="GAIN",
+    condition="As for mla.draft-extend-graph. Up to 0.5.10.post1 spec v2 must be asked for.",
+    anchors=(
+        f"{_FLASH}:normal_decode_set_metadata",
+        f"{_ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+    ),
+    absent_because="from 0.5.16 on mla.draft-extend-graph does it, without another split",
+    variants=(
+        _early_extend(
+            "0.5.10",
+            "0.5.12.post1",
+            "install_graphs",
+            _EXTEND_GRAPHS,
+            f"{_EXTEND_RUNNER}.replay",
+            f"{_FLASH_STEP}.init_forward_metadata_capture_cuda_graph",
+            f"{_FLASH_STEP}.init_forward_metadata_replay_cuda_graph",
+        ),
+        _early_extend(
+            "0.5.13",
+            "0.5.13.post1",
+            "install_graphs",
+            _EXTEND_GRAPHS,
+            f"{_EXTEND_RUNNER}.replay",
+            *_EXTEND_OUT_GRAPH,
+        ),
+        _early_extend(
+            "0.5.14",
+            "0.5.14",
+            "install_capture",
+            _EXTEND_CAPTURE,
+            f"{_EXTEND_RUNNER}.execute",
+            *_EXTEND_OUT_GRAPH,
+        ),
+        _early_extend(
+            "0.5.15",
+            "0.5.15.post1",
+            "install_capture",
+            _EXTEND_CAPTURE,
+            f"{_EXTEND_RUNNER}.execute",
+            *_EXTEND_OUT_GRAPH,
+            f"{_FLASH_STEP}._init_full_cg_decode_metadata",
+        ),
+    ),
+)
+
+
+def _extend_metadata(first: str, last: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_extend_metadata:install",
+        targets=(f"{_EXTEND_RUNNER}.execute",),
+        depends=(
+            *_EXTEND_OUT_GRAPH,
+            *_EXTEND_IN_GRAPH,
+            *_WAR_BARRIER,
+            f"{_FLASH_STEP}.init_cuda_graph_state",
+            f"{_FLASH_STEP}.forward_extend",
+            f"{_EXTEND_RUNNER}.__init__",
+            *depends,
+        ),
+        awaits=(_UTILS, _FLASH),
+    )
+
+
+_DRAFT_EXTEND_METADATA = Patch(
+    id="mla.draft-extend-metadata",
+    summary="the graph of FlashAttention's draft-extend builds its metadata once, not twice",
+    why=(
+        "The graph of a FlashAttention draft-extend begins with a kernel that writes lengths, "
+        "their sums and the page table. Before each replay stock builds the same by some ten "
+        "eager launches, which gather and copy a page table as wide as the context for each "
+        "request. Upstream skips that for drafts of several layers alone."
+    ),
+    how=(
+        "The runner's call for the eager build gives the backend the graph's own metadata to "
+        "hold, and writes nothing: the graph does. Sliding-window pools, whose eager build also "
+        "clears the write targets of padding rows, are left to stock."
+    ),
+    gain="GAIN",
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend fa3 for the draft: on 0.5.23, "
+        "and on 0.5.16 to 0.5.22 with mla.draft-extend-graph. Grows with requests x context "
+        "length of the server, whatever the requests' own."
+    ),
+    requires=("mla.draft-extend-graph",),
+    anchors=("sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",),
+    absent_because="before 0.5.16 no graph writes the metadata",
+    variants=(
+        _extend_metadata("0.5.16", "0.5.21"),
+        _extend_metadata("0.5.22", "0.5.23", f"{_BASE}.shared_read_ends"),
+    ),
+)
+
+_BOUND_EAGER = (f"{_FLASH_STEP}.init_forward_metadata",)
+_MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
+
+
+def _bound(first: str, last: str, install: str, targets: tuple[str, ...], *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.page_table_bound:{install}",
+        targets=(f"{_FLASH_STEP}.init_cuda_graph_state", *targets),
+        depends=(f"{_FLASH_STEP}.__init__", *depends),
+        awaits=(_UTILS,),
+    )
+
+
+_PAGE_TABLE_BOUND = Patch(
+    id="mla.page-table-bound",
+    summary="FlashAttention's page tables hold what a speculative step at the context limit reads",
+    why=(
+        "A speculative step reads past the context by the tokens that it drafts, and for those "
+        "the request pool has room. The rows of FlashAttention's page tables end with the context. "
+        "Near the limit the kernel takes what is there for pages: the next request's, or anything "
+        "at all behind the last row, and the server ends with an illegal memory access. 0.5.13 "
+        "and 0.5.14 end with an AssertionError; up to 0.5.12.post1, and in a verify of 0.5.14 to "
+        "0.5.21, the entries past a row are written into the next request's first pages."
+    ),
+    how=(
+        "Rows of the graphs' tables go on in memory past their width, which stays: by it "
+        "FlashAttention splits its work. Eager tables are cut as long as the request pool's rows "
+        "and shown with stock's width. So each batch gives what it gave; past the limit, where no "
+        "token is ever delivered, padding's page is read."
+    ),
+    gain=(
+        "No crash, and no other request's pages overwritten, where a request comes near the "
+        "context limit. No time: the eager tables of 0.5.16 and later get a few columns more, the "
+        "graphs' take some kilobytes."
+    ),
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1 and --attention-backend fa3, and requests "
+        "whose prompt and output come within the drafted tokens of the context length."
+    ),
+    upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
+    variants=(
+        _bound(
+            "0.5.9",
+            "0.5.12.post1",
+            "install_graphs",
+            (),
+            *_BOUND_EAGER,
+            f"{_FLASH_STEP}.init_forward_metadata_capture_cuda_graph",
+            f"{_FLASH_STEP}.init_forward_metadata_replay_cuda_graph",
+            f"{_FLASH}:normal_decode_set_metadata",
+        ),
+        _bound(
+            "0.5.13",
+            "0.5.14",
+            "install_checked_graphs",
+            (f"{_ATTENTION}.utils:assert_buffer_fits",),
+            *_BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+        ),
+        _bound(
+            "0.5.15",
+            "0.5.15.post1",
+            "install_graphs",
+            (),
+            *_BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+            f"{_ATTENTION}.triton_ops.{_MHA_TABLE}",
+        ),
+        _bound(
+            "0.5.16",
+            "0.5.22",
+            "install",
+            _BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_FLASH_STEP}.init_forward_metadata_in_graph",
+            "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
+            "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
+            f"sglang.kernels.ops.kvcache.{_MHA_TABLE}",
+        ),
+        _bound(
+            "0.5.23",
+            "0.5.23",
+            "install",
+            _BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_FLASH_STEP}.init_forward_metadata_in_graph",
+            "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
+            "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
+        ),
+    ),
+)
+
 PATCHES: tuple[Patch, ...] = (
     _DRAFT_METADATA,
     _VERIFY_MASK_FILL,
@@ -759,4 +1059,8 @@ PATCHES: tuple[Patch, ...] = (
     _FLASHINFER_PLAN,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,
+    _DRAFT_EXTEND_GRAPH,
+    _EARLY_DRAFT_EXTEND_GRAPH,
+    _DRAFT_EXTEND_METADATA,
+    _PAGE_TABLE_BOUND,
 )

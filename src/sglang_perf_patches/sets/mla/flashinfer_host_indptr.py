@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .situations import DRAFT_LENGTHS, Served, refuse_platforms
 
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferMultiStepDraftBackend"
 
@@ -86,7 +86,7 @@ def _around(patching: Patching) -> Any:
     """Wrap an entry: while it runs, the backend's ``kv_indptr`` knows its copy on the host."""
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *DRAFT_LENGTHS)
     known = _known_tensor()
 
     def make(inner: Any) -> Any:

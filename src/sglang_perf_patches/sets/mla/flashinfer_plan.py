@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .situations import VERIFY, Served, refuse_platforms
 
 _MODULE = "sglang.srt.layers.attention.flashinfer_mla_backend"
 BACKEND = f"{_MODULE}:FlashInferMLAAttnBackend"
@@ -263,7 +263,7 @@ def _steps(bs: int, draft: int) -> Any:
 def _plan_from_host(patching: Patching, known: _Known) -> None:
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *VERIFY)
     pinned = Pinned()
 
     def make(inner: Any) -> Any:

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .situations import VERIFY, Served, refuse_platforms
 from .tree_builder import BUFFER, BUILD_TREE, DRAFT, MODE, SEQ_LENS
 
 BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend"
@@ -24,7 +24,7 @@ def install(patching: Patching) -> None:
 
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *VERIFY)
     qlen_only = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.QLEN_ONLY
     small: list[weakref.ref[Any]] = []  # the mask that a TRT-LLM backend gave out last
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...model.patching import MISSING, Patching
-from .situations import Served, refuse_platforms
+from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
 TRTLLM_DRAFT = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
@@ -29,7 +29,7 @@ def install_flash_attention(patching: Patching) -> None:
     """Replay: the last step's kernel builds the table, the other steps' lengths are derived."""
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *DRAFT_TABLES)
 
     def make_state(inner: Any) -> Any:
         def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
@@ -158,7 +158,7 @@ def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> Non
     """
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *DRAFT_TABLES)
 
     def hold(steps: list[Any], bs: int) -> None:
         first = steps[0]

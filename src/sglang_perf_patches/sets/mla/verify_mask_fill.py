@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .situations import VERIFY, Served, refuse_platforms
 from .tree_builder import BUFFER, BUILD_TREE, MODE
 
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
@@ -69,7 +69,7 @@ class _Skips:
 
     def __init__(self, patching: Patching) -> None:
         self._gate = patching.gate
-        self._served = Served(patching)
+        self._served = Served(patching, *VERIFY)
         self._told = False
 
     def __call__(self, backend: Any) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import sglang_perf_patches
 from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runners
 from sglang.srt.speculative import eagle_worker_v2 as module
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla import flash
+from sglang_perf_patches.proof.mla import draft_extend_metadata, flash
 from sglang_perf_patches.proof.mla.rig import Room, furnished, server_args
 
 METHOD = next(
@@ -24,6 +26,10 @@ METHOD = next(
 RUNNER = runners.EAGLEDraftExtendCudaGraphRunner
 IN_GRAPH = hasattr(flash.module, "draft_extend_set_metadata")
 PATCH = "mla.draft-extend-graph" if IN_GRAPH else "mla.early-draft-extend-graph"
+EVENTS = ("war_fastpath_read_done_event", "shared_read_done_event")
+PUBLISHES_EARLY = not hasattr(runners, "SharedReadEnds")
+"""Whether the runner says that all reads are done whatever the backend, before the graph's own."""
+
 LISTED = module.TritonAttnBackend
 
 
@@ -56,10 +62,9 @@ def run() -> None:
             assert report.of(PATCH).state == "gated", option
     if IN_GRAPH:
         with_host_lengths()
-        if "shared_read_ends" not in vars(flash.module.FlashAttentionBackend.__mro__[1]):
-            fences()
-        elif "_publish_read_done" not in RUNNER.execute.__code__.co_names:
-            fences()
+        if PUBLISHES_EARLY:
+            assert read_done_before_replay() is not None, "stock's fence is enough"
+        fences()
 
 
 def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
@@ -86,10 +91,10 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
         for name, value in _lent(given, Recorder, Room()).items():
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, value))
-        utils = flash.module.__class__ and __import__("sglang.srt.utils", fromlist=["x"])
+        utils: Any = import_module("sglang.srt.utils")
         synced = bool(more.get("enable_dp_attention"))
         if not utils.require_mlp_sync.__code__.co_argcount:
-            stack.enter_context(mock.patch.object(utils, "require_mlp_sync", lambda: synced))
+            stack.enter_context(mock.patch.object(utils, "require_mlp_sync", _answering(synced)))
         if off:
             stack.enter_context(
                 mock.patch.dict(os.environ, {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"})
@@ -130,6 +135,13 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
             made[0].decode_cuda_graph_metadata["page_table"],
             made[0].decode_cuda_graph_metadata["page_table_draft_decode"],
         ]
+
+
+def _answering(answer: bool) -> Any:
+    def require_mlp_sync() -> bool:
+        return answer
+
+    return require_mlp_sync
 
 
 _OPTIONS = ("enable_two_batch_overlap", "pp_size", "speculative_adaptive", "enable_dp_attention")
@@ -188,24 +200,15 @@ def with_host_lengths() -> None:
 
 
 def fences() -> None:
-    """After the replay nothing says that the reads are done before it."""
-    event = next(
-        name
-        for name in ("war_fastpath_read_done_event", "shared_read_done_event")
-        if name in RUNNER.execute.__code__.co_names
-    )
-    runner = RUNNER.__new__(RUNNER)
-    runner.model_runner = SimpleNamespace(**{event: "before the replay"})
+    """Nothing says before the graph, which reads the request pool, that all reads are done."""
+    with live(PATCH, ran=None):
+        assert read_done_before_replay() is None
 
-    def replay(self: Any, *_: Any) -> str:
-        setattr(self.model_runner, event, "before the replay")
-        return "out"
 
-    kept = RUNNER.execute
-    RUNNER.execute = replay
-    try:
-        runner.draft_extend_attn_backend = object()
-        assert runner.execute(None) == "out"
-    finally:
-        RUNNER.execute = kept
-    _ = kept
+def read_done_before_replay() -> Any:
+    """What the scheduler would wait for after a replay; None for the whole forward."""
+    with furnished(flash.arguments(1), flash.module.__name__, runners.__name__):
+        runner = flash.runner_of(1)
+        graphs = draft_extend_metadata.make(runner, flash.make(runner))
+        draft_extend_metadata.replay(graphs, runner, [40, 7])
+        return next((vars(runner)[name] for name in EVENTS if name in vars(runner)), None)

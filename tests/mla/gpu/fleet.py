@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,7 +41,8 @@ class Seat:
         self._file.touch()
         self._read = self._file.open()
         self.found: dict[str, Any] = {}
-        path = os.pathsep.join(p for p in (boot.get("path"), os.environ["PYTHONPATH"]) if p)
+        below = boot.get("pythonpath") or os.environ["PYTHONPATH"]
+        path = os.pathsep.join(p for p in (boot.get("path"), below) if p)
         env = {**os.environ, **boot.get("env", {}), "PYTHONPATH": path}
         env["SGLANG_PERF_PATCHES"] = boot["patches"]
         run = [sys.executable, "-m", "sglang_perf_patches", "run", sys.executable]
@@ -52,6 +54,7 @@ class Seat:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=env,
+            start_new_session=True,
         )
 
     def answer(self, seconds: float) -> dict[str, Any]:
@@ -85,10 +88,15 @@ class Seat:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-3000:]
 
+    def rest(self, on: bool) -> None:
+        """Stop all its processes, or have them go on: a scheduler that idles is never still."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
+
     def kill(self) -> None:
         """End it."""
         if self._process.poll() is None:
-            self._process.terminate()
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def main(out: Path, plan: list[dict[str, Any]]) -> None:
@@ -116,11 +124,16 @@ def main(out: Path, plan: list[dict[str, Any]]) -> None:
             up.append(seat)
         result["boots"][seat.boot["name"]] = entry
     write()
+    for seat in up:
+        seat.rest(True)
     for group in dict.fromkeys(seat.boot["group"] for seat in up):
         members = [seat for seat in up if seat.boot["group"] == group]
         if group == "compare":
             for seat in members:
+                seat.rest(False)
                 result["groups"][seat.boot["name"]] = compared(seat)
+                result["boots"][seat.boot["name"]]["log"] = seat.tail()
+                seat.kill()
                 print(seat.boot["name"], json.dumps(result["groups"][seat.boot["name"]]))
             write()
             continue
@@ -132,14 +145,15 @@ def main(out: Path, plan: list[dict[str, Any]]) -> None:
         for seat in members:
             if seat.boot.get("profile") is False:
                 continue
+            seat.rest(False)
             said = seat.ask("profile")
+            seat.rest(True)
             measured.setdefault("calls", {})[seat.boot["name"]] = said
             print(seat.boot["name"], json.dumps(said), flush=True)
             write()
-    for seat in up:
-        result["boots"][seat.boot["name"]]["log"] = seat.tail()[-1200:]
-        seat.ask("end", seconds=10)
-        seat.kill()
+        for seat in members:
+            result["boots"][seat.boot["name"]]["log"] = seat.tail()[-1200:]
+            seat.kill()
     write()
 
 
@@ -153,12 +167,19 @@ def compared(seat: Seat) -> dict[str, Any]:
 
 def turns(members: list[Seat], count: int) -> dict[str, Any]:
     """Have the members generate by turns, in another order each round."""
+
+    def turn(seat: Seat, *words: Any) -> dict[str, Any]:
+        seat.rest(False)
+        said = seat.ask("time", count, *words)
+        seat.rest(True)
+        return said
+
     for seat in members:
-        seat.ask("time", count, 1000 + count, 16)
+        turn(seat, 1000 + count, 16)
     found: dict[str, list[dict[str, Any]]] = {seat.boot["name"]: [] for seat in members}
     for number in range(ROUNDS):
         for seat in members if number % 2 else members[::-1]:
-            found[seat.boot["name"]].append(seat.ask("time", count, number, TOKENS))
+            found[seat.boot["name"]].append(turn(seat, number, TOKENS))
     errors = {name: said for name, all in found.items() for said in all if "error" in said}
     if errors:
         return {"ratios": {}, "errors": errors}

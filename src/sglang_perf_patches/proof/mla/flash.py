@@ -1,7 +1,7 @@
 """FlashAttention backends of a speculative server with topk = 1, and what they are given to build.
 
-The kernel itself is a CUDA wheel; what it reads is the backend's own: lengths, their sums, and a page
-table of which each row holds a request's pages.
+The kernel itself is a CUDA wheel; what it reads is the backend's own: lengths, their sums, and a
+page table of which each row holds a request's pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTEXT = 250
 """Neither whole pages nor whole blocks of the kernels that build tables, as 163840 + 1 would be."""
 
 EXTRA = 12
-"""Tokens of a row of the request pool past the context: stock's 4 and the drafted ones, and more."""
+"""Tokens of a row of the request pool past the context: stock's 4, the drafted ones, and more."""
 
 DRAFT = 4
 HOST_LENGTHS = not hasattr(module, "draft_extend_set_metadata")

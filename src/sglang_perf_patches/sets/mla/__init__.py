@@ -9,6 +9,7 @@ _HERE = "sglang_perf_patches.sets.mla"
 _ATTENTION = "sglang.srt.layers.attention"
 _SPECULATIVE = "sglang.srt.speculative"
 _UTILS = "sglang.srt.utils"
+_ENVIRON = "sglang.srt.environ"
 
 _TRTLLM = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLABackend"
 _TRTLLM_DRAFT = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
@@ -122,7 +123,7 @@ def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
     return Variant(
         releases=between(first, last),
         install=f"{_HERE}.verify_mask_fill:install_masks",
-        targets=(f"{_TRITON}.verify_mask", _TRIVIAL),
+        targets=(f"{_TRITON}.verify_mask", f"{_TRITON}.__init__", _TRIVIAL),
         depends=(
             *_VERIFY_METADATA,
             *_GRAPH_METADATA,
@@ -171,7 +172,7 @@ _VERIFY_MASK_FILL = Patch(
         Variant(
             releases=between("0.5.9", "0.5.12.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers",
-            targets=(_MASK_BUFFERS, _BUILD_TREE),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
             depends=(
                 *_VERIFY_METADATA,
                 f"{_TRITON}.init_forward_metadata_replay_cuda_graph",
@@ -183,21 +184,21 @@ _VERIFY_MASK_FILL = Patch(
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers",
-            targets=(_MASK_BUFFERS, _BUILD_TREE),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
             depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
             awaits=(_UTILS,),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
-            targets=(_MASK_BUFFERS, _BUILD_TREE, _TRIVIAL),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
             depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
             awaits=(_UTILS,),
         ),
         Variant(
             releases=("0.5.16",),
             install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
-            targets=(_MASK_BUFFERS, _BUILD_TREE, _TRIVIAL),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
             depends=(
                 *_VERIFY_METADATA,
                 *_GRAPH_METADATA,
@@ -261,7 +262,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.eagle_worker:EAGLEWorker._draft_preprocess_decode",
                 *_EXACT_BY_VERIFY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
@@ -274,7 +275,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_v2_draft",
                 *_EXACT_BY_RELAY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
@@ -287,7 +288,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft",
                 *_EXACT_BY_RELAY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
         Variant(
             releases=between("0.5.16", "0.5.23"),
@@ -300,7 +301,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_COMMON}:prepare_for_draft",
                 *_EXACT_BY_RELAY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import VERIFY, Served, refuse_platforms
+from .situations import VERIFY, Served, one_scale, refuse_platforms
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2"
 GRAPHS = f"{WORKER}:EagleDraftWorker.init_cuda_graphs"
@@ -63,6 +63,8 @@ def unlike(worker: Any) -> str | None:
         return "sharded KV pools plan from host lengths"
     if any(getattr(each, "model_is_mrope", False) for each in (runner, runner.model_config)):
         return "the runner does not hand multimodal rotary positions to the graph"
+    if one_scale(runner.model_config):
+        return "activations share one scale with the rows that only pad a batch"
     if not any(getattr(worker.speculative_algorithm, ask)() for ask in _SPECULATES):
         return "only EAGLE, EAGLE3, MTP and STANDALONE were compared"
     return None

@@ -217,7 +217,11 @@ def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> Non
 
 
 def _first_alone(draft: Any, act: Any) -> None:
-    """Act as if a draft had one step."""
+    """Act as if a draft had one step.
+
+    Why this trick: stock goes over ``range(speculative_num_steps - 1)`` and indexes its backends by
+    it, so the number is 2 for one of them.
+    """
     steps, count = draft.attn_backends, draft.speculative_num_steps
     draft.attn_backends, draft.speculative_num_steps = steps[:1], 2
     try:

@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import time
+import traceback
 from collections import defaultdict
 
 import dummy_weights
@@ -44,11 +45,24 @@ def _replay(wrapped, runner, args, kwargs):
     select = args[1] if len(args) > 1 else slice(None)
     if batch.batch_size == 0:
         return wrapped(*args, **kwargs)
-    alike = copy.copy(batch)
-    alike.spec_info = copy.copy(batch.spec_info)
-    eager = runner.model_runner.forward(alike)
-    eager = getattr(eager, "logits_output", eager)
-    logits, hidden = eager.next_token_logits[select].clone(), eager.hidden_states[select].clone()
+    try:
+        alike = copy.copy(batch)
+        alike.spec_info = copy.copy(batch.spec_info)
+        # As the worker prepares an eager one.
+        runner.model_runner.attn_backend.init_forward_metadata(alike)
+        more = {}
+        if hasattr(alike, "mark_forward_metadata_ready"):
+            alike.mark_forward_metadata_ready()
+        else:
+            more["skip_attn_backend_init"] = True
+        eager = runner.model_runner.forward(alike, **more)
+        eager = getattr(eager, "logits_output", eager)
+        logits = eager.next_token_logits[select].clone()
+        hidden = eager.hidden_states[select].clone()
+    except Exception:
+        _FOUND["error"] = traceback.format_exc()
+        _write()
+        return wrapped(*args, **kwargs)
     out = wrapped(*args, **kwargs)
     counts = _FOUND["batches"][batch.batch_size]
     counts[0] += 1

@@ -103,12 +103,11 @@ def _around(patching: Patching) -> Any:
             if rows is None or not served():
                 inner(self, forward_batch, *more, **named)
                 return
-            ran.seen = True
             indptr = self.kv_indptr
             host = host_indptr(
                 forward_batch.seq_lens_cpu, rows, self.topk, self.speculative_num_steps
             )
-            self.kv_indptr = known(indptr, host)
+            self.kv_indptr = known(indptr, host, ran)
             try:
                 inner(self, forward_batch, *more, **named)
             finally:

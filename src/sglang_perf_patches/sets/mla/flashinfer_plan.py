@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...model.patching import Patching
+from ...model.state import RunFlag
 from .host_copies import known
 from .situations import VERIFY, Served, refuse_platforms
 
@@ -137,15 +138,19 @@ class _HostPlanned:
     what stock gives.
     """
 
-    def __init__(self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned) -> None:
+    def __init__(
+        self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned, ran: RunFlag
+    ) -> None:
         self._wrapper = wrapper
         self._host = host
         self._pinned = pinned
+        self._ran = ran
 
     def plan(
         self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_lens: Any, *more: Any
     ) -> None:
-        qo, kv, lens = map(known, (qo_indptr, kv_indptr, kv_lens), self._host)
+        given = zip((qo_indptr, kv_indptr, kv_lens), self._host, strict=True)
+        qo, kv, lens = (known(tensor, host, self._ran) for tensor, host in given)
         if not kv_lens.is_cuda:
             self._wrapper.plan(qo, kv, kv_indices, lens, *more)
             return
@@ -245,8 +250,7 @@ def _plan_from_host(patching: Patching, batch: _Batch) -> None:
             if wrapper is not None and not ragged and batch.lengths is not None and served():
                 host = batch.arguments(named.get("spec_info"))
             if host is not None:
-                ran.seen = True
-                named["prefill_wrapper_paged"] = _HostPlanned(wrapper, host, pinned)
+                named["prefill_wrapper_paged"] = _HostPlanned(wrapper, host, pinned, ran)
             elif wrapper is not None:
                 pinned.forget(wrapper)
             inner(self, *given, **named)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from ...model.state import RunFlag
 
-def known(device_side: Any, host: Any) -> Any:
+
+def known(device_side: Any, host: Any, ran: RunFlag) -> Any:
     """The tensor `device_side`, which answers requests for its copy on the host with `host`.
 
     Args:
         device_side: on the device, of any shape.
         host: on the CPU: all of it, or, of two dimensions, all rows up to a column.
+        ran: set once the copy is asked for.
 
     Returns:
         the same memory. ``cpu()`` and ``to("cpu")`` give `host`, and so do they of the columns that
         `host` has. Every other call gives an ordinary tensor.
     """
     made = device_side.as_subclass(_known())
-    made.device_side, made.host = device_side, host
+    made.device_side, made.host, made.ran = device_side, host, ran
     return made
 
 
@@ -32,6 +35,7 @@ def _known() -> Any:
         __torch_function__ = torch._C._disabled_torch_function_impl
         device_side: Any
         host: Any
+        ran: RunFlag
 
         def __getitem__(self, key: Any) -> Any:
             # Why this trick: of these columns only the copy is taken, so no view is made of them.
@@ -41,11 +45,12 @@ def _known() -> Any:
 
         def to(self, *where: Any, **how: Any) -> Any:
             if where == ("cpu",) and not how:
-                return self.host
+                return self.cpu()
             # What the wheel keeps for its kernel is to be an ordinary tensor.
             return self.device_side.to(*where, **how)
 
         def cpu(self) -> Any:
+            self.ran.seen = True
             return self.host
 
     return Known

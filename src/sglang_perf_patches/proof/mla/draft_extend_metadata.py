@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,7 @@ def replays(case: Case) -> list[Any]:
         runner = flash.runner_of(case["page"])
         backend = flash.make(runner)
         graphs = make(runner, backend)
-        found = []
+        found: list[Any] = []
         for lengths in case["rounds"]:
             read: list[Any] = []
             graphs.backend.read = read.append
@@ -136,6 +137,11 @@ class _Replayed:
 
 def replay(graphs: Any, runner: Room, prefixes: list[int]) -> None:
     """Replay a draft-extend of these prefixes by stock's ``execute``."""
+    replaying(graphs, runner, prefixes)()
+
+
+def replaying(graphs: Any, runner: Room, prefixes: list[int]) -> Callable[[], object]:
+    """What replays a draft-extend of these prefixes by stock's ``execute``."""
     count, width, device = len(prefixes), flash.DRAFT, runner.device
     tokens = count * width
     lengths = torch.tensor(prefixes, dtype=torch.int64, device=device) + width
@@ -152,4 +158,4 @@ def replay(graphs: Any, runner: Room, prefixes: list[int]) -> None:
         spec_info=Room(num_correct_drafts=ints - 1, num_accept_tokens=ints),
     )
     rows = (torch.arange(count, device=device) * width,) if TAKES_ROWS else ()
-    graphs.execute(batch, *rows)
+    return lambda: graphs.execute(batch, *rows)

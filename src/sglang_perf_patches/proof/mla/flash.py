@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention import flashattention_backend as module
+from sglang.srt.layers.attention import flashattention_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from .batches import Batch, prepare_backend, requests_of, verify_input
@@ -22,6 +22,7 @@ EXTRA = 12
 """Tokens of a row of the request pool past the context: stock's 4, the drafted ones, and more."""
 
 DRAFT = 4
+module: Any = flashattention_backend
 HOST_LENGTHS = not hasattr(module, "draft_extend_set_metadata")
 """Whether this release's backend needs the lengths on the host."""
 

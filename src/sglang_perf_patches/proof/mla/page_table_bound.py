@@ -8,7 +8,7 @@ from typing import Any
 from .. import Different, Inputs
 from ..comparing import live, same
 from . import flash
-from .batches import draft_batch, prepare
+from .batches import draft_batch, prepare, requests_of
 from .rig import furnished
 
 PATCH = "mla.page-table-bound"
@@ -69,7 +69,7 @@ def prepared(runner: Any, mode: str, lengths: list[int], case: Case) -> list[Any
     if mode == "draft":
         steps = flash.DRAFT - 1
         draft = flash.module.FlashAttentionMultiStepBackend(runner, 1, steps)
-        given = {"steps": steps}
+        given: Any = {"steps": steps}
         made = draft_batch(runner, lengths, padding, **given)
         if not flash.HOST_LENGTHS:
             made.seq_lens_cpu = None
@@ -105,7 +105,7 @@ def at_the_limit(mode: str, *, graph: bool, page: int) -> None:
 
 
 def _check(runner: Any, metadata: Any, page: int, what: str) -> None:
-    rows = flash.requests_of(runner, 3)
+    rows = requests_of(runner, 3)
     pool = runner.req_to_token_pool.req_to_token
     for row, length in enumerate(metadata.cache_seqlens_int32.tolist()):
         for column in range(-(-length // page)):

@@ -10,7 +10,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...model.patching import Patching
-from ...model.state import RunFlag
 from .host_copies import known
 from .situations import VERIFY, Served, refuse_platforms
 
@@ -138,9 +137,7 @@ class _HostPlanned:
     what stock gives.
     """
 
-    def __init__(
-        self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned, ran: RunFlag
-    ) -> None:
+    def __init__(self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned, ran: Any) -> None:
         self._wrapper = wrapper
         self._host = host
         self._pinned = pinned

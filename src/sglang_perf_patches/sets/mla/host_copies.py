@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ...model.state import RunFlag
 
-
-def known(device_side: Any, host: Any, ran: RunFlag) -> Any:
+def known(device_side: Any, host: Any, ran: Any) -> Any:
     """The tensor `device_side`, which answers requests for its copy on the host with `host`.
 
     Args:
         device_side: on the device, of any shape.
         host: on the CPU: all of it, or, of two dimensions, all rows up to a column.
-        ran: set once the copy is asked for.
+        ran: the patch's run flag, set once the copy is asked for.
 
     Returns:
         the same memory. ``cpu()`` and ``to("cpu")`` give `host`, and so do they of the columns that
@@ -35,7 +33,7 @@ def _known() -> Any:
         __torch_function__ = torch._C._disabled_torch_function_impl
         device_side: Any
         host: Any
-        ran: RunFlag
+        ran: Any
 
         def __getitem__(self, key: Any) -> Any:
             # Why this trick: of these columns only the copy is taken, so no view is made of them.

@@ -18,8 +18,8 @@ FLASHINFER_MLA_DRAFT = (
     "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
 )
 
-WORTH = 3
-"""Backends of a draft (one less than its steps) from which one table is faster: two are as fast."""
+WORTH = 2
+"""Backends of a draft (one less than its steps) from which one table is faster than many."""
 
 _TABLE = "page_table_draft_decode"
 _LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
@@ -55,7 +55,7 @@ def install_flash_attention(patching: Patching) -> None:
                 inner(self, forward_batch)
             finally:
                 self.attn_backends = steps
-            shared.derive(forward_batch.batch_size)
+            shared.derive()
             for step in steps[:-1]:
                 step.forward_metadata = step.decode_cuda_graph_metadata[forward_batch.batch_size]
                 step.forward_metadata_spec_decode_expand = None
@@ -85,33 +85,42 @@ class _LastStep:
 
 
 class _Lengths:
-    """The lengths of all steps in one tensor each, so that one kernel derives the earlier ones.
+    """The lengths of all steps and their sums in one tensor, which one kernel derives.
 
     Attributes:
-        lengths: int32, (steps, max_bs): tokens that each request's step reads.
-        offsets: int32, (steps, max_bs + 1): their sums before each request.
+        steps: int32, (steps, cells): of each step, the tokens that each request's step reads, and
+            from the cell `offsets` on their sums before each request.
+        offsets: see `steps`.
     """
 
-    def __init__(self, lengths: Any, offsets: Any) -> None:
+    def __init__(self, lengths: Any, sums: Any, count: int) -> None:
+        """Make room for `count` steps of the last step's `lengths` and `sums`."""
         import torch
 
-        self.lengths, self.offsets = lengths, offsets
-        steps, ends = offsets.shape
-        back = torch.arange(steps - 1, 0, -1, dtype=torch.int32, device=offsets.device)[:, None]
-        before = torch.arange(ends, dtype=torch.int32, device=offsets.device)
-        self._shorter = back
-        self._before = back * before
+        # Whole quads, so that each step's parts are aligned as its own tensors were.
+        self.offsets = -(-lengths.numel() // 4) * 4
+        cells = self.offsets + -(-sums.numel() // 4) * 4
+        self.steps = lengths.new_zeros((count, cells))
+        self._most, self._ends = lengths.numel(), sums.numel()
+        back = torch.arange(count - 1, 0, -1, dtype=torch.int32, device=lengths.device)[:, None]
+        shorter = lengths.new_zeros(cells)
+        shorter[: self._most] = 1
+        shorter[self.offsets :] = torch.arange(cells - self.offsets, device=lengths.device)
+        self._shorter = back * shorter
 
-    def derive(self, bs: int) -> None:
-        """Write the earlier steps' values of `bs` requests from those of the last step."""
+    def of_step(self, step: int) -> tuple[Any, Any]:
+        """Where a step's lengths and sums are kept."""
+        row = self.steps[step]
+        return row[: self._most], row[self.offsets : self.offsets + self._ends]
+
+    def derive(self) -> None:
+        """Write the earlier steps' values from those of the last step.
+
+        All cells are: of requests that a batch has not, nobody reads them.
+        """
         import torch
 
-        torch.sub(self.lengths[-1:, :bs], self._shorter, out=self.lengths[:-1, :bs])
-        torch.sub(
-            self.offsets[-1:, : bs + 1],
-            self._before[:, : bs + 1],
-            out=self.offsets[:-1, : bs + 1],
-        )
+        torch.sub(self.steps[-1:], self._shorter, out=self.steps[:-1])
 
 
 def _share(steps: list[Any]) -> _Lengths | None:
@@ -124,15 +133,11 @@ def _share(steps: list[Any]) -> _Lengths | None:
     if _TABLE not in last:
         return None
 
-    def rows(values: Any) -> Any:
-        # Whole quads, so that each step's row is aligned as its own tensor was.
-        count = values.numel()
-        return values.new_zeros((len(steps), -(-count // 4) * 4))[:, :count]
-
-    lengths, offsets = rows(last[_LENGTHS]), rows(last[_OFFSETS])
-    for state, of_step, before in zip(states, lengths, offsets, strict=True):
-        state[_LENGTHS], state[_OFFSETS], state[_TABLE] = of_step, before, last[_TABLE]
-    return _Lengths(lengths, offsets)
+    lengths = _Lengths(last[_LENGTHS], last[_OFFSETS], len(steps))
+    for step, state in enumerate(states):
+        state[_LENGTHS], state[_OFFSETS] = lengths.of_step(step)
+        state[_TABLE] = last[_TABLE]
+    return lengths
 
 
 def install_trtllm_replay(patching: Patching) -> None:

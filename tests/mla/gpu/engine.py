@@ -37,6 +37,7 @@ PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
 WORDS = {"simulated": 32000, "real": 32}
 RENAMED = (
     ("cuda_graph_max_bs", "cuda_graph_max_bs_decode"),
+    ("cuda_graph_bs", "cuda_graph_bs_decode"),
     ("disable_piecewise_cuda_graph", "disable_prefill_cuda_graph"),
 )
 COUNTED = (

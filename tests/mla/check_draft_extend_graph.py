@@ -15,7 +15,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla import draft_extend_metadata, flash
+from sglang_perf_patches.proof.mla import flash
 from sglang_perf_patches.proof.mla.rig import Room, furnished, server_args
 
 METHOD = next(
@@ -30,7 +30,10 @@ EVENTS = ("war_fastpath_read_done_event", "shared_read_done_event")
 PUBLISHES_EARLY = not hasattr(runners, "SharedReadEnds")
 """Whether the runner says that all reads are done whatever the backend, before the graph's own."""
 
-LISTED = module.TritonAttnBackend
+NAME = (
+    "TritonAttnBackend" if hasattr(module, "TritonAttnBackend") else "TritonMultiStepDraftBackend"
+)
+LISTED = getattr(module, NAME)
 
 
 def run() -> None:
@@ -40,12 +43,12 @@ def run() -> None:
         tables = captured()
         assert tables is not None
         assert len({table.data_ptr() for table in tables}) == 1, "one table is enough"
-        assert module.TritonAttnBackend is LISTED
+        assert getattr(module, NAME) is LISTED
     assert captured() is None
     with live(PATCH, ran=False):
         assert captured(off=True) is None
         assert captured(failing=True) is None
-        assert module.TritonAttnBackend is LISTED, "whatever happened, the list is stock's again"
+        assert getattr(module, NAME) is LISTED, "whatever happened, the list is stock's again"
         for attribute in ("use_sliding_window_kv_pool", "is_encoder_decoder"):
             assert captured(**{attribute: True}) is None
         assert captured(fa_impl_ver=4) is None
@@ -110,7 +113,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
             server_args=given,
             draft_runner=runner,
             target_worker=Room(device="cuda"),
-            draft_attn_backend=None,
+            draft_attn_backend=_drafts(),
             draft_extend_attn_backend=backend,
             speculative_num_steps=3,
             speculative_num_draft_tokens=4,
@@ -149,6 +152,12 @@ _OPTIONS = ("enable_two_batch_overlap", "pp_size", "speculative_adaptive", "enab
 
 def _options(more: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in more.items() if name in _OPTIONS}
+
+
+def _drafts() -> Any:
+    """By what 0.5.9 goes."""
+    kind = flash.module.FlashAttentionMultiStepBackend
+    return kind.__new__(kind)
 
 
 def _knows_switch() -> bool:
@@ -207,6 +216,9 @@ def fences() -> None:
 
 def read_done_before_replay() -> Any:
     """What the scheduler would wait for after a replay; None for the whole forward."""
+    draft_extend_metadata: Any = import_module(
+        "sglang_perf_patches.proof.mla.draft_extend_metadata"
+    )
     with furnished(flash.arguments(1), flash.module.__name__, runners.__name__):
         runner = flash.runner_of(1)
         graphs = draft_extend_metadata.make(runner, flash.make(runner))

@@ -48,6 +48,11 @@ CASES: tuple[Case, ...] = (
         what="page tables and metadata of every step of a TRT-LLM MLA draft",
     ),
     Case(
+        patch="mla.shared-flashmla-tables",
+        compare=f"{_HERE}.shared_flashmla_tables:compare",
+        what="block tables and plans of every step of a FlashMLA draft",
+    ),
+    Case(
         patch="mla.draft-extend-graph",
         compare=f"{_HERE}.draft_extend_graph:compare",
         what="what FlashAttention reads in an eager and in a replayed draft-extend",

@@ -96,7 +96,7 @@ def at_the_limit(mode: str, *, graph: bool, page: int) -> None:
     Raises:
         Different: a row has another's page, or memory that is not the table's.
     """
-    lengths = [flash.CONTEXT - 2, 17, flash.CONTEXT + 2]  # the last one has just ended
+    lengths = [flash.CONTEXT + 2, 17, flash.CONTEXT - 2]  # the first one has just ended
     case = {"graph": graph, "padding": 0}
     with furnished(flash.arguments(page), flash.module.__name__):
         runner = flash.runner_of(page)

@@ -751,6 +751,70 @@ _SHARED_BLOCK_TABLES = Patch(
     ),
 )
 
+_FLASH_MLA = f"{_ATTENTION}.flashmla_backend:FlashMLABackend"
+_FLASH_MLA_DRAFT = f"{_ATTENTION}.flashmla_backend:FlashMLAMultiStepDraftBackend"
+
+
+def _flash_mla(first: str, last: str, install: str, replay: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.shared_draft_tables:{install}",
+        targets=(
+            f"{_FLASH_MLA_DRAFT}.init_cuda_graph_state",
+            f"{_FLASH_MLA_DRAFT}.{replay}",
+            f"{_FLASH_MLA_DRAFT}.init_forward_metadata",
+        ),
+        depends=(
+            _FLASH_MLA_DRAFT,
+            f"{_FLASH_MLA}.init_cuda_graph_state",
+            f"{_FLASH_MLA}.init_forward_metadata",
+            f"{_FLASH_MLA}.forward_decode",
+            *(f"{_FLASH_MLA}.{name}" for name in depends),
+        ),
+        awaits=(_UTILS,),
+    )
+
+
+_SHARED_FLASHMLA_TABLES = Patch(
+    id="mla.shared-flashmla-tables",
+    summary="the steps of a FlashMLA draft share one block table and one plan",
+    why=(
+        "Each step of a FlashMLA draft builds a block table of its own before every draft, plans "
+        "the kernel's work and copies the plan, from the same requests and lengths: tables and "
+        "plans are equal."
+    ),
+    how=(
+        "The steps' graphs are captured on the first step's buffers, which it alone fills then. "
+        "Eager drafts prepare the first step and share what it made."
+    ),
+    gain=(
+        "Nothing measured: no machine with the kernel was at hand. With three steps one of two "
+        "launches of the table's kernel, one of two plans and their copies go at each draft, and a "
+        "block table of memory."
+    ),
+    condition=(
+        "EAGLE or MTP with three or more steps and --attention-backend flashmla for the draft."
+    ),
+    variants=(
+        _flash_mla(
+            "0.5.9",
+            "0.5.12.post1",
+            "install_flash_mla_replay",
+            "init_forward_metadata_replay_cuda_graph",
+            "init_forward_metadata_capture_cuda_graph",
+            "init_forward_metadata_replay_cuda_graph",
+        ),
+        _flash_mla(
+            "0.5.13",
+            "0.5.23",
+            "install_flash_mla_out_graph",
+            "init_forward_metadata_out_graph",
+            "init_forward_metadata_out_graph",
+            "_apply_decode_target_verify_metadata",
+        ),
+    ),
+)
+
 _EXTEND_GRAPHS = f"{_EAGLE_WORKER}:EagleDraftWorker.init_cuda_graphs"
 _EXTEND_CAPTURE = f"{_EAGLE_WORKER}:EagleDraftWorker._capture_cuda_graphs"
 _EXTEND_RUNNER = (
@@ -866,11 +930,20 @@ _EARLY_DRAFT_EXTEND_GRAPH = Patch(
     gain="GAIN",
     condition="As for mla.draft-extend-graph. Up to 0.5.10.post1 spec v2 must be asked for.",
     anchors=(
-        f"{_FLASH}:normal_decode_set_metadata",
-        f"{_ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+        f"{_EXTEND_RUNNER}.can_run",
+        f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
     ),
     absent_because="from 0.5.16 on mla.draft-extend-graph does it, without another split",
     variants=(
+        _early_extend(
+            "0.5.9",
+            "0.5.9",
+            "install_by_draft",
+            _EXTEND_GRAPHS,
+            f"{_EXTEND_RUNNER}.replay",
+            f"{_FLASH_STEP}.init_forward_metadata_capture_cuda_graph",
+            f"{_FLASH_STEP}.init_forward_metadata_replay_cuda_graph",
+        ),
         _early_extend(
             "0.5.10",
             "0.5.12.post1",
@@ -1060,6 +1133,7 @@ PATCHES: tuple[Patch, ...] = (
     _FLASHINFER_PLAN,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,
+    _SHARED_FLASHMLA_TABLES,
     _DRAFT_EXTEND_GRAPH,
     _EARLY_DRAFT_EXTEND_GRAPH,
     _DRAFT_EXTEND_METADATA,

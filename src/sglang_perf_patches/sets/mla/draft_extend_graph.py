@@ -20,13 +20,23 @@ RUNNER = (
 )
 FLASH = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 
-_LISTED = "TritonAttnBackend"
+FLASH_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
+
+_LISTED = ("TritonAttnBackend", FLASH)
+_LISTED_DRAFT = ("TritonMultiStepDraftBackend", FLASH_DRAFT)
+"""A name by which the worker's list has one backend, and the class to stand beside it."""
+
 _READ_DONE = ("war_fastpath_read_done_event", "shared_read_done_event")
 _SPECULATES = ("is_eagle", "is_standalone")
 
 
+def install_by_draft(patching: Patching) -> None:
+    """0.5.9, which goes by the backend that drafts."""
+    _let_in(patching, GRAPHS, _LISTED_DRAFT)
+
+
 def install_graphs(patching: Patching) -> None:
-    """Up to 0.5.13.post1, where one method captures all graphs of the draft worker."""
+    """0.5.10 to 0.5.13.post1, where one method captures all graphs of the draft worker."""
     _let_in(patching, GRAPHS)
 
 
@@ -55,7 +65,9 @@ def unlike(worker: Any) -> str | None:
         return "FlashAttention 4 was not compared with its graph"
     if backend.topk > 1:
         return "drafts with topk > 1 were not compared"
-    if backend.use_sliding_window_kv_pool or getattr(backend, "is_prefill_aware_swa", False):
+    if getattr(backend, "use_sliding_window_kv_pool", False) or getattr(
+        backend, "is_prefill_aware_swa", False
+    ):
         return "sliding-window pools keep more state than the graph's lengths and tables"
     if backend.is_encoder_decoder:
         return "cross attention is not part of the graph"
@@ -70,12 +82,13 @@ def unlike(worker: Any) -> str | None:
     return None
 
 
-def _let_in(patching: Patching, method: str) -> None:
+def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) -> None:
     """Have stock's own method capture the draft-extend of a FlashAttention backend too."""
     refuse_platforms(patching)
     ran = patching.ran
     module: Any = patching.module(WORKER)
     flash = patching.get(FLASH)
+    name, beside = listed[0], patching.get(listed[1])
     utils: Any = patching.module("sglang.srt.utils")
 
     def reason_not(arguments: Any) -> str | None:
@@ -102,13 +115,13 @@ def _let_in(patching: Patching, method: str) -> None:
             # Why this trick: the list is a local tuple in the middle of a long method, and
             # isinstance takes tuples within it. The name is looked up in the module, and read
             # nowhere else; as the list is asked once, at the start, nothing else can see it.
-            listed = getattr(module, _LISTED)
-            setattr(module, _LISTED, (listed, flash))
+            stock = getattr(module, name)
+            setattr(module, name, (stock, beside))
             try:
                 with _OneTable(backend):
                     inner(self)
             finally:
-                setattr(module, _LISTED, listed)
+                setattr(module, name, stock)
             ran.seen |= self.cuda_graph_runner_for_draft_extend is not None
 
         return capture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,7 @@ def make(runner: Room, backend: Any, captured: int = CAPTURED) -> Any:
     graphs.extend_seq_lens_cpu = [width] * captured
     graphs.require_mlp_tp_gather = graphs.require_gathered_buffer = False
     graphs.deepep_adapter = Room(replay=lambda: None)
+    graphs.model_context = nullcontext
     graphs.device_module = Room(Event=lambda: Room(record=lambda: None))
     backend.init_cuda_graph_state(captured, captured * width)
     tokens = captured * width

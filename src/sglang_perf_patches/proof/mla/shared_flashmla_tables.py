@@ -58,11 +58,10 @@ def lent() -> Iterator[list[Any]]:
         splits = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
         return parts + heads, splits
 
+    device = Room(multi_processor_count=PARTS)
     with (
         mock.patch.object(module, "get_mla_metadata", get_mla_metadata),
-        mock.patch.object(
-            torch.cuda, "get_device_properties", lambda *_: Room(multi_processor_count=PARTS)
-        ),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=device),
     ):
         yield calls
 

@@ -149,20 +149,23 @@ _VERIFY_MASK_FILL = Patch(
         "from 0.5.14 on, fills the buffer too."
     ),
     how=(
-        "Up to 0.5.16 the tree builder is shown the first cell of the buffer as the one to fill; "
-        "from 0.5.17 on the backend says of its mask that its prefix is not read, which the "
+        "Up to 0.5.16 the tree builder is shown the buffer as a tensor that a fill leaves as it "
+        "is; from 0.5.17 on the backend says of its mask that its prefix is not read, which the "
         "builder heeds. For trees of one node the cell of each request is written instead, "
         "where the buffer has 16 MiB or more. The deterministic kernel reads the prefix, so the "
         "patch stays out there, as on HIP, NPU, XPU and MUSA. Rows that only pad a replayed graph "
-        "attend by what an earlier step left in their cells; their outputs are dropped."
+        "attend by what an earlier step left in their cells; their outputs are dropped. Where "
+        "activations may be quantised with one scale over all rows, padding included (FP8 "
+        "without block scales, and the like), the mask is left to stock."
     ),
     gain=(
         "One H200, 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23: building the verify input takes "
         "45 to 52 µs instead of 111 to 113 with a mask of 336 MB (512 requests x 4 draft tokens x "
         "163,840 tokens). With 67 or 84 MB (128 x 4 or 5 x 131,072) the GPU saves a fill of 24 µs "
         "or more; the call itself, in which the host's launches are the longer part, takes 0.79 "
-        "to 0.95 of stock on the newer two, and 1.02 to 1.14 (1 to 5 µs more) on the older two. "
-        "In a real Engine on 0.5.17 no difference of time was seen."
+        "to 0.95 of stock on the newer two. On the older two it took 1.02 to 1.14 with a form that "
+        "still filled one cell; the present one launches no fill. In a real Engine on 0.5.17 no "
+        "difference of time was seen."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend triton for the verify, CUDA graphs on; "
@@ -245,10 +248,12 @@ _FLASHINFER_HOST_INDPTR = Patch(
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
         "default on Hopper with topk > 1, CUDA graphs on. Where the GPU is idle there is nothing "
-        "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on upstream has it "
-        "behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default, with other numbers in the "
-        "padding rows; where that is on, this patch changes nothing."
+        "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on the verify's plan "
+        "waits all the same unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves topk "
+        "= 1. Upstream's own switch plans with other numbers in the padding rows; where it is on, "
+        "this patch leaves all to stock, and says so."
     ),
+    upstream_note=("since 0.5.23 behind `SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR`, off by default"),
     variants=(
         Variant(
             releases=between("0.5.9", "0.5.12.post1"),
@@ -329,14 +334,15 @@ _MASK_SCRATCH = Patch(
         "the captured ones makes the builder write past it."
     ),
     how=(
-        "The mask has draft x draft cells per request and trees are built in that layout. A batch "
-        "that does not fit gets a mask of its own."
+        "The mask has draft x draft cells per request, trees are built in that layout, and it is "
+        "not filled: the kernel writes each cell. A batch that does not fit gets a mask of its own."
     ),
     gain=(
         "67 MB to 336 MB of GPU memory down to 2 KB to 8 KB. One H200: the fill of 67 MB takes 24 "
         "µs a step, that of 336 MB 103 µs, that of 1.07 GB 320 µs. On 0.5.13.post1 building the "
-        "verify input takes 48 instead of 111 to 113 µs where the mask had 336 MB; where it had 67 "
-        "or 84 MB the host's launches are the longer part, and the call takes 1 to 2 µs more."
+        "verify input takes 48 instead of 111 to 113 µs where the mask had 336 MB. Where it had 67 "
+        "or 84 MB the host's launches are the longer part, and the call took 1 to 2 µs more with a "
+        "form that still filled the small mask; the present one launches no fill."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend trtllm_mla (or tokenspeed_mla) for the "
@@ -650,10 +656,9 @@ _SHARED_DRAFT_TABLES = Patch(
     ),
     how=(
         "The steps' graphs are captured on one table, which the last step's kernel builds; one "
-        "more kernel each derives the earlier steps' lengths and their sums from the last step's. "
+        "more kernel derives all earlier steps' lengths and their sums from the last step's. "
         "The width of the table stays. Eager batches, topk > 1, sliding windows, sharded KV pools "
-        "and cross attention are left to stock, and drafts of up to 3 steps: they hold two "
-        "tables, and building both takes no longer."
+        "and cross attention are left to stock, and drafts of up to 2 steps, which hold one table."
     ),
     gain=(
         "One H200, 0.5.17 and 0.5.23, 5 steps: preparing the replay of a draft takes 0.53 to 0.60 "
@@ -661,7 +666,7 @@ _SHARED_DRAFT_TABLES = Patch(
         "step less. 4 steps were not timed."
     ),
     condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, four or more steps and "
+        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, three or more steps and "
         "--attention-backend fa3 (the default on Hopper) for the draft, CUDA graphs on."
     ),
     absent_because="before 0.5.17 the draft's tables are built by other code",
@@ -890,12 +895,20 @@ _DRAFT_EXTEND_GRAPH = Patch(
         "is narrower, so attention is split otherwise), DP attention, adaptive speculation, topk "
         "> 1, sliding-window and sharded pools, cross attention, multimodal rotary positions."
     ),
-    gain="GAIN",
+    gain=(
+        "Small targets and widely sharded ones gain up to two fifths of the time per token; an "
+        "8B-shaped one on one GPU gains nothing. One H200, 0.5.22, a small DeepSeek with its own "
+        "MTP layer, real acceptance, boots by turns: PENDING. A verify step launches 28 kernels "
+        "instead of 72 (with mla.draft-extend-metadata), and the tokens of 324 requests, alone "
+        "and 16 and 64 together, are the same. The graphs of 27 batch sizes up to 64 take 40 MB "
+        "and 1.5 s of the boot."
+    ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1 and --attention-backend fa3 (the default "
         "on Hopper) for the draft: targets that are small, or widely sharded, so that the GPU "
         "waits for the host. None where the GPU is always busy."
     ),
+    upstream=("sgl-project/sglang#36324", "sgl-project/sglang#40762"),
     built_in_since="0.5.23",
     markers=(
         Marker(
@@ -927,7 +940,7 @@ _EARLY_DRAFT_EXTEND_GRAPH = Patch(
         "As mla.draft-extend-graph. What is proposed may differ from stock in rare ties; what is "
         "accepted is decided by the target's verify, which nothing here touches."
     ),
-    gain="GAIN",
+    gain="PENDING",
     condition="As for mla.draft-extend-graph. Up to 0.5.10.post1 spec v2 must be asked for.",
     anchors=(
         f"{_EXTEND_RUNNER}.can_run",
@@ -1014,7 +1027,10 @@ _DRAFT_EXTEND_METADATA = Patch(
         "hold, and writes nothing: the graph does. Sliding-window pools, whose eager build also "
         "clears the write targets of padding rows, are left to stock."
     ),
-    gain="GAIN",
+    gain=(
+        "Nobody feels it alone where the GPU is busy. One H200, 0.5.22: a verify step makes 28 "
+        "launches, of 36 that remain on 0.5.23 by the same count. PENDING"
+    ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend fa3 for the draft: on 0.5.23, "
         "and on 0.5.16 to 0.5.22 with mla.draft-extend-graph. Grows with requests x context "

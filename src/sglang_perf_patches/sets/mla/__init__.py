@@ -249,9 +249,9 @@ _FLASHINFER_HOST_INDPTR = Patch(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
         "default on Hopper with topk > 1, CUDA graphs on. Where the GPU is idle there is nothing "
         "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on the verify's plan "
-        "waits all the same unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves topk "
-        "= 1. Upstream's own switch plans with other numbers in the padding rows; where it is on, "
-        "this patch leaves all to stock, and says so."
+        "waits all the same unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves "
+        "topk = 1. Upstream's own switch plans with other numbers in the padding rows; where it is "
+        "on, this patch leaves all to stock, and says so."
     ),
     upstream_note=("since 0.5.23 behind `SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR`, off by default"),
     variants=(

@@ -9,20 +9,20 @@ from typing import Any
 from unittest import mock
 
 import torch
-from sglang.srt.layers.attention import flashinfer_mla_backend, flashmla_backend
 
 from .. import Inputs
 from ..comparing import same
 from .batches import draft_batch, prepare, some_lengths
 from .rig import Room, furnished, model_runner, server_args
+from .wheels import flash_mla
 
 PATCH = "mla.shared-flashmla-tables"
 CAPTURED = 4
-PAGE = flashmla_backend.PAGE_SIZE
+module, flashinfer_mla_backend = flash_mla()
+PAGE = module.PAGE_SIZE
 PARTS = 4
 
 Case = dict[str, Any]
-module: Any = flashmla_backend
 
 EDGES: tuple[Case, ...] = (
     {"steps": 3, "rounds": [[40, 7], [41, 8]], "padding": 1, "graph": True},
@@ -75,7 +75,6 @@ def arguments(steps: int) -> Room:
 
 def make(steps: int) -> tuple[Any, Room]:
     """A draft backend with its graph state."""
-    flashinfer_mla_backend.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(0)
     runner = model_runner(arguments(steps), mla=True, is_draft_worker=True)
     backend = module.FlashMLAMultiStepDraftBackend(runner, 1, steps)
     backend.init_cuda_graph_state(CAPTURED, CAPTURED)

@@ -95,7 +95,7 @@ def _around(patching: Patching) -> Any:
     def built_in(_arguments: Any) -> str | None:
         return f"{UPSTREAM} is set: stock plans from the host's lengths" if switch.get() else None
 
-    served = Served(patching, *DRAFT_LENGTHS, *((built_in,) if switch else ()))
+    served = Served(patching, *DRAFT_LENGTHS, *(() if switch is None else (built_in,)))
 
     def make(inner: Any) -> Any:
         def init(self: Any, forward_batch: Any, *more: Any, **named: Any) -> None:

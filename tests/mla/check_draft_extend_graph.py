@@ -57,6 +57,7 @@ def run() -> None:
         {"enable_two_batch_overlap": True},
         {"pp_size": 2},
         {"speculative_adaptive": True},
+        {"speculative_token_map": "tokens.pt"},
         {"enable_dp_attention": True},
     ):
         with live(PATCH, ran=False):
@@ -147,7 +148,10 @@ def _answering(answer: bool) -> Any:
     return require_mlp_sync
 
 
-_OPTIONS = ("enable_two_batch_overlap", "pp_size", "speculative_adaptive", "enable_dp_attention")
+_OPTIONS = (
+    *("enable_two_batch_overlap", "pp_size", "enable_dp_attention"),
+    *("speculative_adaptive", "speculative_token_map"),
+)
 
 
 def _options(more: dict[str, Any]) -> dict[str, Any]:

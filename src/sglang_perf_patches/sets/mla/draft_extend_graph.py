@@ -77,7 +77,9 @@ def unlike(worker: Any) -> str | None:
         return "the runner does not hand multimodal rotary positions to the graph"
     if one_scale(runner.model_config):
         return "activations share one scale with the rows that only pad a batch"
-    if not any(getattr(worker.speculative_algorithm, ask)() for ask in _SPECULATES):
+    algorithm = worker.speculative_algorithm
+    frozen = getattr(algorithm, "is_frozen_kv_mtp", None)
+    if not any(getattr(algorithm, ask)() for ask in _SPECULATES) or (frozen and frozen()):
         return "only EAGLE, EAGLE3, MTP and STANDALONE were compared"
     return None
 
@@ -94,6 +96,8 @@ def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) 
     def reason_not(arguments: Any) -> str | None:
         if getattr(arguments, "speculative_adaptive", False):
             return "adaptive speculation captures several graphs of each phase"
+        if getattr(arguments, "speculative_token_map", None):
+            return "the graph's logits are sized for a whole vocabulary in some releases"
         synced = utils.require_mlp_sync
         if synced(arguments) if synced.__code__.co_argcount else synced():
             return "batches padded across ranks (DP attention) were not compared"

@@ -106,7 +106,7 @@ def _lengthen_rows(patching: Patching) -> Callable[[], int]:
         def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
             nonlocal room
             inner(self, max_bs, max_num_tokens)
-            if not self.speculative_num_draft_tokens or self.topk > 1 or not served():
+            if not self.speculative_num_draft_tokens or not _proven(self) or not served():
                 return
             width = _pages(self.max_context_len, self.page_size)
             # One more: a page may begin in the last token of what is held.
@@ -132,13 +132,18 @@ def _pages(tokens: int, page: int) -> int:
     return int(-(-tokens // page))
 
 
+def _proven(backend: Any) -> bool:
+    """Whether a backend is one whose kernel was seen to take such tables."""
+    return backend.topk <= 1 and getattr(backend, "fa_impl_ver", 3) == 3
+
+
 def _speculates(backend: Any, batch: Any) -> bool:
     """Whether a batch reads past its lengths, by a table that stock cuts by the context."""
     mode, spec_info = batch.forward_mode, batch.spec_info
     return (
         spec_info is not None
         and batch.seq_lens_cpu is None
-        and backend.topk <= 1
+        and _proven(backend)
         and batch.encoder_lens is None
         and getattr(backend, "_kv_shard_pool", None) is None
         and (mode.is_decode() or mode.is_target_verify() or mode.is_draft_extend_v2())

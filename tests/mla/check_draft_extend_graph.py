@@ -25,7 +25,7 @@ METHOD = next(
 )
 RUNNER = runners.EAGLEDraftExtendCudaGraphRunner
 IN_GRAPH = hasattr(flash.module, "draft_extend_set_metadata")
-PATCH = "mla.draft-extend-graph" if IN_GRAPH else "mla.early-draft-extend-graph"
+PATCH = "mla.draft-extend-graph"
 EVENTS = ("war_fastpath_read_done_event", "shared_read_done_event")
 PUBLISHES_EARLY = not hasattr(runners, "SharedReadEnds")
 """Whether the runner says that all reads are done whatever the backend, before the graph's own."""

@@ -58,11 +58,6 @@ CASES: tuple[Case, ...] = (
         what="what FlashAttention reads in an eager and in a replayed draft-extend",
     ),
     Case(
-        patch="mla.early-draft-extend-graph",
-        compare=f"{_HERE}.draft_extend_graph:compare_early",
-        what="what FlashAttention reads in both, but for the table's width",
-    ),
-    Case(
         patch="mla.draft-extend-metadata",
         compare=f"{_HERE}.draft_extend_metadata:compare",
         what="what FlashAttention reads in a replayed draft-extend",

@@ -1,4 +1,4 @@
-"""mla.draft-extend-graph and mla.early-draft-extend-graph: FlashAttention's draft-extend by graph.
+"""mla.draft-extend-graph: FlashAttention's draft-extend by graph.
 
 The draft worker captures the graph of its draft-extend for backends of a list, in which
 FlashAttention's is missing before 0.5.23, so that phase runs eagerly at every step. Upstream added

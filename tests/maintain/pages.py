@@ -107,7 +107,8 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     text = "\n".join(lines)
     links = patch.upstream_links()
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
-    text += f"\n\nUpstream: {where}." if links else "\n\nUpstream has nothing of the kind."
+    has = ", ".join(filter(None, [where, patch.upstream_note]))
+    text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has nothing of the kind."
     for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if ids:
             text += f"\n\n{title} {', '.join(f'`{id}`' for id in ids)}."

@@ -76,7 +76,7 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
                     f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}",
                     patch.summary,
                     *(ranges[word] or "-" for word in ("applies", "built-in", "absent")),
-                    " ".join(links) or "beyond upstream",
+                    " ".join(links) or patch.upstream_note or "beyond upstream",
                 ]
             )
     return _markdown(rows)

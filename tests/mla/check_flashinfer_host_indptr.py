@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest import mock
 
 import torch
+from sglang.srt import environ
 
+import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla.flashinfer_host_indptr import EDGES, PATCH, draft
+from sglang_perf_patches.sets.mla.flashinfer_host_indptr import UPSTREAM
 
 
 def run() -> None:
@@ -17,6 +22,12 @@ def run() -> None:
         assert copies(graph=True) == 0
     with live(PATCH, ran=False):
         assert copies(graph=False) == 1, "an eager draft is left to stock"
+    if getattr(environ.envs, UPSTREAM, None) is not None:
+        switched_on = mock.patch.dict(os.environ, {UPSTREAM: "1"})
+        with live(PATCH, ran=False), switched_on:
+            draft(EDGES[0])
+            state = sglang_perf_patches.activate(PATCH).of(PATCH)
+            assert (state.state, UPSTREAM in state.reason) == ("gated", True)
 
 
 def copies(*, graph: bool) -> int:

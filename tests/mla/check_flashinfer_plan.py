@@ -18,9 +18,9 @@ def run() -> None:
     case = {"draft": 3, "lengths": [40, 7], "padding": 1}
     stock, asked = flashinfer_plan._HostPlanned, []
 
-    def counted(wrapper: Any, host: tuple[torch.Tensor, ...], pinned: Any) -> Any:
+    def counted(wrapper: Any, host: tuple[torch.Tensor, ...], *more: Any) -> Any:
         asked.append([values.tolist() for values in host])
-        return stock(wrapper, host, pinned)
+        return stock(wrapper, host, *more)
 
     flashinfer_plan._HostPlanned = counted
     verifying, extending = ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND_V2

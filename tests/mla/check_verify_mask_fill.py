@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
 import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla.rig import CONTEXT, REQUESTS, furnished, server_args
@@ -46,6 +50,12 @@ def run() -> None:
             report = sglang_perf_patches.activate(PATCH)
             assert report.of(PATCH).state == "gated"
             assert "deterministic" in report.of(PATCH).reason
+        with live(PATCH, ran=False):
+            assert prefix_filled(False, one_scale=True)
+            assert "one scale" in sglang_perf_patches.activate(PATCH).of(PATCH).reason
+        launches = fills()
+        with live(PATCH):
+            assert fills() == launches - 1, "nothing is filled in place of the buffer"
     finally:
         verify_mask_fill.WORTH = kept
     if HAS_TRIVIAL:
@@ -62,11 +72,33 @@ def larger_than_captured() -> None:
         assert bool(build(case, backend).custom_mask.all())
 
 
-def prefix_filled(trivial: bool, *, deterministic: bool = False) -> bool:
+def fills() -> int:
+    """How many fills, of whatever size, one build of a tree launches."""
+    with furnished(server_args(speculative_num_draft_tokens=_CASE["draft"]), *MODULES):
+        backend, _ = make(_CASE)
+        with Operators() as seen:
+            build(_CASE, backend)
+        return sum(name.startswith("aten.fill_") for name in seen.names)
+
+
+class Operators(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Which operators of torch run."""
+
+    def __init__(self) -> None:
+        """None so far."""
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def prefix_filled(trivial: bool, *, deterministic: bool = False, one_scale: bool = False) -> bool:
     """Whether building a tree writes the mask's prefix cells."""
     case = {**_CASE, **(_ONE_NODE if trivial else {}), "deterministic": deterministic}
     with furnished(server_args(speculative_num_draft_tokens=case["draft"]), *MODULES):
-        backend, _ = make(case)
+        backend, _ = make(case, one_scale=one_scale)
         buffer = mask_of(backend)
         buffer.zero_()
         verify_input = build(case, backend)

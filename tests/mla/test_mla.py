@@ -69,35 +69,62 @@ PLAIN = {
     "enable_unified_memory": False,
     "dcp_size": 1,
 }
+SITUATIONS = [
+    ("enable_two_batch_overlap", True, "two-batch overlap", {"VERIFY"}),
+    ("speculative_algorithm", "NGRAM", "ngram", {"VERIFY"}),
+    ("speculative_algorithm", "ngram", "ngram", {"VERIFY"}),
+    ("pp_size", 2, "pipeline parallelism", {"VERIFY", "DRAFT_LENGTHS"}),
+    ("enable_unified_memory", True, "unified memory", {"VERIFY", "DRAFT_LENGTHS", "DRAFT_TABLES"}),
+    ("dcp_size", 2, "context parallelism", {"VERIFY", "DRAFT_LENGTHS", "DRAFT_TABLES"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("enable_two_batch_overlap", True, "two-batch overlap"),
-        ("speculative_algorithm", "NGRAM", "ngram"),
-        ("speculative_algorithm", "ngram", "ngram"),
-        ("pp_size", 2, "pipeline parallelism"),
-        ("enable_unified_memory", True, "unified memory"),
-        ("dcp_size", 2, "context parallelism"),
-    ],
-)
-def test_situations_that_are_left_to_stock(
-    monkeypatch: pytest.MonkeyPatch, option: str, value: object, said: str
+@pytest.mark.parametrize(("option", "value", "said", "left"), SITUATIONS)
+@pytest.mark.parametrize("reasons", ["VERIFY", "DRAFT_LENGTHS", "DRAFT_TABLES"])
+def test_situations_that_are_left_to_stock_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    value: object,
+    said: str,
+    left: set[str],
+    reasons: str,
 ) -> None:
     def served(arguments: SimpleNamespace) -> tuple[bool, list[str]]:
         gates: list[str] = []
         patching: Any = SimpleNamespace(gate=gates.append)
         monkeypatch.setattr(situations, "server_arguments", lambda: arguments)
-        asked = situations.Served(patching)
+        asked = situations.Served(patching, *getattr(situations, reasons))
         assert asked() == asked()
         return asked(), gates
 
     assert served(SimpleNamespace(**PLAIN)) == (True, [])
     answer, gates = served(SimpleNamespace(**{**PLAIN, option: value}))
+    if reasons not in left:
+        assert (answer, gates) == (True, []), "it has nothing to do with the patch's work"
+        return
     assert not answer
     assert len(gates) == 1
     assert said in gates[0]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "config", "answer"),
+    [
+        (None, None, False),
+        ("fp8", {"weight_block_size": [128, 128]}, False),
+        ("fp8", {"activation_scheme": "dynamic"}, True),
+        ("fp8", None, True),
+        ("w8a8_fp8", {}, True),
+        ("fp8", SimpleNamespace(weight_block_size=[128, 128]), False),
+    ],
+)
+def test_one_activation_scale_for_all_rows(
+    quantization: str | None, config: object, answer: bool
+) -> None:
+    model = SimpleNamespace(
+        quantization=quantization, hf_config=SimpleNamespace(quantization_config=config)
+    )
+    assert situations.one_scale(model) == answer
 
 
 PLATFORMS = ("is_hip", "is_npu", "is_xpu", "is_musa")

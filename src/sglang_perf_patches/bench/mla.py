@@ -57,6 +57,8 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     failed = []
     for patch in progress(applying, "patches"):
         mine = [piece for piece in found if piece.patch == patch]
+        if not mine:
+            continue  # shown by whole Engines alone
         try:
             yield _table(patch, mine, rounds, stood_in)
         except Different:

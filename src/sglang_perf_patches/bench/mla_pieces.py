@@ -59,7 +59,8 @@ class Piece:
 def pieces(quick: bool) -> list[Piece]:
     """Every piece, of every patch."""
     found = [*_trtllm_drafts(), *_masks(), *_relays(), *_flashinfer_drafts()]
-    found += [*_flashinfer_plans(), *_flash_attention_drafts()]
+    found += [*_flashinfer_plans(), *_flash_attention_drafts(), *_draft_extends()]
+    found += [*_eager_extends()]
     if not quick:
         return found
     first = {piece.patch: piece for piece in reversed(found)}
@@ -111,6 +112,20 @@ def _flash_attention_drafts() -> Iterator[Piece]:
         for steps in (3, 5):
             make = _flash_attention_draft(lengths, steps)
             yield Piece("mla.shared-draft-tables", _case(lengths, steps=steps), make)
+
+
+def _draft_extends() -> Iterator[Piece]:
+    for count in (1, 16, 64):
+        for context in (32_768, 131_072, 262_144):
+            case = f"{_case([4096] * count)}, context of {context:,}"
+            make = _draft_extend([4096] * count, context)
+            yield Piece("mla.draft-extend-metadata", case, make)
+
+
+def _eager_extends() -> Iterator[Piece]:
+    for count in (1, 64):
+        case = f"{_case([4096] * count)}, context of 131,072, eager draft-extend"
+        yield Piece("mla.page-table-bound", case, _eager_extend([4096] * count, 131_072))
 
 
 def _case(lengths: list[int], steps: int | None = None) -> str:
@@ -165,6 +180,65 @@ def _flash_attention_draft(lengths: list[int], steps: int) -> Callable[[], Made]
             seen.append([metadata.cache_seqlens_int32.clone(), metadata.cu_seqlens_k.clone()])
             seen.append([row[:count].clone() for row, count in rows])
         return _republished(act, arguments, module), seen
+
+    return make
+
+
+def _draft_extend(lengths: list[int], context: int) -> Callable[[], Made]:
+    """A draft-extend by graph, by stock's own runner; of the graph, the metadata's kernel."""
+
+    def make() -> Made:
+        flash = import_module("sglang_perf_patches.proof.mla.flash")
+        extends = import_module("sglang_perf_patches.proof.mla.draft_extend_metadata")
+        arguments = flash.arguments(1)
+        _publish(arguments, flash.module, extends.runners)
+        count = len(lengths)
+        runner = flash.runner_of(1, context=context, requests=max(count, 2), device=GPU)
+        backend = flash.make(runner)
+        graphs = extends.make(runner, backend, count)
+        graphs.capture_bs = [count]
+        batch = extends.in_graph(graphs, count)
+        backend.init_forward_metadata_in_graph(batch)  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            backend.init_forward_metadata_in_graph(batch)
+        rows = torch.zeros(count * flash.DRAFT, 2, device=GPU)
+        out = Room(next_token_logits=rows, hidden_states=rows)
+
+        def replay(_key: Any, _batch: Any) -> Any:
+            graph.replay()
+            return out
+
+        graphs.backend = Room(replay=replay)
+        act = extends.replaying(graphs, runner, lengths)
+        act()
+        metadata = backend.draft_extend_metadata[count]
+        seen = list(flash.read(metadata, 1, count).items())
+        return _republished(act, arguments, flash.module, extends.runners), seen
+
+    return make
+
+
+def _eager_extend(lengths: list[int], context: int) -> Callable[[], Made]:
+    """Preparing an eager draft-extend."""
+
+    def make() -> Made:
+        flash = import_module("sglang_perf_patches.proof.mla.flash")
+        arguments = flash.arguments(1)
+        _publish(arguments, flash.module)
+        count = len(lengths)
+        runner = flash.runner_of(1, context=context, requests=max(count, 2), device=GPU)
+        backend = flash.make(runner)
+        backend.init_cuda_graph_state(count, count * flash.DRAFT)
+        batch = flash.batch(runner, flash.EXTEND, lengths)
+
+        def act() -> None:
+            backend.init_forward_metadata(batch)
+
+        act()
+        seen = list(flash.read(backend.forward_metadata, 1, count).items())
+        return _republished(act, arguments, flash.module), seen
 
     return make
 

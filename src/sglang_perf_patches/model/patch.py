@@ -84,6 +84,7 @@ class Patch:
         gain: what was measured.
         condition: when there is a gain, and when there is none.
         upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
+        upstream_note: what upstream has of it that is not built in, as half a sentence.
         built_in_since: the first release that needs no patch; None where none does.
         markers: how the source shows that; all must hold. Checked before any fingerprint, so an
             operator's own backport is left alone.
@@ -104,6 +105,7 @@ class Patch:
     gain: str
     condition: str
     upstream: tuple[str, ...] = ()
+    upstream_note: str = ""
     built_in_since: str | None = None
     markers: tuple[Marker, ...] = ()
     anchors: tuple[str, ...] = ()

@@ -6,9 +6,10 @@ With ``acceptance=real`` drafts are verified as always and the tokens are compar
 in the vocabulary some drafts are accepted by chance.
 
 Options are fields of ServerArgs; what the release does not know is dropped, and said.
-``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. Which
-patches are live is chosen by SGLANG_PERF_PATCHES, as anywhere: run it under
-``python -m sglang_perf_patches run``. The line of JSON is written anew after each measurement.
+``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama, ``target=8b`` one of
+Llama-3.1-8B's shape, with its vocabulary. Which patches are live is chosen by SGLANG_PERF_PATCHES,
+as anywhere: run it under ``python -m sglang_perf_patches run``. The line of JSON is written anew
+after each measurement.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ DEFAULTS = {
 }
 PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
 WORDS = {"simulated": 32000, "real": 32}
+RENAMED = (
+    ("cuda_graph_max_bs", "cuda_graph_max_bs_decode"),
+    ("cuda_graph_bs", "cuda_graph_bs_decode"),
+    ("disable_piecewise_cuda_graph", "disable_prefill_cuda_graph"),
+)
 COUNTED = (
     "Memcpy DtoH",
     "Memset",
@@ -61,6 +67,12 @@ MODEL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "model_type": "llama",
+}
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
 }
 MLA = {
     "model_type": "deepseek_v3",
@@ -105,16 +117,19 @@ def engine(options: dict[str, Any]) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     known = getattr(ServerArgs, "__dataclass_fields__", None) or ServerArgs.__struct_fields__
+    for older, newer in RENAMED:
+        if older in options and older not in known and newer in known:
+            options[newer] = options.pop(older)
     print("dropped", [name for name in options if name not in known], flush=True)
     return sglang.Engine(**{name: value for name, value in options.items() if name in known})
 
 
 def generate(
-    server: Any, words: int, count: int, seed: int, output: int = OUTPUT
+    server: Any, words: int, count: int, seed: int, output: int = OUTPUT, prompt: int = PROMPT
 ) -> tuple[float, list[Any]]:
     """Seconds and outputs of so many random prompts, greedily."""
     draw = random.Random(seed)
-    prompts = [[draw.randrange(3, words) for _ in range(PROMPT)] for _ in range(count)]
+    prompts = [[draw.randrange(3, words) for _ in range(prompt)] for _ in range(count)]
     parameters = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
     started = time.time()
     outputs = server.generate(input_ids=prompts, sampling_params=parameters)
@@ -178,6 +193,11 @@ def arguments(given: list[str], words: int) -> dict[str, Any]:
     }
     if "target=mla" in given:
         options["model_path"] = model("deepseek", "DeepseekV3ForCausalLM", 8, **vocabulary, **MLA)
+    elif "target=8b" in given:
+        shape = {**LLAMA_8B, "vocab_size": 128256}
+        options["model_path"] = model("llama-8b", "LlamaForCausalLM", 32, **shape)
+        draft = model("llama-8b-eagle", "LlamaForCausalLMEagle", 1, **shape)
+        options["speculative_draft_model_path"] = draft
     else:
         options["model_path"] = model("llama", "LlamaForCausalLM", 8, **vocabulary)
         draft = model("llama_eagle", "LlamaForCausalLMEagle", 1, **vocabulary)

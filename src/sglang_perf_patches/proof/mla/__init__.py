@@ -47,6 +47,26 @@ CASES: tuple[Case, ...] = (
         compare=f"{_HERE}.shared_block_tables:compare",
         what="page tables and metadata of every step of a TRT-LLM MLA draft",
     ),
+    Case(
+        patch="mla.shared-flashmla-tables",
+        compare=f"{_HERE}.shared_flashmla_tables:compare",
+        what="block tables and plans of every step of a FlashMLA draft",
+    ),
+    Case(
+        patch="mla.draft-extend-graph",
+        compare=f"{_HERE}.draft_extend_graph:compare",
+        what="what FlashAttention reads in an eager and in a replayed draft-extend",
+    ),
+    Case(
+        patch="mla.draft-extend-metadata",
+        compare=f"{_HERE}.draft_extend_metadata:compare",
+        what="what FlashAttention reads in a replayed draft-extend",
+    ),
+    Case(
+        patch="mla.page-table-bound",
+        compare=f"{_HERE}.page_table_bound:compare",
+        what="FlashAttention's page tables, up to the context limit and at it",
+    ),
 )
 
 

@@ -75,7 +75,7 @@ def drawn(random: Random) -> Case:
     }
 
 
-def make(case: Case) -> tuple[Any, Room]:
+def make(case: Case, *, one_scale: bool = False) -> tuple[Any, Room]:
     """A Triton backend whose mask buffer, if any, holds noise, and its runner."""
     arguments = server_args(speculative_num_draft_tokens=case["draft"])
     tokens = REQUESTS * CONTEXT + 1
@@ -96,6 +96,7 @@ def make(case: Case) -> tuple[Any, Room]:
         ),
     )
     runner.model_config.head_dim = runner.model_config.v_head_dim = DIM
+    runner.model_config.quantization = "w8a8_fp8" if one_scale else None
     backend = triton_backend.TritonAttnBackend(runner)
     # sglang may resolve this by itself, and then it is not among the server's arguments.
     backend.enable_deterministic = case["deterministic"]

@@ -60,6 +60,12 @@ def hybrid() -> Any:
     return import_module(f"{_ATTENTION}.hybrid_attn_backend")
 
 
+def flash_mla() -> tuple[Any, Any]:
+    """The FlashMLA backend's module, and the one that it inherits from."""
+    sys.meta_path.insert(0, StandIns(("flash_mla",)))
+    return import_module(f"{_ATTENTION}.flashmla_backend"), flashinfer_mla()
+
+
 class Counted:
     """A Triton kernel that counts its launches."""
 

@@ -9,6 +9,7 @@ _HERE = "sglang_perf_patches.sets.mla"
 _ATTENTION = "sglang.srt.layers.attention"
 _SPECULATIVE = "sglang.srt.speculative"
 _UTILS = "sglang.srt.utils"
+_ENVIRON = "sglang.srt.environ"
 
 _TRTLLM = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLABackend"
 _TRTLLM_DRAFT = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
@@ -122,7 +123,7 @@ def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
     return Variant(
         releases=between(first, last),
         install=f"{_HERE}.verify_mask_fill:install_masks",
-        targets=(f"{_TRITON}.verify_mask", _TRIVIAL),
+        targets=(f"{_TRITON}.verify_mask", f"{_TRITON}.__init__", _TRIVIAL),
         depends=(
             *_VERIFY_METADATA,
             *_GRAPH_METADATA,
@@ -148,20 +149,23 @@ _VERIFY_MASK_FILL = Patch(
         "from 0.5.14 on, fills the buffer too."
     ),
     how=(
-        "Up to 0.5.16 the tree builder is shown the first cell of the buffer as the one to fill; "
-        "from 0.5.17 on the backend says of its mask that its prefix is not read, which the "
+        "Up to 0.5.16 the tree builder is shown the buffer as a tensor that a fill leaves as it "
+        "is; from 0.5.17 on the backend says of its mask that its prefix is not read, which the "
         "builder heeds. For trees of one node the cell of each request is written instead, "
         "where the buffer has 16 MiB or more. The deterministic kernel reads the prefix, so the "
         "patch stays out there, as on HIP, NPU, XPU and MUSA. Rows that only pad a replayed graph "
-        "attend by what an earlier step left in their cells; their outputs are dropped."
+        "attend by what an earlier step left in their cells; their outputs are dropped. Where "
+        "activations may be quantised with one scale over all rows, padding included (FP8 "
+        "without block scales, and the like), the mask is left to stock."
     ),
     gain=(
         "One H200, 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23: building the verify input takes "
         "45 to 52 µs instead of 111 to 113 with a mask of 336 MB (512 requests x 4 draft tokens x "
         "163,840 tokens). With 67 or 84 MB (128 x 4 or 5 x 131,072) the GPU saves a fill of 24 µs "
         "or more; the call itself, in which the host's launches are the longer part, takes 0.79 "
-        "to 0.95 of stock on the newer two, and 1.02 to 1.14 (1 to 5 µs more) on the older two. "
-        "In a real Engine on 0.5.17 no difference of time was seen."
+        "to 0.95 of stock on the newer two. On the older two it took 1.02 to 1.14 with a form that "
+        "still filled one cell; the present one launches no fill. In a real Engine on 0.5.17 no "
+        "difference of time was seen."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend triton for the verify, CUDA graphs on; "
@@ -171,7 +175,7 @@ _VERIFY_MASK_FILL = Patch(
         Variant(
             releases=between("0.5.9", "0.5.12.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers",
-            targets=(_MASK_BUFFERS, _BUILD_TREE),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
             depends=(
                 *_VERIFY_METADATA,
                 f"{_TRITON}.init_forward_metadata_replay_cuda_graph",
@@ -183,21 +187,21 @@ _VERIFY_MASK_FILL = Patch(
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers",
-            targets=(_MASK_BUFFERS, _BUILD_TREE),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
             depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
             awaits=(_UTILS,),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
-            targets=(_MASK_BUFFERS, _BUILD_TREE, _TRIVIAL),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
             depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
             awaits=(_UTILS,),
         ),
         Variant(
             releases=("0.5.16",),
             install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
-            targets=(_MASK_BUFFERS, _BUILD_TREE, _TRIVIAL),
+            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
             depends=(
                 *_VERIFY_METADATA,
                 *_GRAPH_METADATA,
@@ -244,10 +248,12 @@ _FLASHINFER_HOST_INDPTR = Patch(
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
         "default on Hopper with topk > 1, CUDA graphs on. Where the GPU is idle there is nothing "
-        "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on upstream has it "
-        "behind SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, off by default, with other numbers in the "
-        "padding rows; where that is on, this patch changes nothing."
+        "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on the verify's plan "
+        "waits all the same unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves "
+        "topk = 1. Upstream's own switch plans with other numbers in the padding rows; where it is "
+        "on, this patch leaves all to stock, and says so."
     ),
+    upstream_note=("since 0.5.23 behind `SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR`, off by default"),
     variants=(
         Variant(
             releases=between("0.5.9", "0.5.12.post1"),
@@ -261,7 +267,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.eagle_worker:EAGLEWorker._draft_preprocess_decode",
                 *_EXACT_BY_VERIFY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
@@ -274,7 +280,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_v2_draft",
                 *_EXACT_BY_RELAY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
@@ -287,7 +293,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft",
                 *_EXACT_BY_RELAY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
         Variant(
             releases=between("0.5.16", "0.5.23"),
@@ -300,7 +306,7 @@ _FLASHINFER_HOST_INDPTR = Patch(
                 f"{_COMMON}:prepare_for_draft",
                 *_EXACT_BY_RELAY,
             ),
-            awaits=(_UTILS,),
+            awaits=(_UTILS, _ENVIRON),
         ),
     ),
 )
@@ -328,14 +334,15 @@ _MASK_SCRATCH = Patch(
         "the captured ones makes the builder write past it."
     ),
     how=(
-        "The mask has draft x draft cells per request and trees are built in that layout. A batch "
-        "that does not fit gets a mask of its own."
+        "The mask has draft x draft cells per request, trees are built in that layout, and it is "
+        "not filled: the kernel writes each cell. A batch that does not fit gets a mask of its own."
     ),
     gain=(
         "67 MB to 336 MB of GPU memory down to 2 KB to 8 KB. One H200: the fill of 67 MB takes 24 "
         "µs a step, that of 336 MB 103 µs, that of 1.07 GB 320 µs. On 0.5.13.post1 building the "
-        "verify input takes 48 instead of 111 to 113 µs where the mask had 336 MB; where it had 67 "
-        "or 84 MB the host's launches are the longer part, and the call takes 1 to 2 µs more."
+        "verify input takes 48 instead of 111 to 113 µs where the mask had 336 MB. Where it had 67 "
+        "or 84 MB the host's launches are the longer part, and the call took 1 to 2 µs more with a "
+        "form that still filled the small mask; the present one launches no fill."
     ),
     condition=(
         "EAGLE or MTP with spec v2 and --attention-backend trtllm_mla (or tokenspeed_mla) for the "
@@ -649,10 +656,10 @@ _SHARED_DRAFT_TABLES = Patch(
     ),
     how=(
         "The steps' graphs are captured on one table, which the last step's kernel builds; one "
-        "more kernel each derives the earlier steps' lengths and their sums from the last step's. "
+        "more kernel derives all earlier steps' lengths and their sums from the last step's. "
         "The width of the table stays. Eager batches, topk > 1, sliding windows, sharded KV pools "
         "and cross attention are left to stock, and drafts of up to 3 steps: they hold two "
-        "tables, and building both takes no longer."
+        "tables, and building both took no longer."
     ),
     gain=(
         "One H200, 0.5.17 and 0.5.23, 5 steps: preparing the replay of a draft takes 0.53 to 0.60 "
@@ -750,6 +757,375 @@ _SHARED_BLOCK_TABLES = Patch(
     ),
 )
 
+_FLASH_MLA = f"{_ATTENTION}.flashmla_backend:FlashMLABackend"
+_FLASH_MLA_DRAFT = f"{_ATTENTION}.flashmla_backend:FlashMLAMultiStepDraftBackend"
+
+
+def _flash_mla(first: str, last: str, install: str, replay: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.shared_draft_tables:{install}",
+        targets=(
+            f"{_FLASH_MLA_DRAFT}.init_cuda_graph_state",
+            f"{_FLASH_MLA_DRAFT}.{replay}",
+            f"{_FLASH_MLA_DRAFT}.init_forward_metadata",
+        ),
+        depends=(
+            _FLASH_MLA_DRAFT,
+            f"{_FLASH_MLA}.init_cuda_graph_state",
+            f"{_FLASH_MLA}.init_forward_metadata",
+            f"{_FLASH_MLA}.forward_decode",
+            *(f"{_FLASH_MLA}.{name}" for name in depends),
+        ),
+        awaits=(_UTILS,),
+    )
+
+
+_SHARED_FLASHMLA_TABLES = Patch(
+    id="mla.shared-flashmla-tables",
+    summary="the steps of a FlashMLA draft share one block table and one plan",
+    why=(
+        "Each step of a FlashMLA draft builds a block table of its own before every draft, plans "
+        "the kernel's work and copies the plan, from the same requests and lengths: tables and "
+        "plans are equal."
+    ),
+    how=(
+        "The steps' graphs are captured on the first step's buffers, which it alone fills then. "
+        "Eager drafts prepare the first step and share what it made."
+    ),
+    gain=(
+        "Nothing measured: no machine with the kernel was at hand. With three steps one of two "
+        "launches of the table's kernel, one of two plans and their copies go at each draft, and a "
+        "block table of memory."
+    ),
+    condition=(
+        "EAGLE or MTP with three or more steps and --attention-backend flashmla for the draft."
+    ),
+    variants=(
+        _flash_mla(
+            "0.5.9",
+            "0.5.12.post1",
+            "install_flash_mla_replay",
+            "init_forward_metadata_replay_cuda_graph",
+            "init_forward_metadata_capture_cuda_graph",
+            "init_forward_metadata_replay_cuda_graph",
+        ),
+        _flash_mla(
+            "0.5.13",
+            "0.5.23",
+            "install_flash_mla_out_graph",
+            "init_forward_metadata_out_graph",
+            "init_forward_metadata_out_graph",
+            "_apply_decode_target_verify_metadata",
+        ),
+    ),
+)
+
+_EXTEND_GRAPHS = f"{_EAGLE_WORKER}:EagleDraftWorker.init_cuda_graphs"
+_EXTEND_CAPTURE = f"{_EAGLE_WORKER}:EagleDraftWorker._capture_cuda_graphs"
+_EXTEND_RUNNER = (
+    f"{_SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+)
+_EXTEND_DEPENDS = (
+    f"{_EAGLE_WORKER}:EagleDraftWorker.init_attention_backend",
+    f"{_EAGLE_WORKER}:EagleDraftWorker._draft_extend_for_decode",
+    f"{_EXTEND_RUNNER}.__init__",
+    f"{_FLASH_STEP}.__init__",
+    f"{_FLASH_STEP}.init_cuda_graph_state",
+    f"{_FLASH_STEP}.init_forward_metadata",
+    f"{_FLASH_STEP}.forward_extend",
+)
+_EXTEND_OUT_GRAPH = (
+    f"{_FLASH_STEP}.init_forward_metadata_out_graph",
+    f"{_FLASH_STEP}._bind_metadata_buffers",
+    f"{_FLASH_STEP}._apply_cuda_graph_metadata",
+)
+_EXTEND_IN_GRAPH = (
+    f"{_FLASH_STEP}.init_forward_metadata_in_graph",
+    f"{_FLASH_STEP}.draft_extend_metadata_captured_in_graph",
+    f"{_FLASH_STEP}._init_full_cg_decode_metadata",
+    f"{_EXTEND_RUNNER}.capture_one_shape",
+    "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
+    "sglang.kernels.ops.attention.metadata:_draft_extend_metadata_kernel",
+)
+_WAR_BARRIER = ("sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",)
+
+
+def _early_extend(first: str, last: str, install: str, method: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_extend_graph:{install}",
+        targets=(method,),
+        depends=(*_EXTEND_DEPENDS, *depends),
+        awaits=(_UTILS, _FLASH),
+    )
+
+
+def _extend_graph(first: str, last: str, install: str, *targets: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_extend_graph:{install}",
+        targets=(_EXTEND_CAPTURE, f"{_EXTEND_RUNNER}.can_run_graph", *targets),
+        depends=(
+            *_EXTEND_DEPENDS,
+            *_EXTEND_OUT_GRAPH,
+            *_EXTEND_IN_GRAPH,
+            *_WAR_BARRIER,
+            f"{_COMMON}:prepare_for_draft_extend",
+            *(() if targets else (f"{_EXTEND_RUNNER}.execute", f"{_BASE}.shared_read_ends")),
+        ),
+        awaits=(_UTILS, _FLASH),
+    )
+
+
+_DRAFT_EXTEND_GRAPH = Patch(
+    id="mla.draft-extend-graph",
+    kind="policy",
+    summary="FlashAttention's draft-extend is replayed from a graph instead of launched eagerly",
+    why=(
+        "Each speculative step with spec v2 ends with the draft-extend, one forward of the draft "
+        "over the verified tokens. Stock replays it from a CUDA graph for the backends of a list, "
+        "and FlashAttention, the default on Hopper, is not in it before 0.5.23: its kernels are "
+        "launched one by one at every step."
+    ),
+    how=(
+        "While the draft worker captures its graphs, the list has FlashAttention in it; all the "
+        "rest is stock's own. The backend keeps one page table for that graph, not one for each "
+        "mode. On 0.5.16 to 0.5.21 the scheduler waits for the whole forward, as behind an eager "
+        "draft-extend, since the graph reads the request pool. It is a policy because the draft's "
+        "own numbers may round otherwise: a batch is padded to a captured size, from 0.5.20 on "
+        "the head runs on the accepted rows alone, and up to 0.5.15.post1 the table is wider than "
+        "an eager one, so attention is split otherwise. What is proposed may then differ in a "
+        "tie; what is accepted is decided by the verify, which nothing here touches. Left to "
+        "stock: SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH, from 0.5.16 on batches whose lengths the "
+        "host has, DP attention, adaptive speculation, reduced vocabularies, topk > 1, "
+        "sliding-window and sharded pools, cross attention, multimodal rotary positions, and "
+        "models whose activations are quantised with one scale over all rows."
+    ),
+    gain=(
+        "Small targets and widely sharded ones gain about a third of the time per token; an "
+        "8B-shaped one on one H200 gains 1 to 2 %. One H200, 0.5.22, a small DeepSeek with its "
+        "own MTP layer, two boots a side by turns on a machine that other work shared: 0.52 to "
+        "0.76 of stock with 1 request, 0.51 to 0.70 with 16 and 0.52 to 0.69 with 64. A verify "
+        "step launches 28 kernels instead of 72 (with mla.draft-extend-metadata). The tokens of "
+        "729 requests were the same, and so was how many of them each step accepted; logits were "
+        "not compared. The graphs of 27 batch sizes up to 64 take 40 MB of memory and 1.5 s of "
+        "the boot. Not run on other releases."
+    ),
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, topk = 1 and --attention-backend fa3 (the "
+        "default on Hopper) for the draft, where the GPU waits for the host: targets that are "
+        "small or widely sharded. Up to 0.5.10.post1 spec v2 must be asked for."
+    ),
+    upstream=("sgl-project/sglang#36324", "sgl-project/sglang#40762"),
+    built_in_since="0.5.23",
+    markers=(
+        Marker(
+            definition=_EXTEND_CAPTURE,
+            contains="graph_supported_backend_types.append(FlashAttentionBackend)",
+        ),
+    ),
+    variants=(
+        _early_extend(
+            "0.5.9",
+            "0.5.9",
+            "install_by_draft",
+            _EXTEND_GRAPHS,
+            f"{_EXTEND_RUNNER}.replay",
+            f"{_FLASH_STEP}.init_forward_metadata_capture_cuda_graph",
+            f"{_FLASH_STEP}.init_forward_metadata_replay_cuda_graph",
+        ),
+        _early_extend(
+            "0.5.10",
+            "0.5.12.post1",
+            "install_graphs",
+            _EXTEND_GRAPHS,
+            f"{_EXTEND_RUNNER}.replay",
+            f"{_FLASH_STEP}.init_forward_metadata_capture_cuda_graph",
+            f"{_FLASH_STEP}.init_forward_metadata_replay_cuda_graph",
+        ),
+        _early_extend(
+            "0.5.13",
+            "0.5.13.post1",
+            "install_graphs",
+            _EXTEND_GRAPHS,
+            f"{_EXTEND_RUNNER}.replay",
+            *_EXTEND_OUT_GRAPH,
+        ),
+        _early_extend(
+            "0.5.14",
+            "0.5.14",
+            "install_capture",
+            _EXTEND_CAPTURE,
+            f"{_EXTEND_RUNNER}.execute",
+            *_EXTEND_OUT_GRAPH,
+        ),
+        _early_extend(
+            "0.5.15",
+            "0.5.15.post1",
+            "install_capture",
+            _EXTEND_CAPTURE,
+            f"{_EXTEND_RUNNER}.execute",
+            *_EXTEND_OUT_GRAPH,
+            f"{_FLASH_STEP}._init_full_cg_decode_metadata",
+        ),
+        _extend_graph("0.5.16", "0.5.21", "install_in_graph_reads", f"{_EXTEND_RUNNER}.execute"),
+        _extend_graph("0.5.22", "0.5.22", "install"),
+    ),
+)
+
+
+def _extend_metadata(first: str, last: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_extend_metadata:install",
+        targets=(f"{_EXTEND_RUNNER}.execute",),
+        depends=(
+            *_EXTEND_OUT_GRAPH,
+            *_EXTEND_IN_GRAPH,
+            *_WAR_BARRIER,
+            f"{_FLASH_STEP}.init_cuda_graph_state",
+            f"{_FLASH_STEP}.forward_extend",
+            f"{_EXTEND_RUNNER}.__init__",
+            *depends,
+        ),
+        awaits=(_UTILS, _FLASH),
+    )
+
+
+_DRAFT_EXTEND_METADATA = Patch(
+    id="mla.draft-extend-metadata",
+    summary="the graph of FlashAttention's draft-extend builds its metadata once, not twice",
+    why=(
+        "The graph of a FlashAttention draft-extend begins with a kernel that writes lengths, "
+        "their sums and the page table. Before each replay stock builds the same by some ten "
+        "eager launches, which gather and copy a page table as wide as the context for each "
+        "request. Upstream skips that for drafts of several layers alone."
+    ),
+    how=(
+        "The runner's call for the eager build gives the backend the graph's own metadata to "
+        "hold, and writes nothing: the graph does. Sliding-window pools, whose eager build also "
+        "clears the write targets of padding rows, are left to stock."
+    ),
+    gain=(
+        "Nobody felt it alone: a busy GPU hides it. One H200, 0.5.23: a draft-extend's replay is "
+        "prepared by 1 launch instead of 9 to 10, and takes 171 to 179 instead of 358 to 388 µs, "
+        "with 1, 16 and 64 requests and servers' contexts of 32,768 to 262,144 tokens. Time per "
+        "token of Engines of 0.5.23 was within the scatter of a shared machine; the tokens of 324 "
+        "requests were the same."
+    ),
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend fa3 for the draft: on 0.5.23, "
+        "and on 0.5.16 to 0.5.22 with mla.draft-extend-graph. Grows with requests x context "
+        "length of the server, whatever the requests' own."
+    ),
+    anchors=("sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",),
+    absent_because="before 0.5.16 no graph writes the metadata",
+    variants=(
+        _extend_metadata("0.5.16", "0.5.21"),
+        _extend_metadata("0.5.22", "0.5.23", f"{_BASE}.shared_read_ends"),
+    ),
+)
+
+_BOUND_EAGER = (f"{_FLASH_STEP}.init_forward_metadata",)
+_MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
+
+
+def _bound(first: str, last: str, install: str, targets: tuple[str, ...], *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.page_table_bound:{install}",
+        targets=(f"{_FLASH_STEP}.init_cuda_graph_state", *targets),
+        depends=(f"{_FLASH_STEP}.__init__", *depends),
+        awaits=(_UTILS,),
+    )
+
+
+_PAGE_TABLE_BOUND = Patch(
+    id="mla.page-table-bound",
+    summary="FlashAttention's page tables hold what a speculative step at the context limit reads",
+    why=(
+        "A speculative step reads past the context by the tokens that it drafts, and for those "
+        "the request pool has room. The rows of FlashAttention's page tables end with the context. "
+        "Near the limit the kernel takes what is there for pages: the next request's, or anything "
+        "at all behind the last row, and the server ends with an illegal memory access. 0.5.13 "
+        "and 0.5.14 end with an AssertionError; up to 0.5.12.post1, and in a verify of 0.5.14 to "
+        "0.5.21, the entries past a row are written into the next request's first pages."
+    ),
+    how=(
+        "Rows of the graphs' tables go on in memory past their width, which stays: by it "
+        "FlashAttention splits its work. Eager tables are cut as long as the request pool's rows "
+        "and shown with stock's width. So each batch gives what it gave; past the limit, where no "
+        "token is ever delivered, padding's page is read."
+    ),
+    gain=(
+        "A server that comes near its context limit does not end, and no other request's pages "
+        "are overwritten; nobody gains time. One H200, 0.5.22, FlashAttention 3: an eager "
+        "draft-extend and a verify two tokens before the limit end stock's process with an "
+        "illegal memory access where other memory lies behind the table, and run with the patch; "
+        "tables whose rows go on give the kernel's bits of tables whose rows don't (five sizes). "
+        "An eager draft-extend is prepared in 181 and 210 instead of 174 and 184 µs with 1 and 64 "
+        "requests; a replay is not touched."
+    ),
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1 and --attention-backend fa3, and requests "
+        "whose prompt and output come within the drafted tokens of the context length."
+    ),
+    upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
+    variants=(
+        _bound(
+            "0.5.9",
+            "0.5.12.post1",
+            "install_graphs",
+            (),
+            *_BOUND_EAGER,
+            f"{_FLASH_STEP}.init_forward_metadata_capture_cuda_graph",
+            f"{_FLASH_STEP}.init_forward_metadata_replay_cuda_graph",
+            f"{_FLASH}:normal_decode_set_metadata",
+        ),
+        _bound(
+            "0.5.13",
+            "0.5.14",
+            "install_checked_graphs",
+            (f"{_ATTENTION}.utils:assert_buffer_fits",),
+            *_BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+        ),
+        _bound(
+            "0.5.15",
+            "0.5.15.post1",
+            "install_graphs",
+            (),
+            *_BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+            f"{_ATTENTION}.triton_ops.{_MHA_TABLE}",
+        ),
+        _bound(
+            "0.5.16",
+            "0.5.22",
+            "install",
+            _BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_FLASH_STEP}.init_forward_metadata_in_graph",
+            "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
+            "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
+            f"sglang.kernels.ops.kvcache.{_MHA_TABLE}",
+        ),
+        _bound(
+            "0.5.23",
+            "0.5.23",
+            "install",
+            _BOUND_EAGER,
+            *_EXTEND_OUT_GRAPH,
+            f"{_FLASH_STEP}.init_forward_metadata_in_graph",
+            "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
+            "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
+        ),
+    ),
+)
+
 PATCHES: tuple[Patch, ...] = (
     _DRAFT_METADATA,
     _VERIFY_MASK_FILL,
@@ -759,4 +1135,8 @@ PATCHES: tuple[Patch, ...] = (
     _FLASHINFER_PLAN,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,
+    _SHARED_FLASHMLA_TABLES,
+    _DRAFT_EXTEND_GRAPH,
+    _DRAFT_EXTEND_METADATA,
+    _PAGE_TABLE_BOUND,
 )

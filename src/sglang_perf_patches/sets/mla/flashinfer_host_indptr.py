@@ -15,9 +15,12 @@ from functools import cache
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .host_copies import known
+from .situations import DRAFT_LENGTHS, Served, refuse_platforms
 
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferMultiStepDraftBackend"
+
+UPSTREAM = "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR"
 
 
 def install_replay(patching: Patching) -> None:
@@ -86,8 +89,13 @@ def _around(patching: Patching) -> Any:
     """Wrap an entry: while it runs, the backend's ``kv_indptr`` knows its copy on the host."""
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
-    known = _known_tensor()
+    envs: Any = patching.module("sglang.srt.environ").envs
+    switch: Any = getattr(envs, UPSTREAM, None)
+
+    def built_in(_arguments: Any) -> str | None:
+        return f"{UPSTREAM} is set: stock plans from the host's lengths" if switch.get() else None
+
+    served = Served(patching, *DRAFT_LENGTHS, *(() if switch is None else (built_in,)))
 
     def make(inner: Any) -> Any:
         def init(self: Any, forward_batch: Any, *more: Any, **named: Any) -> None:
@@ -95,12 +103,11 @@ def _around(patching: Patching) -> Any:
             if rows is None or not served():
                 inner(self, forward_batch, *more, **named)
                 return
-            ran.seen = True
             indptr = self.kv_indptr
             host = host_indptr(
                 forward_batch.seq_lens_cpu, rows, self.topk, self.speculative_num_steps
             )
-            self.kv_indptr = known(indptr, host)
+            self.kv_indptr = known(indptr, host, ran)
             try:
                 inner(self, forward_batch, *more, **named)
             finally:
@@ -128,38 +135,3 @@ def _requests(backend: Any, forward_batch: Any) -> int | None:
     if topk_p is None or topk_p.shape[0] > lengths.numel():
         return None
     return int(topk_p.shape[0])
-
-
-def _known_tensor() -> Any:
-    """Make the tensors whose copy to the host need not be fetched."""
-    import torch
-
-    class Host:
-        """The rows that the plans read, where they are already."""
-
-        def __init__(self, rows: Any) -> None:
-            self._rows = rows
-
-        def cpu(self) -> Any:
-            return self._rows
-
-    class Known(torch.Tensor):  # type: ignore[misc, unused-ignore]
-        """An indptr on the device: all its rows up to a column are known on the host.
-
-        Every other read of it gives an ordinary tensor.
-        """
-
-        __torch_function__ = torch._C._disabled_torch_function_impl
-        host: Any
-
-        def __getitem__(self, key: Any) -> Any:
-            if key == (slice(None), slice(self.host.shape[1])):
-                return Host(self.host)
-            return super().__getitem__(key)
-
-    def known(indptr: Any, host: Any) -> Any:
-        made = indptr.as_subclass(Known)
-        made.host = host
-        return made
-
-    return known

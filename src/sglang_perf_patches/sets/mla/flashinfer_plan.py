@@ -10,7 +10,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .host_copies import known
+from .situations import VERIFY, Served, refuse_platforms
 
 _MODULE = "sglang.srt.layers.attention.flashinfer_mla_backend"
 BACKEND = f"{_MODULE}:FlashInferMLAAttnBackend"
@@ -30,24 +31,24 @@ _REPLAY = (
 
 def install_replay(patching: Patching) -> None:
     """Up to 0.5.12.post1, where the replay is given its parts."""
-    known = _Known()
+    batch = _Batch()
 
     def make(inner: Any) -> Any:
         def init_forward_metadata_replay_cuda_graph(self: Any, *given: Any, **named: Any) -> None:
             parts = {**dict(zip(_REPLAY, given, strict=False)), **named}
-            with known.replaying(parts["bs"], parts["seq_lens_cpu"], parts["forward_mode"]):
+            with batch.replaying(parts["bs"], parts["seq_lens_cpu"], parts["forward_mode"]):
                 inner(self, *given, **named)
 
         return init_forward_metadata_replay_cuda_graph
 
     patching.override(f"{BACKEND}.init_forward_metadata_replay_cuda_graph", make)
-    _eager(patching, known)
-    _plan_from_host(patching, known)
+    _eager(patching, batch)
+    _plan_from_host(patching, batch)
 
 
 def install_out_graph(patching: Patching) -> None:
     """From 0.5.13 on: captured and replayed graphs have one entry."""
-    known = _Known()
+    batch = _Batch()
 
     def make(inner: Any) -> Any:
         def init_forward_metadata_out_graph(
@@ -57,20 +58,20 @@ def install_out_graph(patching: Patching) -> None:
                 inner(self, forward_batch, in_capture=True)
                 return
             lengths, mode = forward_batch.seq_lens_cpu, forward_batch.forward_mode
-            with known.replaying(forward_batch.batch_size, lengths, mode):
+            with batch.replaying(forward_batch.batch_size, lengths, mode):
                 inner(self, forward_batch)
 
         return init_forward_metadata_out_graph
 
     patching.override(f"{BACKEND}.init_forward_metadata_out_graph", make)
-    _eager(patching, known)
-    _plan_from_host(patching, known)
+    _eager(patching, batch)
+    _plan_from_host(patching, batch)
 
 
-def _eager(patching: Patching, known: _Known) -> None:
+def _eager(patching: Patching, batch: _Batch) -> None:
     def make(inner: Any) -> Any:
         def init_forward_metadata(self: Any, forward_batch: Any) -> None:
-            with known.eager(forward_batch):
+            with batch.eager(forward_batch):
                 inner(self, forward_batch)
 
         return init_forward_metadata
@@ -78,7 +79,7 @@ def _eager(patching: Patching, known: _Known) -> None:
     patching.override(f"{BACKEND}.init_forward_metadata", make)
 
 
-class _Known:
+class _Batch:
     """The lengths of the verify or draft-extend that is being prepared, while one is.
 
     Attributes:
@@ -91,12 +92,12 @@ class _Known:
         self.lengths: Any = None
         self.prefixes: Any = None
 
-    def replaying(self, bs: int, lengths: Any, mode: Any) -> _Known:
+    def replaying(self, bs: int, lengths: Any, mode: Any) -> _Batch:
         exact = lengths is not None and not lengths.is_cuda and lengths.numel() >= bs
         self.lengths = lengths[:bs] if exact and mode.is_target_verify() else None
         return self
 
-    def eager(self, forward_batch: Any) -> _Known:
+    def eager(self, forward_batch: Any) -> _Batch:
         import torch
 
         lengths, mode = forward_batch.seq_lens_cpu, forward_batch.forward_mode
@@ -136,16 +137,17 @@ class _HostPlanned:
     what stock gives.
     """
 
-    def __init__(self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned) -> None:
+    def __init__(self, wrapper: Any, host: tuple[Any, Any, Any], pinned: Pinned, ran: Any) -> None:
         self._wrapper = wrapper
         self._host = host
         self._pinned = pinned
+        self._ran = ran
 
     def plan(
         self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_lens: Any, *more: Any
     ) -> None:
-        known = _known_tensor()
-        qo, kv, lens = map(known, (qo_indptr, kv_indptr, kv_lens), self._host)
+        given = zip((qo_indptr, kv_indptr, kv_lens), self._host, strict=True)
+        qo, kv, lens = (known(tensor, host, self._ran) for tensor, host in given)
         if not kv_lens.is_cuda:
             self._wrapper.plan(qo, kv, kv_indices, lens, *more)
             return
@@ -190,35 +192,6 @@ class Pinned:
         self._copied.pop(wrapper, None)
 
 
-@cache
-def _known_tensor() -> Any:
-    """Make the tensors whose copy to the host need not be fetched."""
-    import torch
-
-    class Known(torch.Tensor):  # type: ignore[misc, unused-ignore]
-        """A tensor on the device, of which the host has a copy."""
-
-        __torch_function__ = torch._C._disabled_torch_function_impl
-        device_side: Any
-        host: Any
-
-        def to(self, *where: Any, **how: Any) -> Any:
-            if where == ("cpu",) and not how:
-                return self.host
-            # What the wheel keeps for its kernel is to be an ordinary tensor.
-            return self.device_side.to(*where, **how)
-
-        def cpu(self) -> Any:
-            return self.host
-
-    def known(device_side: Any, host: Any) -> Any:
-        made = device_side.as_subclass(Known)
-        made.device_side, made.host = device_side, host
-        return made
-
-    return known
-
-
 def host_arguments(lengths: Any, draft: int) -> tuple[Any, Any, Any]:
     """``qo_indptr``, ``kv_indptr`` and the lengths of a verify's plan.
 
@@ -260,10 +233,10 @@ def _steps(bs: int, draft: int) -> Any:
     return torch.arange(0, (bs + 1) * draft, draft, dtype=torch.int32)
 
 
-def _plan_from_host(patching: Patching, known: _Known) -> None:
+def _plan_from_host(patching: Patching, batch: _Batch) -> None:
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *VERIFY)
     pinned = Pinned()
 
     def make(inner: Any) -> Any:
@@ -271,11 +244,10 @@ def _plan_from_host(patching: Patching, known: _Known) -> None:
             wrapper: Any = named.get("prefill_wrapper_paged")
             ragged = named.get("use_ragged", True)
             host = None
-            if wrapper is not None and not ragged and known.lengths is not None and served():
-                host = known.arguments(named.get("spec_info"))
+            if wrapper is not None and not ragged and batch.lengths is not None and served():
+                host = batch.arguments(named.get("spec_info"))
             if host is not None:
-                ran.seen = True
-                named["prefill_wrapper_paged"] = _HostPlanned(wrapper, host, pinned)
+                named["prefill_wrapper_paged"] = _HostPlanned(wrapper, host, pinned, ran)
             elif wrapper is not None:
                 pinned.forget(wrapper)
             inner(self, *given, **named)

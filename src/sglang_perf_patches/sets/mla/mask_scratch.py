@@ -9,8 +9,8 @@ import weakref
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
-from .tree_builder import BUFFER, BUILD_TREE, DRAFT, MODE, SEQ_LENS
+from .situations import VERIFY, Served, refuse_platforms
+from .tree_builder import BUFFER, BUILD_TREE, DRAFT, MODE, SEQ_LENS, unfilled
 
 BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend"
 
@@ -24,7 +24,7 @@ def install(patching: Patching) -> None:
 
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *VERIFY)
     qlen_only = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.QLEN_ONLY
     small: list[weakref.ref[Any]] = []  # the mask that a TRT-LLM backend gave out last
 
@@ -37,7 +37,8 @@ def install(patching: Patching) -> None:
                 inner(self, max_bs, max_num_tokens, kv_indices_buf)
                 return
             ran.seen = True
-            # Stock allocates no mask where nothing is drafted.
+            # Why this trick: stock allocates the mask within a method that allocates more, and
+            # none where nothing is drafted. Nothing else there reads the number.
             self.num_draft_tokens = 0
             try:
                 inner(self, max_bs, max_num_tokens, kv_indices_buf)
@@ -65,9 +66,11 @@ def install(patching: Patching) -> None:
                 return inner(*given, **named)
             ran.seen = True
             seq_lens, draft = given[SEQ_LENS], given[DRAFT]
-            fits = seq_lens.numel() * draft * draft <= ours.numel()
-            mask = ours if fits else None
-            return inner(*given[:MODE], qlen_only, mask, *given[BUFFER + 1 :], **named)
+            if seq_lens.numel() * draft * draft > ours.numel():
+                return inner(*given[:MODE], qlen_only, None, *given[BUFFER + 1 :], **named)
+            shown = unfilled(ours)  # the kernel writes each cell
+            made = inner(*given[:MODE], qlen_only, shown, *given[BUFFER + 1 :], **named)
+            return (ours, *made[1:])
 
         return build_tree_kernel_efficient
 

@@ -1,4 +1,4 @@
-"""mla.shared-draft-tables and mla.shared-block-tables: one page table for all steps of a draft.
+"""The patches mla.shared-…-tables: one page table for all steps of a draft.
 
 The steps of a draft with topk = 1 read the same requests, each one token further than the step
 before, so the table of the last step serves them all. Upstream marks it as a TODO.
@@ -6,12 +6,14 @@ before, so the table of the last step serves them all. Upstream marks it as a TO
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...model.patching import MISSING, Patching
-from .situations import Served, refuse_platforms
+from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
+FLASH_MLA_DRAFT = "sglang.srt.layers.attention.flashmla_backend:FlashMLAMultiStepDraftBackend"
 TRTLLM_DRAFT = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 
 FLASHINFER_MLA_DRAFT = (
@@ -19,7 +21,10 @@ FLASHINFER_MLA_DRAFT = (
 )
 
 WORTH = 3
-"""Backends of a draft (one less than its steps) from which one table is faster: two are as fast."""
+"""Backends of a draft (one less than its steps) from which one table is faster than many.
+
+Of two it was as fast when two kernels derived the lengths, and it was not timed since one does.
+"""
 
 _TABLE = "page_table_draft_decode"
 _LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
@@ -29,7 +34,7 @@ def install_flash_attention(patching: Patching) -> None:
     """Replay: the last step's kernel builds the table, the other steps' lengths are derived."""
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *DRAFT_TABLES)
 
     def make_state(inner: Any) -> Any:
         def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
@@ -55,7 +60,7 @@ def install_flash_attention(patching: Patching) -> None:
                 inner(self, forward_batch)
             finally:
                 self.attn_backends = steps
-            shared.derive(forward_batch.batch_size)
+            shared.derive()
             for step in steps[:-1]:
                 step.forward_metadata = step.decode_cuda_graph_metadata[forward_batch.batch_size]
                 step.forward_metadata_spec_decode_expand = None
@@ -85,33 +90,42 @@ class _LastStep:
 
 
 class _Lengths:
-    """The lengths of all steps in one tensor each, so that one kernel derives the earlier ones.
+    """The lengths of all steps and their sums in one tensor, which one kernel derives.
 
     Attributes:
-        lengths: int32, (steps, max_bs): tokens that each request's step reads.
-        offsets: int32, (steps, max_bs + 1): their sums before each request.
+        steps: int32, (steps, cells): of each step, the tokens that each request's step reads, and
+            from the cell `offsets` on their sums before each request.
+        offsets: see `steps`.
     """
 
-    def __init__(self, lengths: Any, offsets: Any) -> None:
+    def __init__(self, lengths: Any, sums: Any, count: int) -> None:
+        """Make room for `count` steps of the last step's `lengths` and `sums`."""
         import torch
 
-        self.lengths, self.offsets = lengths, offsets
-        steps, ends = offsets.shape
-        back = torch.arange(steps - 1, 0, -1, dtype=torch.int32, device=offsets.device)[:, None]
-        before = torch.arange(ends, dtype=torch.int32, device=offsets.device)
-        self._shorter = back
-        self._before = back * before
+        # Whole quads, so that each step's parts are aligned as its own tensors were.
+        self.offsets = -(-lengths.numel() // 4) * 4
+        cells = self.offsets + -(-sums.numel() // 4) * 4
+        self.steps = lengths.new_zeros((count, cells))
+        self._most, self._ends = lengths.numel(), sums.numel()
+        back = torch.arange(count - 1, 0, -1, dtype=torch.int32, device=lengths.device)[:, None]
+        shorter = lengths.new_zeros(cells)
+        shorter[: self._most] = 1
+        shorter[self.offsets :] = torch.arange(cells - self.offsets, device=lengths.device)
+        self._shorter = back * shorter
 
-    def derive(self, bs: int) -> None:
-        """Write the earlier steps' values of `bs` requests from those of the last step."""
+    def of_step(self, step: int) -> tuple[Any, Any]:
+        """Where a step's lengths and sums are kept."""
+        row = self.steps[step]
+        return row[: self._most], row[self.offsets : self.offsets + self._ends]
+
+    def derive(self) -> None:
+        """Write the earlier steps' values from those of the last step.
+
+        All cells are: of requests that a batch has not, nobody reads them.
+        """
         import torch
 
-        torch.sub(self.lengths[-1:, :bs], self._shorter, out=self.lengths[:-1, :bs])
-        torch.sub(
-            self.offsets[-1:, : bs + 1],
-            self._before[:, : bs + 1],
-            out=self.offsets[:-1, : bs + 1],
-        )
+        torch.sub(self.steps[-1:], self._shorter, out=self.steps[:-1])
 
 
 def _share(steps: list[Any]) -> _Lengths | None:
@@ -124,15 +138,11 @@ def _share(steps: list[Any]) -> _Lengths | None:
     if _TABLE not in last:
         return None
 
-    def rows(values: Any) -> Any:
-        # Whole quads, so that each step's row is aligned as its own tensor was.
-        count = values.numel()
-        return values.new_zeros((len(steps), -(-count // 4) * 4))[:, :count]
-
-    lengths, offsets = rows(last[_LENGTHS]), rows(last[_OFFSETS])
-    for state, of_step, before in zip(states, lengths, offsets, strict=True):
-        state[_LENGTHS], state[_OFFSETS], state[_TABLE] = of_step, before, last[_TABLE]
-    return _Lengths(lengths, offsets)
+    lengths = _Lengths(last[_LENGTHS], last[_OFFSETS], len(steps))
+    for step, state in enumerate(states):
+        state[_LENGTHS], state[_OFFSETS] = lengths.of_step(step)
+        state[_TABLE] = last[_TABLE]
+    return lengths
 
 
 def install_trtllm_replay(patching: Patching) -> None:
@@ -158,7 +168,7 @@ def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> Non
     """
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching)
+    served = Served(patching, *DRAFT_TABLES)
 
     def hold(steps: list[Any], bs: int) -> None:
         first = steps[0]
@@ -216,8 +226,80 @@ def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> Non
     patching.override(f"{TRTLLM_DRAFT}.init_forward_metadata", make_eager)
 
 
+def install_flash_mla_replay(patching: Patching) -> None:
+    """FlashMLA up to 0.5.12.post1."""
+    _share_flash_mla(patching, "init_forward_metadata_replay_cuda_graph")
+
+
+def install_flash_mla_out_graph(patching: Patching) -> None:
+    """FlashMLA from 0.5.13 on, where capture and replay have one entry."""
+    _share_flash_mla(patching, "init_forward_metadata_out_graph")
+
+
+_FLASH_MLA_BUFFERS = (
+    "cuda_graph_kv_indices",
+    "cuda_graph_mla_metadata",
+    "cuda_graph_num_splits",
+)
+
+
+def _share_flash_mla(patching: Patching, replay: str) -> None:
+    """Have the steps' graphs captured on the first step's buffers, which it alone fills.
+
+    The steps' contents are equal: all are built from the same requests and lengths.
+    """
+    refuse_platforms(patching)
+    ran = patching.ran
+    served = Served(patching, *DRAFT_TABLES)
+
+    def make_state(inner: Any) -> Any:
+        def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
+            inner(self, max_bs, max_num_tokens)
+            self.sglang_perf_patches_shared = served()
+            if self.sglang_perf_patches_shared:
+                for step in self.attn_backends[1:]:
+                    for name in _FLASH_MLA_BUFFERS:
+                        setattr(step, name, getattr(self.attn_backends[0], name))
+
+        return init_cuda_graph_state
+
+    def prepare(self: Any, act: Callable[[], None]) -> None:
+        ran.seen |= len(self.attn_backends) > 1
+        _first_alone(self, act)
+        for step in self.attn_backends[1:]:
+            step.forward_metadata = self.attn_backends[0].forward_metadata
+
+    def make_replay(inner: Any) -> Any:
+        def replaying(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
+            # Captured steps each make views of their own, of what they share.
+            capturing = named.get("in_capture") or (given and given[0] is True)
+            if capturing or not getattr(self, "sglang_perf_patches_shared", False):
+                inner(self, forward_batch, *given, **named)
+            else:
+                prepare(self, lambda: inner(self, forward_batch, *given, **named))
+
+        return replaying
+
+    def make_eager(inner: Any) -> Any:
+        def init_forward_metadata(self: Any, forward_batch: Any) -> None:
+            if served():
+                prepare(self, lambda: inner(self, forward_batch))
+            else:
+                inner(self, forward_batch)
+
+        return init_forward_metadata
+
+    patching.override(f"{FLASH_MLA_DRAFT}.init_cuda_graph_state", make_state)
+    patching.override(f"{FLASH_MLA_DRAFT}.{replay}", make_replay)
+    patching.override(f"{FLASH_MLA_DRAFT}.init_forward_metadata", make_eager)
+
+
 def _first_alone(draft: Any, act: Any) -> None:
-    """Act as if a draft had one step."""
+    """Act as if a draft had one step.
+
+    Why this trick: stock goes over ``range(speculative_num_steps - 1)`` and indexes its backends by
+    it, so the number is 2 for one of them.
+    """
     steps, count = draft.attn_backends, draft.speculative_num_steps
     draft.attn_backends, draft.speculative_num_steps = steps[:1], 2
     try:

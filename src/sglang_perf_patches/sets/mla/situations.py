@@ -1,4 +1,7 @@
-"""Situations in which the patches of this set leave the work to stock sglang."""
+"""Situations in which the patches of this set leave the work to stock sglang.
+
+Each patch names those that its own work can be wrong in, and no others.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from ...model.patching import Gated, Patching
 
 UTILS = "sglang.srt.utils"
 """To be awaited by every variant whose install function calls `refuse_platforms`."""
+
+Reason = Callable[[Any], str | None]
+"""Why a patch does not act on a server with these arguments; None where it may."""
 
 _PLATFORMS = (
     ("is_hip", "AMD GPUs (HIP)"),
@@ -38,38 +44,81 @@ class Served:
     arguments later.
     """
 
-    def __init__(
-        self, patching: Patching, reason_not: Callable[[Any], str | None] | None = None
-    ) -> None:
-        """Judge by `unserved`, then by `reason_not`; both are given the server's arguments."""
+    def __init__(self, patching: Patching, *reasons: Reason) -> None:
+        """Judge by `reasons`, which are given the server's arguments, in this order."""
         self._gate = patching.gate
-        self._more = reason_not
+        self._reasons = reasons
         self._answer: bool | None = None
 
     def __call__(self) -> bool:
         """Whether the patch may act; where not, the patch says why, once."""
         if self._answer is None:
             arguments = server_arguments()
-            reason = unserved(arguments) or (self._more(arguments) if self._more else None)
-            if reason:
-                self._gate(reason)
-            self._answer = reason is None
+            said = (reason(arguments) for reason in self._reasons)
+            found = next((reason for reason in said if reason), None)
+            if found:
+                self._gate(found)
+            self._answer = found is None
         return self._answer
 
 
-def unserved(arguments: Any) -> str | None:
-    """Why no patch of this set acts on a server with these arguments; None where it may."""
+def two_batch_overlap(arguments: Any) -> str | None:
+    """For what a target's backend does: the draft's is never split."""
     if arguments.enable_two_batch_overlap:
-        return "two-batch overlap splits the metadata of a batch between two backends"
+        return "two-batch overlap splits the metadata of a target's batch between two backends"
+    return None
+
+
+def ngram(arguments: Any) -> str | None:
+    """For what is done with a tree's mask, and for what a target is given."""
     if (arguments.speculative_algorithm or "").upper() == "NGRAM":
         return "ngram speculation builds its own masks and needs the lengths on the host"
+    return None
+
+
+def pipelined(arguments: Any) -> str | None:
+    """For what passes from the draft to the verify, and for the lengths that the host has."""
     if arguments.pp_size > 1:
         return "pipeline parallelism verifies in other processes than it drafts in"
+    return None
+
+
+def unified_memory(arguments: Any) -> str | None:
+    """For tables and indices of the KV cache."""
     if getattr(arguments, "enable_unified_memory", False):
         return "the unified memory pool translates addresses while metadata is built"
+    return None
+
+
+def sharded_context(arguments: Any) -> str | None:
+    """For tables, indices and lengths of the KV cache."""
     if (getattr(arguments, "dcp_size", 1) or 1) > 1:
         return "decode context parallelism shards the KV cache"
     return None
+
+
+VERIFY: tuple[Reason, ...] = (two_batch_overlap, ngram, pipelined, unified_memory, sharded_context)
+"""For patches of a verify, or of more than a draft."""
+
+DRAFT_TABLES: tuple[Reason, ...] = (unified_memory, sharded_context)
+"""For patches of tables that are built on the device, from what one backend has."""
+
+DRAFT_LENGTHS: tuple[Reason, ...] = (pipelined, unified_memory, sharded_context)
+"""For patches of a draft's metadata that read the lengths on the host."""
+
+
+def one_scale(model_config: Any) -> bool:
+    """Whether a model's activations may be quantised with one scale over all rows of a batch.
+
+    Such a scale depends on the rows that only pad a replayed graph, so nothing that changes what
+    they hold gives the same values. Only unquantised models and FP8 with a scale for each block of
+    a row are known to have none.
+    """
+    if not getattr(model_config, "quantization", None):
+        return False
+    found = getattr(model_config.hf_config, "quantization_config", None)
+    blocks = found if isinstance(found, dict) else vars(found) if found is not None else {}
+    return not blocks.get("weight_block_size")
 
 
 def server_arguments() -> Any:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
+from .situations import VERIFY, Served, refuse_platforms
 from .tree_builder import BUFFER, BUILD_TREE, DRAFT, SEQ_LENS, SEQ_LENS_SUM
 
 DECIDE = "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens"
@@ -42,19 +42,19 @@ def install_piecewise(patching: Patching) -> None:
             return "breakable or enforced piecewise graphs run the draft's batches too"
         return _unserved(arguments)
 
-    _decide(patching, Served(patching, reason_not), TRITON + TRTLLM, view)
+    _decide(patching, Served(patching, *VERIFY, reason_not), TRITON + TRTLLM, view)
     _lend_masks(patching)
 
 
 def install_hybrid(patching: Patching) -> None:
     """0.5.14 to 0.5.15.post1, where only the rule for hybrid backends keeps them."""
-    _decide(patching, Served(patching, _unserved), TRITON + TRTLLM)
+    _decide(patching, Served(patching, *VERIFY, _unserved), TRITON + TRTLLM)
     _lend_masks(patching)
 
 
 def install_triton_hybrid(patching: Patching) -> None:
     """0.5.16, whose TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
-    _decide(patching, Served(patching, _unserved), TRITON)
+    _decide(patching, Served(patching, *VERIFY, _unserved), TRITON)
     _lend_masks(patching)
 
 

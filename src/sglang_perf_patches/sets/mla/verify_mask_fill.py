@@ -12,13 +12,15 @@ import weakref
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import Served, refuse_platforms
-from .tree_builder import BUFFER, BUILD_TREE, MODE
+from .situations import VERIFY, Served, one_scale, refuse_platforms
+from .tree_builder import BUFFER, BUILD_TREE, MODE, unfilled
 
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
 BUFFERS = f"{BACKEND}.get_verify_buffers_to_fill_after_draft"
 MASK = f"{BACKEND}.verify_mask"
 TRIVIAL = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._build_trivial_verify_input"
+
+_ONE_SCALE = "sglang_perf_patches_one_scale"
 
 WORTH = 16 << 20
 """Bytes of mask from which marking one cell per request is faster than filling the buffer."""
@@ -27,12 +29,14 @@ WORTH = 16 << 20
 def install_buffers(patching: Patching) -> None:
     """Up to 0.5.13.post1, where the worker asks the backend for a bare buffer."""
     refuse_platforms(patching)
+    _ask_scales(patching)
     _skip_fill(patching, _Trivial())
 
 
 def install_buffers_and_trivial(patching: Patching) -> None:
     """0.5.14 to 0.5.16, which also verify trees of one node."""
     refuse_platforms(patching)
+    _ask_scales(patching)
     trivial = _Trivial()
     _skip_fill(patching, trivial)
     _mark_single_cells(patching, trivial)
@@ -41,6 +45,7 @@ def install_buffers_and_trivial(patching: Patching) -> None:
 def install_masks(patching: Patching) -> None:
     """From 0.5.17 on, where the backend says of its mask whether anything reads it."""
     refuse_platforms(patching)
+    _ask_scales(patching)
     ran = patching.ran
     trivial = _Trivial()
     skips = _Skips(patching)
@@ -64,12 +69,29 @@ def install_masks(patching: Patching) -> None:
     _mark_single_cells(patching, trivial)
 
 
+def _ask_scales(patching: Patching) -> None:
+    """Have each backend remember whether its model's activations share one scale over all rows.
+
+    Rows that only pad a batch attend by what is in their cells, and with such a scale they reach
+    the others.
+    """
+
+    def make(inner: Any) -> Any:
+        def init(self: Any, model_runner: Any, *given: Any, **named: Any) -> None:
+            inner(self, model_runner, *given, **named)
+            setattr(self, _ONE_SCALE, one_scale(model_runner.model_config))
+
+        return init
+
+    patching.override(f"{BACKEND}.__init__", make)
+
+
 class _Skips:
     """Whether the attention of a backend skips the prefix cells of its mask."""
 
     def __init__(self, patching: Patching) -> None:
         self._gate = patching.gate
-        self._served = Served(patching)
+        self._served = Served(patching, *VERIFY)
         self._told = False
 
     def __call__(self, backend: Any) -> bool:
@@ -79,6 +101,11 @@ class _Skips:
             if not self._told:
                 self._told = True
                 self._gate("the deterministic attention kernel reads the mask's prefix cells")
+            return False
+        if getattr(backend, _ONE_SCALE, False):
+            if not self._told:
+                self._told = True
+                self._gate("activations share one scale with the rows that only pad a batch")
             return False
         return self._served()
 
@@ -108,11 +135,11 @@ class _Trivial:
 
 
 def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
-    """Show the tree builder a buffer of one cell, which it fills; its kernel writes by address."""
+    """Show the tree builder a buffer that its fill leaves as it is."""
     ran = patching.ran
     skips = _Skips(patching)
     full_mask = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.FULL_MASK
-    # The buffer that a Triton backend gave out last, and its first cell.
+    # The buffer that a Triton backend gave out last, and what the builder is shown of it.
     handed: list[tuple[weakref.ref[Any], Any]] = []
 
     def make_buffers(inner: Any) -> Any:
@@ -122,7 +149,7 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
                 if trivial.lends(mask, self.max_context_len):
                     return [trivial.lend(mask), positions]
                 if not handed or handed[0][0]() is not mask:
-                    handed[:] = [(weakref.ref(mask), mask[:1])]
+                    handed[:] = [(weakref.ref(mask), unfilled(mask))]
             return [mask, positions]
 
         return get_verify_buffers_to_fill_after_draft
@@ -131,12 +158,12 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
         def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
             if not handed or len(given) <= BUFFER or given[MODE] != full_mask:
                 return inner(*given, **named)
-            ours, first = handed[0]
+            ours, shown = handed[0]
             buffer = given[BUFFER]
             if buffer is None or ours() is not buffer:
                 return inner(*given, **named)
             ran.seen = True
-            made = inner(*given[:BUFFER], first, *given[BUFFER + 1 :], **named)
+            made = inner(*given[:BUFFER], shown, *given[BUFFER + 1 :], **named)
             return (buffer, *made[1:])
 
         return build_tree_kernel_efficient

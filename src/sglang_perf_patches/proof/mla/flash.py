@@ -1,0 +1,159 @@
+"""FlashAttention backends of a speculative server with topk = 1, and what they are given to build.
+
+The kernel itself is a CUDA wheel; what it reads is the backend's own: lengths, their sums, and a
+page table of which each row holds a request's pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention import flashattention_backend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from .batches import Batch, prepare_backend, requests_of, verify_input
+from .rig import REQUESTS, Room, model_runner, server_args
+
+CONTEXT = 250
+"""Neither whole pages nor whole blocks of the kernels that build tables, as 163840 + 1 would be."""
+
+EXTRA = 12
+"""Tokens of a row of the request pool past the context: stock's 4, the drafted ones, and more."""
+
+DRAFT = 4
+module: Any = flashattention_backend
+HOST_LENGTHS = not hasattr(module, "draft_extend_set_metadata")
+"""Whether this release's backend needs the lengths on the host."""
+
+VERIFY, EXTEND = ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND_V2
+
+Case = dict[str, Any]
+
+
+def arguments(page: int, steps: int = DRAFT - 1) -> Room:
+    """The server's."""
+    return server_args(
+        speculative_num_steps=steps,
+        speculative_num_draft_tokens=steps + 1,
+        speculative_eagle_topk=1,
+        max_speculative_num_draft_tokens=steps + 1,
+        page_size=page,
+    )
+
+
+def runner_of(
+    page: int,
+    *,
+    mla: bool = False,
+    draft: bool = True,
+    steps: int = DRAFT - 1,
+    context: int = CONTEXT,
+    requests: int = REQUESTS,
+    device: str = "cpu",
+) -> Room:
+    """A runner whose request pool has room past the context, as stock's has."""
+    held = -(-(context + EXTRA) // page) * page
+    made = model_runner(
+        arguments(page, steps),
+        mla=mla,
+        context=held,
+        requests=requests,
+        device=device,
+        is_draft_worker=draft,
+        tp_size=1,
+        attn_cp_size=1,
+    )
+    made.model_config.context_len = context
+    return made
+
+
+def make(runner: Room, **options: Any) -> Any:
+    """A backend of one forward: verify, draft-extend, or a step of a draft."""
+    return module.FlashAttentionBackend(runner, topk=1, **options)
+
+
+def batch(
+    runner: Room,
+    mode: Any,
+    prefixes: list[int],
+    padding: int = 0,
+    *,
+    draft: int = DRAFT,
+    host: bool = HOST_LENGTHS,
+) -> Batch:
+    """A verify or draft-extend of these prefixes, padded as a replayed graph is."""
+    count, device = len(prefixes), runner.device
+    bs = count + padding
+    before = torch.tensor(prefixes, dtype=torch.int64, device=device)
+    lengths = before + draft if mode is EXTEND else before
+    seq_lens = torch.cat([lengths, lengths.new_ones(padding)])
+    widths = torch.full((bs,), draft, dtype=torch.int32, device=device)
+    spec_info: Any = verify_input(draft, device)
+    if mode is EXTEND:
+        spec_info = Room(
+            num_tokens_per_req=draft,
+            extend_seq_lens_cpu=[draft] * bs,
+            extend_seq_lens_tensor=widths,
+            num_accept_tokens=widths,
+            num_accepted_tokens=widths,
+        )
+    return Batch(
+        batch_size=bs,
+        forward_mode=mode,
+        req_pool_indices=requests_of(runner, count, padding),
+        req_to_token_pool=runner.req_to_token_pool,
+        seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens.cpu() if host else None,
+        seq_lens_sum=int(seq_lens.sum()),
+        extend_seq_lens=widths,
+        extend_seq_lens_cpu=[draft] * bs,
+        extend_prefix_lens_cpu=[*prefixes, *[0] * padding],
+        extend_num_tokens=bs * draft,
+        global_num_tokens_cpu=None,
+        positions=torch.zeros(bs * draft, device=device),
+        spec_info=spec_info,
+        encoder_lens=None,
+        out_cache_loc=torch.zeros(bs * draft, dtype=torch.int64, device=device),
+        kv_loc_plan=None,
+    )
+
+
+def replayed(backend: Any, runner: Room, made: Batch) -> Any:
+    """Capture and replay one batch; the metadata that its graph reads."""
+    bs = made.batch_size
+    captured = batch(runner, made.forward_mode, [1] * bs, host=True)
+    captured.seq_lens.fill_(1)
+    prepare_backend(backend, captured, capture=True)
+    held = backend.forward_metadata
+    prepare_backend(backend, made)
+    return held
+
+
+def read(metadata: Any, page: int, requests: int) -> dict[str, Any]:
+    """What the kernel reads: of the table, each request's pages up to the table's width."""
+    lengths = metadata.cache_seqlens_int32
+    pages = [-(-length // page) for length in lengths.tolist()]
+    return {
+        "lengths": lengths.clone(),
+        "starts": metadata.cu_seqlens_k.clone(),
+        "queries": metadata.cu_seqlens_q.clone(),
+        "most queries": metadata.max_seq_len_q,
+        "width": metadata.page_table.shape[1],
+        "table": [
+            metadata.page_table[row, : pages[row]].to(torch.int32).clone()
+            for row in range(requests)
+        ],
+    }
+
+
+def beyond(table: Any, row: int, page: int) -> int:
+    """What memory holds for a page of a row, be it past the row's width or the whole table."""
+    at = table.storage_offset() + row * table.stride(0) + page
+    held = table.untyped_storage().nbytes() // table.element_size()
+    if at >= held:
+        return -1
+    whole = torch.empty(0, dtype=table.dtype, device=table.device).set_(
+        table.untyped_storage(), 0, (held,)
+    )
+    return int(whole[at])

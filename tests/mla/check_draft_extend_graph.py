@@ -1,0 +1,230 @@
+"""Stock's own method captures the draft-extend of a FlashAttention backend, and what it must."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runners
+from sglang.srt.speculative import eagle_worker_v2 as module
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+import sglang_perf_patches
+from sglang_perf_patches.proof.comparing import live
+from sglang_perf_patches.proof.mla import flash
+from sglang_perf_patches.proof.mla.rig import Room, furnished, server_args
+
+METHOD = next(
+    name
+    for name in ("_capture_cuda_graphs", "init_cuda_graphs")
+    if hasattr(module.EagleDraftWorker, name)
+)
+RUNNER = runners.EAGLEDraftExtendCudaGraphRunner
+IN_GRAPH = hasattr(flash.module, "draft_extend_set_metadata")
+PATCH = "mla.draft-extend-graph"
+EVENTS = ("war_fastpath_read_done_event", "shared_read_done_event")
+PUBLISHES_EARLY = not hasattr(runners, "SharedReadEnds")
+"""Whether the runner says that all reads are done whatever the backend, before the graph's own."""
+
+NAME = (
+    "TritonAttnBackend" if hasattr(module, "TritonAttnBackend") else "TritonMultiStepDraftBackend"
+)
+LISTED = getattr(module, NAME)
+
+
+def run() -> None:
+    """See it captured; see each exception left to stock."""
+    assert captured() is None, "stock does it by itself here"
+    with live(PATCH):
+        tables = captured()
+        assert tables is not None
+        assert len({table.data_ptr() for table in tables}) == 1, "one table is enough"
+        assert getattr(module, NAME) is LISTED
+    assert captured() is None
+    with live(PATCH, ran=False):
+        assert captured(off=True) is None
+        assert captured(failing=True) is None
+        assert getattr(module, NAME) is LISTED, "whatever happened, the list is stock's again"
+        for attribute in ("use_sliding_window_kv_pool", "is_encoder_decoder"):
+            assert captured(**{attribute: True}) is None
+        assert captured(fa_impl_ver=4) is None
+        assert captured(topk=2) is None
+    for option in (
+        {"enable_two_batch_overlap": True},
+        {"pp_size": 2},
+        {"speculative_adaptive": True},
+        {"speculative_token_map": "tokens.pt"},
+        {"enable_dp_attention": True},
+    ):
+        with live(PATCH, ran=False):
+            assert captured(**option) is None
+            report = sglang_perf_patches.activate(PATCH)
+            assert report.of(PATCH).state == "gated", option
+    if IN_GRAPH:
+        with_host_lengths()
+        if PUBLISHES_EARLY:
+            assert read_done_before_replay() is not None, "stock's fence is enough"
+        fences()
+
+
+def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
+    """The page tables of a backend whose draft-extend was captured, else None."""
+    graphs = Room(decode=Room(backend="full"))
+    given = server_args(
+        disable_cuda_graph=False, model_impl="auto", cuda_graph_config=graphs, **_options(more)
+    )
+    made: list[Any] = []
+
+    class Recorder:
+        """In place of a runner that captures, which needs a GPU."""
+
+        def __init__(self, worker: Any) -> None:
+            backend = worker.draft_extend_attn_backend
+            backend.init_cuda_graph_state(4, 16)
+            if failing:
+                raise MemoryError
+            made.append(backend)
+
+    with ExitStack() as stack:
+        names = (flash.module.__name__, module.__name__, runners.__name__, "sglang.srt.utils")
+        stack.enter_context(furnished(given, *names))
+        for name, value in _lent(given, Recorder, Room()).items():
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, value))
+        utils: Any = import_module("sglang.srt.utils")
+        synced = bool(more.get("enable_dp_attention"))
+        if not utils.require_mlp_sync.__code__.co_argcount:
+            stack.enter_context(mock.patch.object(utils, "require_mlp_sync", _answering(synced)))
+        if off:
+            stack.enter_context(
+                mock.patch.dict(os.environ, {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"})
+            )
+            if not _knows_switch():
+                return None
+        runner = flash.runner_of(1)
+        backend = flash.make(runner)
+        for name, value in more.items():
+            if name not in _OPTIONS:
+                setattr(backend, name, value)
+        worker = SimpleNamespace(
+            server_args=given,
+            draft_runner=runner,
+            target_worker=Room(device="cuda"),
+            draft_attn_backend=_drafts(),
+            draft_extend_attn_backend=backend,
+            speculative_num_steps=3,
+            speculative_num_draft_tokens=4,
+            speculative_algorithm=SpeculativeAlgorithm.EAGLE,
+            topk=1,
+            device="cuda",
+            gpu_id=0,
+            _specialized_graph_memory_usage={},
+            _specialized_graph_time_usage={},
+        )
+        try:
+            getattr(module.EagleDraftWorker, METHOD)(worker)
+        except MemoryError:
+            return None
+        if not made:
+            assert worker.cuda_graph_runner_for_draft_extend is None
+            return None
+        assert "init_cuda_graph_state" not in vars(made[0])
+        return [
+            made[0].draft_extend_metadata["page_table"],
+            made[0].target_verify_metadata["page_table"],
+            made[0].decode_cuda_graph_metadata["page_table"],
+            made[0].decode_cuda_graph_metadata["page_table_draft_decode"],
+        ]
+
+
+def _answering(answer: bool) -> Any:
+    def require_mlp_sync() -> bool:
+        return answer
+
+    return require_mlp_sync
+
+
+_OPTIONS = (
+    *("enable_two_batch_overlap", "pp_size", "enable_dp_attention"),
+    *("speculative_adaptive", "speculative_token_map"),
+)
+
+
+def _options(more: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in more.items() if name in _OPTIONS}
+
+
+def _drafts() -> Any:
+    """By what 0.5.9 goes."""
+    kind = flash.module.FlashAttentionMultiStepBackend
+    return kind.__new__(kind)
+
+
+def _knows_switch() -> bool:
+    return "SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH" in getattr(
+        module.EagleDraftWorker, METHOD
+    ).__code__.co_names or hasattr(
+        getattr(module, "envs", None), "SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH"
+    )
+
+
+def _lent(given: Room, recorder: Any, quiet: Any) -> dict[str, Any]:
+    """What the worker's module asks of a machine with a GPU."""
+    return {
+        "_is_cuda": True,
+        "_is_cpu": False,
+        "_is_hip": False,
+        "_is_npu": False,
+        "_is_xpu": False,
+        "_is_musa": False,
+        "EAGLEDraftCudaGraphRunner": lambda worker: quiet,
+        "EAGLEDraftExtendCudaGraphRunner": recorder,
+        "get_available_gpu_memory": lambda *_: 1.0,
+        "get_batch_sizes_to_capture": lambda *_: ([1, 2, 4], None),
+        "check_cuda_graph_backend": lambda *_: False,
+        "log_info_on_rank0": lambda *_: None,
+    }
+
+
+def with_host_lengths() -> None:
+    """A batch whose lengths the host has is run eagerly, with the table that is as narrow."""
+    runner = RUNNER.__new__(RUNNER)
+    runner.draft_extend_attn_backend = flash.module.FlashAttentionBackend.__new__(
+        flash.module.FlashAttentionBackend
+    )
+    runner.captured_req_width, runner.max_bs = 4, 8
+    runner.require_mlp_tp_gather = runner.disable_padding = runner.require_mlp_sync = False
+    batch = SimpleNamespace(
+        spec_info=SimpleNamespace(num_tokens_per_req=4),
+        seq_lens=SimpleNamespace(numel=lambda: 3),
+        seq_lens_cpu=None,
+    )
+    assert runner.can_run_graph(batch)
+    with live(PATCH, ran=False):
+        assert runner.can_run_graph(batch)
+        batch.seq_lens_cpu = object()
+        assert not runner.can_run_graph(batch)
+        runner.draft_extend_attn_backend = object()
+        assert runner.can_run_graph(batch), "other backends are stock's"
+
+
+def fences() -> None:
+    """Nothing says before the graph, which reads the request pool, that all reads are done."""
+    with live(PATCH, ran=None):
+        assert read_done_before_replay() is None
+
+
+def read_done_before_replay() -> Any:
+    """What the scheduler would wait for after a replay; None for the whole forward."""
+    draft_extend_metadata: Any = import_module(
+        "sglang_perf_patches.proof.mla.draft_extend_metadata"
+    )
+    with furnished(flash.arguments(1), flash.module.__name__, runners.__name__):
+        runner = flash.runner_of(1)
+        graphs = draft_extend_metadata.make(runner, flash.make(runner))
+        draft_extend_metadata.replay(graphs, runner, [40, 7])
+        return next((vars(runner)[name] for name in EVENTS if name in vars(runner)), None)

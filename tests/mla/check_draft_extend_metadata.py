@@ -1,0 +1,63 @@
+"""The eager build of the draft-extend's metadata is gone where the graph does all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sglang_perf_patches
+from sglang_perf_patches.proof.comparing import live
+from sglang_perf_patches.proof.mla import flash
+from sglang_perf_patches.proof.mla.draft_extend_metadata import PATCH, make, replay, runners
+from sglang_perf_patches.proof.mla.rig import furnished
+
+
+def run() -> None:
+    """Count eager builds."""
+    assert builds() == 1
+    with live(PATCH):
+        assert builds() == 0
+    with live(PATCH, ran=False):
+        assert builds(use_sliding_window_kv_pool=True) == 1
+        assert builds(other=True) == 1, "other backends are stock's"
+    with live(PATCH, ran=False):
+        assert builds(dcp_size=2) == 1
+        assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated"
+    for options in ({"enable_two_batch_overlap": True}, {"pp_size": 2}):
+        with live(PATCH):
+            assert builds(**options) == 0, "neither has anything to do with the draft's metadata"
+
+
+def builds(*, other: bool = False, use_sliding_window_kv_pool: bool = False, **options: Any) -> int:
+    """How many eager builds one replay makes."""
+    given = flash.arguments(1)
+    vars(given).update(options)
+    kind: Any = flash.module.FlashAttentionBackend
+    with furnished(given, flash.module.__name__, runners.__name__):
+        runner = flash.runner_of(1)
+        backend = (type("Other", (kind,), {}) if other else kind)(runner, topk=1)
+        graphs = make(runner, backend)
+        made = []
+        stock = kind._apply_cuda_graph_metadata
+
+        def counted(self: Any, *arguments: Any, **named: Any) -> None:
+            made.append(self)
+            stock(self, *arguments, **named)
+
+        kind._apply_cuda_graph_metadata = counted
+        try:
+            backend.use_sliding_window_kv_pool = use_sliding_window_kv_pool
+            if use_sliding_window_kv_pool:
+                graphs.backend.replay = lambda *_: _Out()
+                backend.init_forward_metadata_out_graph = lambda *_: made.append(backend)
+            replay(graphs, runner, [40, 7])
+        finally:
+            kind._apply_cuda_graph_metadata = stock
+        return len(made)
+
+
+class _Out:
+    """What a graph gives."""
+
+    def __init__(self) -> None:
+        rows = flash.torch.zeros(64, 2)
+        self.next_token_logits = self.hidden_states = rows

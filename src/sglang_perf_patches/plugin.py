@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
-from .model import selection
-
-logger = logging.getLogger("sglang_perf_patches")
+from .model import switch
 
 
 def load() -> None:
@@ -15,10 +11,10 @@ def load() -> None:
     sglang's loader swallows an Exception together with what it says: here the operator gets one
     line instead, and a server that runs as stock.
     """
-    text = selection.from_environment()
-    if selection.is_off(text):
+    text = switch.from_environment()
+    if switch.is_off(text):
         return
-    strict = selection.strict_from_environment()
+    strict = switch.strict_from_environment()
     try:
         from . import activate
 
@@ -29,4 +25,6 @@ def load() -> None:
             from .live.ending import end_process
 
             end_process(line)
-        logger.error(line)
+        import logging
+
+        logging.getLogger("sglang_perf_patches").error(line)

@@ -22,7 +22,8 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.cli import main
 from sglang_perf_patches.judge import downloads, source, verdict
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
-from sglang_perf_patches.model.selection import Selection, SelectionError, is_off, parse
+from sglang_perf_patches.model.selection import Selection, SelectionError, parse
+from sglang_perf_patches.model.switch import is_off
 
 PATCHES = by_id(sets.load())
 WORDS = ["all", "none", "", " ", *PATCHES, *sets.NAMES, "mlx.", "swa.tail", "ALL", "mla.nonsense"]

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_perf_patches.model.patch import Patch
-from sglang_perf_patches.model.selection import Selection, SelectionError, is_off, parse
+from sglang_perf_patches.model.selection import Selection, SelectionError, parse
+from sglang_perf_patches.model.switch import is_off
 
 
 def sample() -> dict[str, Patch]:

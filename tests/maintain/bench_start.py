@@ -4,8 +4,10 @@ Each case is a fresh process, run in turns with the others, with the cache of ju
 unless its name says cold. Prints a Markdown table: CPU time (user and system), elapsed time and
 peak memory, each the median with the range of the middle half, and what it is above its base.
 Needs a released sglang, which it fetches at the first use, and a Python with wrapt. It loads
-neither torch nor sglang, whose imports would hide the differences: what they bring along anyway,
-as `inspect` and `ast`, is counted as ours here.
+neither torch nor sglang, whose imports would hide the differences. A server's processes have more
+of the standard library than a bare one, though, before the plugin is called: sglang's own loader
+of plugins brings `importlib.metadata`, every one of its servers `asyncio`. Both are what importing
+wrapt costs most by; so a bare process and one with these two are measured.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from sglang_perf_patches.model import releases
 from . import ROOT
 
 LOAD = "from sglang_perf_patches import plugin; plugin.load()"
+PEAK = "; print(next(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
+"""Last in a process: what its own pages came to. What its parent had counts in its usage, too."""
+IN_A_SERVER = "import asyncio, importlib.metadata; "
 MODULES = (
     f"{LOAD}; import sys; "
     "print(*(name for name in sys.modules if name.partition('.')[0] in sys.stdlib_module_names "
@@ -71,22 +76,31 @@ def cases(release: str, cold: str) -> list[Case]:
 
     standard = "the standard modules of `none`"
     _, imported = process(("-c", MODULES), chosen("none"))
-    imports = ("-c", f"import {', '.join(imported.split())}")
-    load = ("-c", LOAD)
+    imports = ("-c", f"import {', '.join(imported.split())}{PEAK}")
+    load = ("-c", LOAD + PEAK)
+    served = ("-c", IN_A_SERVER + LOAD + PEAK)
     listing = ("-m", "sglang_perf_patches", "list")
     uncached = {"XDG_CACHE_HOME": cold}
     return [
-        Case("Python alone", ("-c", "pass"), settings=path),
+        Case("Python alone", ("-c", "pass" + PEAK), settings=path),
         Case(standard, imports, settings=path),
         Case("`none`", load, standard, (5, None, None), chosen("none")),
         Case("`mlx`", load, "`none`", settings=chosen("mlx")),
-        Case("`all`", load, "`none`", (150, None, 15), chosen("all")),
+        Case("`all`", load, "`none`", settings=chosen("all")),
+        Case("`none`, as in a server", served, settings=chosen("none")),
+        Case(
+            "`all`, as in a server",
+            served,
+            "`none`, as in a server",
+            (150, None, 15),
+            chosen("all"),
+        ),
         Case("`all`, cold", load, "`none`", settings=chosen("all") | uncached),
         Case("`list`", listing, "", (None, 250, None), path),
         Case("`list`, cold", listing, settings=path | uncached),
         Case(
             "Python under `run`, without sglang",
-            ("-c", "pass"),
+            ("-c", "pass" + PEAK),
             "Python alone",
             (10, None, None),
             {"PYTHONPATH": below_run},
@@ -113,7 +127,8 @@ def process(words: Sequence[str], settings: dict[str, str]) -> tuple[Taken, str]
     if started.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {started.returncode}")
     cpu = used.ru_utime + used.ru_stime
-    return (1000 * cpu, 1000 * elapsed, used.ru_maxrss / 1024), printed
+    peak = int(printed.split()[-1]) if words[-1].endswith(PEAK) else used.ru_maxrss
+    return (1000 * cpu, 1000 * elapsed, peak / 1024), printed
 
 
 def measure(chosen: Sequence[Case], turns: int) -> None:

@@ -59,11 +59,15 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
     parts = [
         f"# {patch.id}\n",
         f"{_sentence(patch.summary)} " + _switch(patch),
+        # Who gains how much, and who does not, before anything else.
+        patch.gain,
+        patch.condition,
         f"## Why\n\n{patch.why}",
         f"## How\n\n{patch.how}",
         f"## On which releases\n\n{_releases(patch, words)}",
-        f"## Gain\n\n{patch.gain}\n\n{patch.condition}",
     ]
+    if measured:
+        parts.append("## Measured")
     up = "../" * (folder(patch).count("/") + 1)
     for section in measured:
         link = f"[{section.file}]({up}{section.file})"

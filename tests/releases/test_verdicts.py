@@ -146,13 +146,21 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
         assert again.word == "applies", (verdict.patch.id, again.reason)
         for there, text in texts.items():
             there.write_text(text, encoding="utf-8")
+        restored = source.Tree(copy)
+        assert judge(verdict.patch, patch_set.known, restored).word == "applies"
 
         for reference, definition in verdict.definitions.items():
             there = copy / definition.path.relative_to(original)
             lines = texts[there].split("\n")
             lines[definition.lines[-1][1] - 1] += "; pass"
             there.write_text("\n".join(lines), encoding="utf-8")
-            changed = judge(verdict.patch, patch_set.known, source.Tree(copy))
+            changed_tree = source.Tree(copy)  # the other files are parsed already
+            changed_tree._modules = {
+                module: parsed
+                for module, parsed in restored._modules.items()
+                if module != module_of(reference)
+            }
+            changed = judge(verdict.patch, patch_set.known, changed_tree)
             assert changed.word in {"refused", "built-in"}, reference
             if changed.word == "refused":
                 assert reference in changed.unknown, (reference, changed.reason)

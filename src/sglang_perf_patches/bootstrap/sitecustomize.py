@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OFF = {"", "none", "off", "0", "no", "false"}  # as in model/selection.py
+_OFF = {"", "none", "off", "0", "no", "false"}  # as in model/switch.py
 
 
 class _Watcher:

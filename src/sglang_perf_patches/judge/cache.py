@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 import sys
 import time
@@ -117,7 +116,8 @@ def _is_settled(stamp: _Stamp) -> bool:
 def _made_by() -> str:
     """What a file must have been made by to be read: this code, in a Python with this syntax."""
     here = Path(__file__)
-    stamps = [_stamp(here.with_name(name)) for name in ("cache.py", "parsing.py", "source.py")]
+    files = ("cache.py", "definition.py", "parsing.py", "source.py")
+    stamps = [_stamp(here.with_name(name)) for name in files]
     return f"{__version__} {sys.implementation.cache_tag} {stamps}"
 
 
@@ -170,7 +170,7 @@ def _write(
     """Replace a file of the folder as a whole."""
     data = {"made by": _made_by(), "root": os.fspath(root), "files": files}
     text = json.dumps(data, separators=(",", ":")).encode()
-    part = f"{name}.{secrets.token_hex(8)}.part"
+    part = f"{name}.{os.urandom(8).hex()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(part, flags, 0o600, dir_fd=folder)
     try:

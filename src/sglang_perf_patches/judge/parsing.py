@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..model.patch import qualname_of
-from .source import Definition, TreeError, digest_of, lines_of, text_of
+from .definition import Definition, TreeError, digest_of, lines_of, text_of
 
 _Scope = ast.Module | ast.ClassDef
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -6,73 +6,34 @@ decorators included and comments as they are, so a change elsewhere in the file 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
-import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..model.errors import OperatorError
 from ..model.patch import module_of
 from .cache import NOTHING, Cache
+from .definition import Definition, NoSourceError, TreeError, digest_of, lines_of, text_of
 
 if TYPE_CHECKING:
     from .parsing import Module
 
-Span = tuple[int, int]
-"""First and last line of a piece of source, counted from 1."""
-
-
-class TreeError(OperatorError, ValueError):
-    """The path is no sglang tree, or a file of it can't be read or parsed."""
-
-
-class NoSourceError(TreeError):
-    """A module is there, but not as source."""
-
-
-@dataclass(frozen=True)
-class Definition:
-    """One definition as the source has it.
-
-    Attributes:
-        reference: ``"module:Qual.name"``.
-        path: the file.
-        lines: first line (decorators included) and last line of each piece: a name that is bound
-            several times, as a property and its setter are, has several pieces.
-        digest: sha256 of `text`, in hexadecimal.
-        decorators: how many decorators the last piece has.
-        is_class: whether it is a class.
-        is_function: whether it is a function, a coroutine function or a generator.
-        members: the functions that its body defines, where it is a class.
-    """
-
-    reference: str
-    path: Path
-    lines: tuple[Span, ...]
-    digest: str
-    decorators: int
-    is_class: bool
-    is_function: bool
-    members: tuple[Definition, ...] = ()
-
-    @cached_property
-    def text(self) -> str:
-        """The dedented source of all pieces, read from the file.
-
-        Raises:
-            TreeError: the file can't be read, or is not what it was when it was judged.
-        """
-        text = text_of(lines_of(self.path), self.lines)
-        if digest_of(text) != self.digest:
-            raise TreeError(f"{self.path} changed while it was read")
-        return text
+__all__ = [
+    "Definition",
+    "NoSourceError",
+    "Tree",
+    "TreeError",
+    "at",
+    "digest_of",
+    "find",
+    "find_installed",
+    "installed",
+    "lines_of",
+    "text_of",
+]
 
 
 def installed() -> Tree:
@@ -128,39 +89,6 @@ def find_installed() -> Path:
         if (Path(place) / "srt").is_dir() or _archive(Path(place)):
             return Path(place).resolve()
     raise TreeError("sglang is not installed for this Python")
-
-
-def lines_of(path: Path) -> list[str]:
-    """The lines of a source file, decoded as Python does: by its BOM, its coding line, or UTF-8.
-
-    Line ends count as Python counts them: a checkout with CRLF has the same lines.
-
-    Raises:
-        TreeError: it can't be read.
-    """
-    import tokenize
-
-    try:
-        with tokenize.open(path) as file:
-            return file.read().split("\n")
-    except OSError as error:
-        raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise TreeError(f"{path} can't be read: it is not {error.encoding.upper()} text") from error
-    except (SyntaxError, LookupError) as error:
-        what = "it is not UTF-8 text, and names no encoding that it has"
-        raise TreeError(f"{path} can't be read: {what}") from error
-
-
-def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
-    """The dedented source of pieces of a file, one after the other."""
-    pieces = (textwrap.dedent("\n".join(lines[first - 1 : last])) for first, last in spans)
-    return "\n".join(pieces)
-
-
-def digest_of(text: str) -> str:
-    """What identifies the source of a definition."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Tree:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from .. import sets
 from ..judge import source
 from ..judge.verdict import judge_each
-from ..model import selection
+from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
 from .activation import Activation
@@ -33,13 +33,11 @@ def activate(
     with _starting:
         activation = _present()
         if activation is None:
-            chosen = selection.parse(
-                selection.from_environment() if text is None else text, patches
-            )
+            chosen = selection.parse(switch.from_environment() if text is None else text, patches)
             activation = Activation(
                 patches.values(),
                 chosen,
-                strict=selection.strict_from_environment() if strict is None else strict,
+                strict=switch.strict_from_environment() if strict is None else strict,
                 lock=_lock,
                 on_change=_tell_of_change,
                 on_end=_tell_of_end,

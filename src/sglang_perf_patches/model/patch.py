@@ -16,7 +16,7 @@ from .patching import Patching
 
 Kind = Literal["exact", "policy"]
 """``exact``: the same values for the same batch. ``policy``: whom stock admits, evicts or retracts
-changes, never a request's result; opt-in by its own name."""
+changes, or values do, by rounding; opt-in by its own name."""
 
 Install = Callable[[Patching], None]
 

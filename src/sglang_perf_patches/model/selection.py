@@ -7,18 +7,12 @@ name.
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .errors import OperatorError
 from .patch import Patch
-
-VARIABLE = "SGLANG_PERF_PATCHES"
-STRICT_VARIABLE = "SGLANG_PERF_PATCHES_STRICT"
-OFF = frozenset({"", "none", "off", "0", "no", "false"})
-"""What chooses nothing, in small letters; the bootstrap has the same words."""
+from .switch import OFF, is_off
 
 
 class SelectionError(OperatorError, ValueError):
@@ -51,21 +45,6 @@ class Selection:
         if word == "absent":  # a set's name stands for those of its patches that have work there
             return patch_id in self.in_full
         return word in {"refused", "conflict", "failed"} and patch_id in self.by_name
-
-
-def from_environment() -> str:
-    """The text of the selection: ``all`` where the variable is not set."""
-    return os.environ.get(VARIABLE, "all")
-
-
-def strict_from_environment() -> bool:
-    """Whether ``SGLANG_PERF_PATCHES_STRICT`` asks for an end instead of a warning."""
-    return os.environ.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
-
-
-def is_off(text: str) -> bool:
-    """Whether the text chooses nothing, without looking at any declaration."""
-    return text.strip().lower() in OFF
 
 
 def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
@@ -125,6 +104,8 @@ def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False)
 def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     sets = list(dict.fromkeys(patch.set for patch in patches.values()))
     names = ["all", "none", *sets, *patches]
+    import difflib  # for a name that is wrong, and no server has to load it for that
+
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if near:
         return f"unknown set or patch {name!r}: did you mean {' or '.join(near)}?"

@@ -13,7 +13,7 @@ from typing import Any
 from ... import sets
 from ...judge import source, verdict
 from ...judge.verdict import Verdict
-from ...model import selection
+from ...model import selection, switch
 from ...model.patch import by_id
 from ...model.selection import Selection
 
@@ -24,7 +24,7 @@ def selected() -> Selection:
     Raises:
         SelectionError: it is malformed, or names something unknown.
     """
-    return selection.parse(selection.from_environment(), by_id(sets.load()))
+    return selection.parse(switch.from_environment(), by_id(sets.load()))
 
 
 def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ... import bootstrap
-from ...model import selection
+from ...model import switch
 from . import judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen.chosen:
         verdicts = judged(tree_at())
         lost = [verdict for verdict in verdicts if chosen.is_lost(verdict.patch.id, verdict.word)]
-        if lost and selection.strict_from_environment():
+        if lost and switch.strict_from_environment():
             line = f"{lost[0].patch.id} is {lost[0].word}: {lost[0].reason}"
             print(f"sglang-perf-patches: {line}", file=sys.stderr)
             return 1

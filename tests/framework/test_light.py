@@ -1,0 +1,114 @@
+"""What a process imports for the plugin: nothing that is not needed there and then."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads
+
+LOADED = """
+import json, sys
+before = set(sys.modules)
+{script}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+WRAPT = "wrapt, asyncio"
+"""Loaded before: wrapt brings networking of its own, as asyncio, which every server has, does."""
+
+NETWORK = {"http", "urllib.request", "ftplib", "smtplib", "xmlrpc", "requests", "pip", "ensurepip"}
+PACKAGING = {"pip", "zipfile", "zipimport", "importlib.metadata", "importlib.resources", "shutil"}
+OURS_FOR_OTHERS = {"judge.downloads", "judge.upgrade", "cli", "proof", "bench", "worker"}
+
+
+def loaded(throwaway: Throwaway, script: str, **variables: str | None) -> set[str]:
+    done = throwaway.run(LOADED.format(script=script.strip()), **variables)
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return set(names)
+
+
+def ours(names: set[str]) -> set[str]:
+    return {
+        name.removeprefix("sglang_perf_patches.") for name in names if name.startswith("sglang_")
+    }
+
+
+def below(names: set[str], of: set[str]) -> set[str]:
+    """The modules that are one of these, or inside one."""
+    return {name for name in names if any(name == top or name.startswith(f"{top}.") for top in of)}
+
+
+def test_off_loads_the_switch_alone(throwaway: Throwaway) -> None:
+    names = loaded(
+        throwaway,
+        "from sglang_perf_patches import plugin; plugin.load()",
+        SGLANG_PERF_PATCHES="none",
+    )
+    assert ours(names) == {"sglang_perf_patches", "plugin", "model", "model.switch"}
+    assert not names & {"dataclasses", "inspect", "logging", "pathlib", "wrapt"}
+
+
+@pytest.fixture(scope="module")
+def newest() -> Path:
+    """The newest release, every file of which is old enough to be kept."""
+    tree = downloads.tree("0.5.23")
+    assert max(path.stat().st_mtime for path in tree.rglob("*.py")) < time.time() - 2
+    return tree
+
+
+def with_release(throwaway: Throwaway, newest: Path, **more: str) -> dict[str, str]:
+    places = [os.fspath(newest), *throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1:]]
+    return {"PYTHONPATH": os.pathsep.join(places), **more}
+
+
+@pytest.mark.parametrize("selection", ["all", "mlx"])
+def test_a_server_loads_neither_networking_nor_packaging_nor_what_other_commands_need(
+    throwaway: Throwaway, newest: Path, selection: str
+) -> None:
+    variables = with_release(throwaway, newest, SGLANG_PERF_PATCHES=selection)
+    script = f"import {WRAPT}; before |= set(sys.modules)\n"
+    script += "from sglang_perf_patches import plugin; plugin.load()\n"
+    script += "import sglang_perf_patches; report = sglang_perf_patches.activate()\n"
+    script += "assert 'pending' in {state.state for state in report.patches}"
+    cold = loaded(throwaway, script, **variables)
+    warm = loaded(throwaway, script, **variables)
+    for names in (cold, warm):
+        assert not below(names, NETWORK | PACKAGING)
+        assert not below(ours(names), OURS_FOR_OTHERS)
+        assert "live.engine" in ours(names)
+    assert "judge.parsing" in ours(cold)
+    assert not {"judge.parsing", "difflib", "tokenize", "ast"} & (ours(warm) | (warm - cold))
+    bodies = {name for name in ours(warm) if name.startswith("sets.") and name.count(".") > 1}
+    assert not bodies, "a body is loaded when its modules have been imported"
+
+
+def test_what_is_not_chosen_is_not_judged(throwaway: Throwaway, newest: Path) -> None:
+    script = """
+from sglang_perf_patches.judge import source
+looked = []
+first = source.Tree.definition
+def definition(self, reference):
+    looked.append(reference)
+    return first(self, reference)
+source.Tree.definition = definition
+from sglang_perf_patches import plugin; plugin.load()
+files = {name.partition(":")[0] for name in looked}
+assert files and all("mlx" in name or "model_runner" in name for name in files), files
+"""
+    loaded(throwaway, script, **with_release(throwaway, newest, SGLANG_PERF_PATCHES="mlx"))
+
+
+def test_python_under_run_without_sglang_imports_nothing_of_ours(throwaway: Throwaway) -> None:
+    folder = Path(sets.__file__).parents[1] / "bootstrap"
+    places = os.pathsep.join([str(folder), throwaway.environment()["PYTHONPATH"]])
+    done = throwaway.run(
+        "import sys; print(*(name for name in sys.modules if 'sglang' in name or 'wrapt' in name))",
+        PYTHONPATH=places,
+    )
+    assert done.stdout == "\n"

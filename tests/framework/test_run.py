@@ -79,7 +79,13 @@ def test_a_python_that_never_imports_sglang_is_untouched(throwaway: Throwaway) -
     done = throwaway.process(script, *RUN, sys.executable)
     stock = throwaway.process(script)
     more = set(done.stdout.split()) - set(stock.stdout.split())
-    assert more <= {"sitecustomize", "importlib", "importlib._bootstrap", "importlib.machinery"} | {
+    assert more <= {
+        "__future__",
+        "sitecustomize",
+        "importlib",
+        "importlib._bootstrap",
+        "importlib.machinery",
+    } | {
         "importlib._bootstrap_external",
         "_warnings",
         "warnings",

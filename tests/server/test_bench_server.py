@@ -118,9 +118,12 @@ def test_ctrl_c_leaves_nothing(
 ) -> None:
     with start(environment, model, tmp_path) as process:
         assert process.stderr is not None
+        said: list[str] = []
         for line in process.stderr:
+            said.append(line)
             if phase in line:
                 break
+        assert phase in said[-1], said
         # Well into the phase; a server that starts has started others by then.
         time.sleep(0.5 if "ending" in phase else 8 if "starting" in phase else 2)
         assert using(tmp_path) != []

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,6 +246,18 @@ def to_device(tensors: Sequence[torch.Tensor], device: Any) -> list[torch.Tensor
         moved[tensor.dtype][start : start + tensor.numel()].view(tensor.shape)
         for start, tensor in zip(starts, tensors, strict=True)
     ]
+
+
+@contextmanager
+def staging(target: torch.Tensor) -> Iterator[Any]:
+    """A numpy array to be filled within the context, then copied to `target` without waiting.
+
+    Its content is undefined at first. The memory is its own: one that is still being copied is not
+    handed out again.
+    """
+    staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
+    yield staged.numpy()
+    target.copy_(staged, non_blocking=True)
 
 
 def is_debugging() -> bool:

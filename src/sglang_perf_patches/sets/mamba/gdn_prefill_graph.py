@@ -1,0 +1,280 @@
+"""``mamba.gdn-prefill-graph``: gated-delta-net layers inside the breakable prefill graph.
+
+Stock has the way: a linear backend that runs its prefill on static tables is captured with the
+rest of the model, and KDA's does. Here the gated delta net's takes part. Its own ``forward_extend``
+runs unchanged, on metadata whose tensors are `prefill_tables.Tables`; what it can't do with shapes
+that are the batch's, keeping tracked states, is done beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...activation import Patching
+
+_ATTENTION = "sglang.srt.layers.attention"
+_BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
+_BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
+_FLA = "sglang.kernels.ops.attention.fla.index"
+_TABLES = "_sglang_perf_patches_tables"
+"""On the metadata of a captured prefill, and on the offsets that its kernels are given."""
+
+
+def install(patching: Patching) -> None:
+    """Let the backend take part, and give its kernels tables in place of computed indices."""
+    adds = {
+        "supports_prefill_graph_extend": _supports(patching),
+        "prefill_graph_extend_active": _is_active,
+        "init_prefill_graph_metadata": _capture(patching),
+        "refresh_prefill_graph_metadata": _refresh(patching),
+        "prefill_graph_max_seqs": _most_requests(patching),
+    }
+    for name, value in adds.items():
+        patching.add(f"{_BACKEND}.{name}", value)
+    patching.override(f"{_BACKEND}.forward_extend", _forward_extend)
+    patching.override(f"{_BASE}._track_mamba_state_extend", _keep_states)
+    patching.override(f"{_FLA}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
+    patching.override(f"{_FLA}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
+
+
+def unserved(backend: Any, modules: Any) -> str | None:
+    """Why a backend's prefill stays as stock runs it; None where it can be captured.
+
+    Args:
+        backend: a GDNAttnBackend that has just been made.
+        modules: gives an imported module by its name.
+    """
+    gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
+    context = modules("sglang.srt.runtime_context")
+    kernel = backend.kernel_dispatcher.extend_kernel
+    arguments = context.get_server_args()
+    cache = backend.req_to_token_pool.mamba_pool.mamba_cache
+    if type(backend) is not gdn.GDNAttnBackend:
+        return f"{type(backend).__name__} runs other kernels"
+    if modules("sglang.srt.environ").envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
+        return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
+    if type(kernel) is not gdn.TritonGDNKernel:
+        return (
+            f"{type(kernel).__name__} picks its algorithm by the batch; "
+            "--linear-attn-prefill-backend triton can be captured"
+        )
+    if backend.is_draft_worker:
+        return "a draft model's prefill was not proven"
+    if backend.enable_mis:
+        return "multi-item scoring cuts a request into items"
+    if backend.enable_unified_memory:
+        return "the unified memory pool was not proven"
+    if arguments.enable_dp_attention or arguments.enable_two_batch_overlap:
+        return "data-parallel attention and two-batch overlap pad or split a batch"
+    if (getattr(arguments, "attn_cp_size", 1) or 1) > 1:
+        return "context parallelism splits a prefill"
+    if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
+        return "the states of a layer are not contiguous"
+    return None
+
+
+def _supports(patching: Patching) -> Any:
+    def supports_prefill_graph_extend(self: Any) -> bool:
+        reason = unserved(self, patching.module)
+        if reason is not None:
+            patching.gate(reason)
+        return reason is None
+
+    return supports_prefill_graph_extend
+
+
+def _is_active(self: Any) -> bool:
+    """Whether the prefill that is captured or replayed has tables."""
+    return _tables_of(self.forward_metadata) is not None
+
+
+def _most_requests(patching: Patching) -> Any:
+    """Stock's own bound for KDA, and never more than the server has requests."""
+
+    def prefill_graph_max_seqs(self: Any) -> int:
+        envs = patching.module("sglang.srt.environ").envs
+        return min(int(envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()), self.req_to_token_pool.size)
+
+    return property(prefill_graph_max_seqs)
+
+
+def _capture(patching: Patching) -> Any:
+    """The tables of a bucket, made before its capture and filled with the batch of it."""
+    from . import prefill_tables
+
+    def init_prefill_graph_metadata(self: Any, forward_batch: Any) -> Any:
+        tables = prefill_tables.Tables(
+            tokens=forward_batch.extend_num_tokens,
+            requests=self.prefill_graph_max_seqs,
+            block=patching.module(
+                f"{_ATTENTION}.linear.gdn_backend"
+            ).CAUSAL_CONV1D_FWD_BLOCK_M,
+            tracks=patching.module(
+                "sglang.srt.runtime_context"
+            ).get_exec().mamba.enable_mamba_extra_buffer,
+            slots_like=_slots(self, forward_batch),
+        )
+        metadata = _metadata(patching, tables, self.conv_states_shape[-1])
+        self._init_target_verify_qkv_routing(forward_batch)
+        self.mis_metadata = None
+        _fill(patching, self, metadata, forward_batch)
+        return metadata
+
+    return init_prefill_graph_metadata
+
+
+def _refresh(patching: Patching) -> Any:
+    ran = patching.ran
+
+    def refresh_prefill_graph_metadata(self: Any, meta: Any, forward_batch: Any) -> None:
+        _fill(patching, self, meta, forward_batch)
+        ran.seen = True
+
+    return refresh_prefill_graph_metadata
+
+
+def _metadata(patching: Patching, tables: Any, window: int) -> Any:
+    """Stock's metadata, of tables. It tracks, so that a layer hands over its states; no row of it."""
+    module = patching.module(f"{_ATTENTION}.mamba.mamba2_metadata")
+    nothing = tables.starts.new_empty(0).long()
+    made = module.ForwardMetadata(
+        query_start_loc=tables.starts,
+        mamba_cache_indices=tables.slots,
+        conv_block_table=tables.blocks,
+        has_mamba_track_mask=tables.tracks,
+        track_conv_indices=nothing.view(0, window),
+        conv_states_mask_indices=nothing,
+        track_ssm_h_src=nothing,
+    )
+    setattr(made, _TABLES, tables)
+    setattr(tables.starts, _TABLES, tables)
+    return made
+
+
+def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
+    if forward_batch.mamba_track_indices is not None:
+        forward_batch.mamba_track_indices = backend._translate_mamba_indices(
+            forward_batch.mamba_track_indices
+        )
+    lens = list(forward_batch.extend_seq_lens_cpu)
+    prefixes = list(forward_batch.extend_prefix_lens_cpu)
+    _tables_of(metadata).fill(
+        lens,
+        prefixes,
+        _slots(backend, forward_batch),
+        _tracked(patching, backend, forward_batch, lens, prefixes),
+    )
+    backend.forward_metadata = metadata
+
+
+def _slots(backend: Any, forward_batch: Any) -> Any:
+    pool = backend.req_to_token_pool
+    return backend._translate_mamba_indices(pool.get_mamba_indices(forward_batch.req_pool_indices))
+
+
+def _tracked(
+    patching: Patching, backend: Any, forward_batch: Any, lens: list[int], prefixes: list[int]
+) -> Any:
+    """Stock's own selection of the rows, which needs the lists only."""
+    from . import prefill_tables
+
+    if forward_batch.mamba_track_mask is None:
+        return None
+    if backend._has_cpu_prefill_track_metadata(forward_batch):
+        mask = forward_batch.mamba_prefill_track_mask_cpu
+        seqlens = forward_batch.mamba_track_seqlens_cpu
+    else:  # a mixed batch, or the capture's own; stock asks the device too
+        mask = forward_batch.mamba_track_mask[: len(lens)].tolist()
+        if not any(mask):
+            return None
+        seqlens = forward_batch.mamba_track_seqlens[: len(lens)].tolist()
+    plan = patching.module(
+        f"{_ATTENTION}.mamba.prefill_track_metadata"
+    ).build_prefill_track_plan(
+        mask, seqlens, lens, prefixes, backend.mamba_chunk_size, mamba2=False
+    )
+    if not plan.tracked_rows:
+        return None
+    aligned = patching.module("sglang.srt.runtime_context").mamba_cache_chunk_size()
+    window = backend.conv_states_shape[-1]
+    ends = [
+        sum(lens[:row]) + (seqlens[row] - prefixes[row]) // aligned * aligned
+        for row in plan.tracked_rows
+    ]
+    return prefill_tables.Tracked(
+        final=plan.final_rows,
+        chunks=[*zip(plan.h_rows, plan.h_src, strict=True)],
+        windows=[(row, end - window) for row, end in zip(plan.tracked_rows, ends, strict=True)],
+        slots=forward_batch.mamba_track_indices,
+    )
+
+
+# -- within the graph ------------------------------------------------------------------------------
+
+
+class _Prefixes:
+    """Stands for ``extend_prefix_lens``, of which a layer asks ``> 0`` alone."""
+
+    def __init__(self, has_state: Any) -> None:
+        self._has_state = has_state
+
+    def __gt__(self, other: object) -> Any:
+        if other != 0:
+            raise TypeError(f"a captured prefill knows of prefixes only whether they are > 0")
+        return self._has_state
+
+
+def _forward_extend(inner: Any) -> Any:
+    def forward_extend(
+        self: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any, **rest: Any
+    ) -> Any:
+        tables = _tables_of(self.forward_metadata)
+        if tables is None or forward_batch.forward_mode.is_target_verify():
+            return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
+        tables.keep_windows(mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0])
+        static = copy.copy(forward_batch)
+        static.extend_prefix_lens = _Prefixes(tables.has_state)
+        static.extend_seq_lens_cpu = None
+        return inner(self, layer, static, mixed_qkv, a, b, **rest)
+
+    return forward_extend
+
+
+def _keep_states(inner: Any) -> Any:
+    def _track_mamba_state_extend(
+        self: Any,
+        forward_batch: Any,
+        h: Any,
+        ssm_states: Any,
+        forward_metadata: Any,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        tables = _tables_of(forward_metadata)
+        if tables is None:
+            return inner(self, forward_batch, h, ssm_states, forward_metadata, *rest, **more)
+        return tables.keep_states(h, ssm_states)
+
+    return _track_mamba_state_extend
+
+
+def _known(part: Any) -> Any:
+    """The table that belongs to static offsets; stock computes those of others.
+
+    A bucket of less than a chunk asks for smaller chunks, of which each request still has one.
+    """
+
+    def make(inner: Any) -> Any:
+        def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
+            tables = _tables_of(cu_seqlens)
+            return inner(cu_seqlens, chunk_size) if tables is None else part(tables)
+
+        return prepare
+
+    return make
+
+
+def _tables_of(held: Any) -> Any:
+    return getattr(held, _TABLES, None)

@@ -8,6 +8,11 @@ _HERE = f"{__name__}.compared"
 
 CASES: tuple[Case, ...] = (
     Case(
+        patch="mamba.gdn-prefill-graph",
+        compare=f"{_HERE}:prefill_graph",
+        what="outputs and states of replayed gated-delta-net prefills",
+    ),
+    Case(
         patch="mamba.track-mask",
         compare=f"{_HERE}:track_mask",
         what="outputs and states of gated-delta-net forwards, and their metadata",

@@ -13,10 +13,13 @@ import torch
 from .. import Different, Inputs
 from . import play, waits
 from .alike import Played, alike
+from .captured import EDGES as BUCKETS
+from .captured import Captured, draw_replays
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .play import Play
 from .rig import Kda, Lightning, Mamba2, Rig, called
 
+PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 TRACK_MASK = "mamba.track-mask"
 ZERO_SYNC = "mamba.zero-sync"
 PLAN = "mamba.flashinfer-plan"
@@ -25,6 +28,9 @@ ROWS = "mamba.lightning-rows"
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
+
+REPLAYS = 4
+"""Drawn replays: each takes seconds."""
 
 ONE_FORWARD = 15
 """Waits that mamba.track-mask leaves, however many layers there are."""
@@ -46,6 +52,13 @@ def gdn() -> Play:
 def mamba2() -> Play:
     """The Mamba2 rig of this process."""
     return Play(Mamba2())
+
+
+def prefill_graph(inputs: Inputs) -> int:
+    """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
+    chosen = [[PREFILL_GRAPH], [PREFILL_GRAPH, ZERO_SYNC]]
+    wanted = [*BUCKETS, *inputs(draw_replays, REPLAYS)]
+    return alike(chosen, Captured(gdn()).replayed, wanted)
 
 
 def track_mask(inputs: Inputs) -> int:

@@ -333,4 +333,102 @@ _CHUNK_INDICES = Patch(
     ),
 )
 
-PATCHES = (_TRACK_MASK, _ZERO_SYNC, _FLASHINFER_PLAN, _CHUNK_INDICES, _LIGHTNING_ROWS)
+_HYBRID_BACKEND = f"{_HYBRID}:HybridLinearAttnBackend"
+_RADIX = "sglang.srt.layers.radix_linear_attention"
+_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+_CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
+
+_PREFILL_GRAPH = Patch(
+    id="mamba.gdn-prefill-graph",
+    summary="capture gated-delta-net layers in the breakable prefill graph",
+    why=(
+        "The breakable prefill graph, the default of recent releases, is broken at each "
+        "gated-delta-net layer, whose kernels are then launched one by one from Python: a short "
+        "prefill leaves the GPU idle for most of its time."
+    ),
+    how=(
+        "As stock does for KDA since 0.5.22: the layer's own code is captured on tables of a fixed "
+        "size, one set a token bucket, which are filled from the host's lists before each replay "
+        "with one pinned copy and no wait. The kernels' grids span the most rows that a batch of "
+        "the bucket can have; rows that a batch does not use write nothing. Tracked states are "
+        "copied by two small kernels of its own. With FlashInfer's prefill, whose algorithm "
+        "depends on the batch, with data-parallel attention, context parallelism, two-batch "
+        "overlap, multi-item scoring or the unified memory pool stock's breaks remain. "
+        "A batch of more requests than SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS (128) runs without a "
+        "prefill graph, as stock's KDA does; SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it off."
+    ),
+    gain="Not measured yet.",
+    condition="Short prefills with Triton's gated-delta-net kernels and breakable prefill graphs.",
+    absent_because="this release has no way to capture a linear layer in the prefill graph",
+    anchors=(f"{_BASE}.supports_prefill_graph_extend",),
+    variants=(
+        Variant(
+            releases=between("0.5.22", "0.5.23"),
+            install=f"{_SETS}.gdn_prefill_graph:install",
+            targets=(
+                f"{_GDN}.forward_extend",
+                f"{_BASE}._track_mamba_state_extend",
+                *_chunk_targets(_FLA),
+            ),
+            adds=tuple(
+                f"{_GDN}.{name}"
+                for name in (
+                    "supports_prefill_graph_extend",
+                    "prefill_graph_extend_active",
+                    "init_prefill_graph_metadata",
+                    "refresh_prefill_graph_metadata",
+                    "prefill_graph_max_seqs",
+                )
+            ),
+            depends=(
+                f"{_HYBRID_BACKEND}.__init__",
+                f"{_HYBRID_BACKEND}.linear_extend_in_graph",
+                f"{_HYBRID_BACKEND}.init_forward_metadata_for_breakable_cuda_graph_capture",
+                f"{_HYBRID_BACKEND}.prepare_forward_metadata_for_breakable_cuda_graph_replay",
+                f"{_RADIX}:RadixLinearAttention.forward",
+                f"{_RADIX}:_linear_attention_with_output_impl",
+                f"{_RADIX}:_linear_extend_in_graph",
+                f"{_RUNNER}.capture_prepare",
+                f"{_RUNNER}.capture_one_shape",
+                f"{_RUNNER}.load_batch",
+                f"{_RUNNER}.can_replay_locally",
+                f"{_RUNNER}._init_forward_metadata_for_capture",
+                f"{_RUNNER}._prepare_forward_metadata_for_replay",
+                f"{_BASE}.supports_prefill_graph_extend",
+                f"{_BASE}._forward_metadata",
+                f"{_BASE}._has_cpu_prefill_track_metadata",
+                f"{_BASE}._init_track_conv_indices",
+                f"{_BASE}._init_track_ssm_indices_from_cpu",
+                f"{_GDN}.__init__",
+                f"{_GDN}.init_forward_metadata",
+                f"{_GDN}._init_prefill_conv_block_table",
+                f"{_GDN}._init_target_verify_qkv_routing",
+                f"{_GDN}._convolve_prefill",
+                f"{_GDN}._prefill_gates",
+                f"{_METADATA}:ForwardMetadata",
+                f"{_ATTENTION}.mamba.prefill_track_metadata:build_prefill_track_plan",
+                f"{_BATCH}.mamba_track_aligned_lens",
+                f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
+                f"{_ATTENTION}.mamba.causal_conv1d:causal_conv1d_fn",
+                f"{_CONV}:causal_conv1d_fn",
+                f"{_CONV}:_causal_conv1d_fwd_kernel",
+                f"{_FLA}.chunk:chunk_gated_delta_rule",
+                f"{_FLA}.chunk:chunk_gated_delta_rule_fwd",
+                f"{_FLA}.chunk:ChunkGatedDeltaRuleFunction.forward",
+                f"{_FLA}.chunk_fwd:chunk_gated_delta_rule_fwd_intra",
+                f"{_FLA}.chunk_fwd:chunk_gated_delta_rule_fwd_kkt_solve_kernel",
+                f"{_FLA}.chunk_delta_h:chunk_gated_delta_rule_fwd_h",
+                f"{_FLA}.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+                f"{_FLA}.chunk_o:chunk_fwd_o",
+                f"{_FLA}.chunk_o:chunk_fwd_kernel_o",
+                f"{_FLA}.cumsum:chunk_local_cumsum_scalar",
+                f"{_FLA}.cumsum:chunk_local_cumsum_scalar_kernel",
+                f"{_FLA}.wy_fast:recompute_w_u_fwd",
+                f"{_FLA}.wy_fast:recompute_w_u_fwd_kernel",
+                *_chunk_depends(_FLA),
+            ),
+        ),
+    ),
+)
+
+PATCHES = (_PREFILL_GRAPH, _TRACK_MASK, _ZERO_SYNC, _FLASHINFER_PLAN, _CHUNK_INDICES, _LIGHTNING_ROWS)

@@ -12,7 +12,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...activation import Patching
+    from ...model.patching import Patching
 
 _ATTENTION = "sglang.srt.layers.attention"
 _BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
@@ -60,8 +60,6 @@ def unserved(backend: Any, modules: Any) -> str | None:
             f"{type(kernel).__name__} picks its algorithm by the batch; "
             "--linear-attn-prefill-backend triton can be captured"
         )
-    if backend.is_draft_worker:
-        return "a draft model's prefill was not proven"
     if backend.enable_mis:
         return "multi-item scoring cuts a request into items"
     if backend.enable_unified_memory:
@@ -77,6 +75,8 @@ def unserved(backend: Any, modules: Any) -> str | None:
 
 def _supports(patching: Patching) -> Any:
     def supports_prefill_graph_extend(self: Any) -> bool:
+        if self.is_draft_worker:
+            return False  # beside a target model that may well be served
         reason = unserved(self, patching.module)
         if reason is not None:
             patching.gate(reason)

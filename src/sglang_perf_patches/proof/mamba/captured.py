@@ -1,0 +1,119 @@
+"""Prefills as a replayed graph runs them: on the tables of a bucket, and the capture's own batch.
+
+A CPU has no graphs. But what a replay runs are the kernels of the capture with whatever the tables
+hold by then, and that can be had: the layers are called with the batch of the capture, which knows
+nothing of the one that is replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from random import Random
+from typing import Any
+
+import torch
+
+from .alike import Played
+from .batches import Batch, Request, draw
+from .play import Play, plain
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Batches that follow each other on the same states, each replayed in the same bucket.
+
+    Attributes:
+        batches: what is replayed.
+        bucket: tokens of the capture, no less than those of any batch.
+    """
+
+    batches: tuple[Batch, ...]
+    bucket: int
+
+
+def replays_of(*batches: Batch, more: int = 0) -> Replays:
+    """Replays in the smallest bucket that takes the batches, or one with so many `more` tokens."""
+    return Replays(batches, max(batch.tokens for batch in batches) + more)
+
+
+EDGES = (
+    replays_of(Batch((Request(1, tracked=False),))),
+    replays_of(Batch((Request(1, tracked=False),)), more=3),
+    replays_of(Batch((Request(16, tracked=False),), tracking=False)),
+    replays_of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
+    # many requests, then one: what the first leaves in the tables must not be seen
+    replays_of(
+        Batch(tuple(Request(66, 64 * n) for n in range(4))),
+        Batch((Request(65),)),
+        Batch((Request(200, 64), Request(64, 64))),
+        Batch((Request(30), Request(5, 64)), tracking=False),
+        more=5,
+    ),
+    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), more=64),
+    replays_of(Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED")),
+)
+"""The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
+
+
+def draw_replays(random: Random) -> Replays:
+    """One or two drawn batches in a bucket of up to twice their tokens."""
+    batches = tuple(draw(random) for _ in range(random.randint(1, 2)))
+    most = max(batch.tokens for batch in batches)
+    return Replays(batches, most + random.choice((0, 1, 7, random.randint(0, most))))
+
+
+class Captured:
+    """Eager prefills of a rig, or replays of its captured ones where its backend has any."""
+
+    def __init__(self, play: Play) -> None:
+        """Use a rig that counts."""
+        self.play = play
+
+    def replayed(self, wanted: Replays) -> Played:
+        """Outputs of all layers and all states after the batches on the same random states."""
+        rig = self.play.rig
+        rig.fill()
+        captured = self._captured(wanted.bucket)
+        outputs: list[torch.Tensor] = []
+        waited: list[str] = []
+        for seed, batch in enumerate(wanted.batches):
+            inputs = rig.inputs(wanted.bucket, seed)
+            given = self.play.batch(batch)
+            self.play.counter.own(*(t for layer in inputs for t in layer.values()))
+            with self.play.counting() as found:
+                if captured is None:
+                    rig.backend.init_forward_metadata(given)
+                else:
+                    rig.backend.refresh_prefill_graph_metadata(captured[0], given)
+                for layer, values in zip(rig.layers, inputs, strict=True):
+                    outputs.append(self._run(layer, values, batch, given, captured))
+            waited += found
+        if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
+            raise AssertionError(f"outputs of {wanted!r} are the same: nothing is computed")
+        return {"outputs": plain(outputs), "states": plain(rig.states())}, waited
+
+    def _captured(self, bucket: int) -> tuple[Any, Any] | None:
+        backend = self.play.rig.backend
+        if not backend.supports_prefill_graph_extend():
+            return None
+        # As the runner makes it: one request without a prefix, and buffers that track nothing.
+        batch = self.play.batch(Batch((Request(bucket, tracked=False),)))
+        batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
+        made = backend.init_prefill_graph_metadata(batch)
+        if not backend.prefill_graph_extend_active():
+            raise AssertionError("the backend has tables and does not say so")
+        return made, batch
+
+    def _run(
+        self, layer: Any, values: Any, batch: Batch, given: Any, captured: Any
+    ) -> torch.Tensor:
+        tokens = batch.tokens
+        if captured is None:
+            return self.play.rig.run(layer, given, {k: v[:tokens] for k, v in values.items()})
+        output = self.play.rig.run(layer, captured[1], values)
+        with self.play.counter.paused():
+            if output[:, tokens:].any():
+                raise AssertionError("rows that no request has are not zero")
+            return output[:, :tokens]
+

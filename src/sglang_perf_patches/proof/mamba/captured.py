@@ -100,7 +100,8 @@ class Captured:
         # As the runner makes it: one request without a prefix, and buffers that track nothing.
         batch = self.play.batch(Batch((Request(bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
-        made = backend.init_prefill_graph_metadata(batch)
+        with self.play.counting():  # for the tables are the device's; a server boots but once
+            made = backend.init_prefill_graph_metadata(batch)
         if not backend.prefill_graph_extend_active():
             raise AssertionError("the backend has tables and does not say so")
         return made, batch

@@ -1,0 +1,157 @@
+"""Inside a patched server: take the whole set off and put it back between requests, on demand.
+
+It serves the files of $TURNS_FOLDER: ``command`` holds a number and a word, and what came of it is
+written to ``done.NUMBER``. Where patched layers are captured in the prefill graph, a second runner
+captures stock's own, before the first request, so that each side replays its own graphs. It shadows
+``tests/support/probe``, whose folder is needed too, and does what that does.
+"""
+
+import json
+import os
+import threading
+import time
+import traceback
+
+import dummy_weights
+import wrapt
+
+_FOLDER = os.environ.get("TURNS_FOLDER", "")
+
+
+class _Sides:
+    """What differs between the sides in this process."""
+
+    def __init__(self, scheduler):
+        from sglang_perf_patches.live import engine
+
+        self.runner = scheduler.tp_worker.model_runner
+        self.pool = self.runner.req_to_token_pool.mamba_pool
+        self.slots = [slot for each in engine._current for slot in each.slots.values()]
+        self.layers = [list(slot.layers) for slot in self.slots]
+        self.graphs = {"patched": getattr(self.runner, "prefill_cuda_graph_runner", None)}
+        self.said = {"slots": sum(map(bool, self.layers))}
+        self.kernels = {}
+        backend = self.runner.attn_backend
+        linear = getattr(backend, "linear_attn_backend", None)
+        dispatcher = getattr(linear, "kernel_dispatcher", None)
+        if dispatcher is not None and hasattr(dispatcher, "extend_kernel"):
+            self.dispatcher = dispatcher
+            self.kernels["patched"] = self.kernels["stock"] = dispatcher.extend_kernel
+            self.said["kernel"] = type(dispatcher.extend_kernel).__name__
+            try:
+                from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer as found
+
+                if found.is_flashinfer_gdn_prefill_available():
+                    self.kernels["flashinfer"] = found.FlashInferGDNKernel()
+            except Exception as error:
+                self.said["flashinfer"] = repr(error)[:300]
+        self.said["captured"] = bool(
+            getattr(backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False)
+        )
+        if self.said["captured"]:
+            self._capture_stock(backend)
+        self.graphs.setdefault("stock", self.graphs["patched"])
+        self.graphs.setdefault("flashinfer", self.graphs["stock"])
+
+    def _capture_stock(self, backend):
+        from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+
+        usage = getattr(self.runner, "graph_memory_usage", None)
+        self.said["patched memory"] = repr(usage)
+        self.said["patched time"] = repr(getattr(self.runner, "graph_time_usage", None))
+        names = (
+            "use_captured_forward_metadata_for_breakable_cuda_graph",
+            "prefill_cuda_graph_max_batch_size",
+        )
+        kept = {name: getattr(backend, name) for name in names}
+        self.turn("off")
+        backend.use_captured_forward_metadata_for_breakable_cuda_graph = False
+        backend.prefill_cuda_graph_max_batch_size = None
+        began = time.time()
+        made = cuda_graph_setup.capture_prefill_graph(
+            model_runner=self.runner, eager_runner=self.runner.eager_runner
+        )
+        self.graphs["stock"] = made.runner
+        self.said["stock memory"] = made.memory_usage_gb
+        self.said["stock time"] = round(time.time() - began, 1)
+        for name, value in kept.items():
+            setattr(backend, name, value)
+        self.turn("patched")
+
+    def turn(self, side):
+        for slot, layers in zip(self.slots, self.layers):
+            slot._show(layers if side == "patched" else [])
+        if side in self.kernels:
+            self.dispatcher.extend_kernel = self.kernels[side]
+        if self.graphs.get(side) is not None:
+            self.runner.prefill_cuda_graph_runner = self.graphs[side]
+        return side
+
+    def states(self):
+        cache = self.pool.mamba_cache
+        return [*cache.conv, cache.temporal]
+
+    def zero(self):
+        for held in self.states():
+            held.zero_()
+        return "zero"
+
+    def sums(self):
+        """One number for each slot of each layer, of all the bits in it."""
+        import torch
+
+        found = []
+        for held in self.states():
+            for layer in held:
+                bits = layer.reshape(layer.shape[0], -1)
+                bits = bits.view({2: torch.int16, 4: torch.int32}[bits.element_size()])
+                weight = torch.arange(bits.shape[1], device=bits.device, dtype=torch.int64) % 8191 + 1
+                sums = [(part.long() * weight).sum(1) for part in bits.split(4)]
+                found.append(torch.cat(sums)[1:].tolist())  # slot 0 is of rows without a request
+        return found
+
+    def serve(self):
+        import torch
+
+        last = None
+        while True:
+            time.sleep(0.004)
+            try:
+                with open(f"{_FOLDER}/command") as file:
+                    number, word = file.read().split()
+            except (OSError, ValueError):
+                continue
+            if number == last:
+                continue
+            last = number
+            try:
+                with torch.inference_mode():
+                    torch.cuda.synchronize()
+                    does = {"zero": self.zero, "sums": self.sums, "said": lambda: self.said}
+                    answer = does[word]() if word in does else self.turn(word)
+                    torch.cuda.synchronize()
+            except Exception:
+                answer = traceback.format_exc()
+            with open(f"{_FOLDER}/part", "w") as file:
+                json.dump(answer, file)
+            os.rename(f"{_FOLDER}/part", f"{_FOLDER}/done.{number}")
+
+
+def _started(wrapped, instance, args, kwargs):
+    try:
+        sides = _Sides(instance)
+        threading.Thread(target=sides.serve, daemon=True).start()
+    except Exception:
+        traceback.print_exc()
+    return wrapped(*args, **kwargs)
+
+
+def _hook(module):
+    for name in ("event_loop_overlap", "event_loop_normal"):
+        wrapt.wrap_function_wrapper(module, f"Scheduler.{name}", _started)
+
+
+if os.environ.get("DUMMY_WEIGHTS"):
+    dummy_weights.enlarge()
+if _FOLDER:
+    wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")

@@ -1,0 +1,292 @@
+"""One patched Engine of a hybrid model in which the whole set is off and on by turns.
+
+usage: python tests/mamba/gpu/turns.py OUT.json [PART …] [OPTION=VALUE …]
+Boots differ by more than a patch does, so both sides are measured in one: the time to the first
+token and per token, launches and waits of a prefill from a profile, and whether the greedy tokens
+and all states are the same to the bit. PARTs are tokens, ttft, tpot and profile; all where none is
+named. Options are fields of ServerArgs, or of the model's configuration with ``model.`` before it.
+Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ttft import ARGUMENTS, CONFIG
+
+PROMPTS = {"1x519": (1, 519), "8x512": (8, 512), "4x2048": (4, 2048), "1x8000": (1, 8000)}
+ROUNDS = 21
+TPOT = (1, 16, 64)
+TOKENS = 64
+SAID = 200
+PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
+
+
+class Turns:
+    """The Engine and the one who turns it."""
+
+    def __init__(self, options: dict[str, Any], folder: str) -> None:
+        self.folder = folder
+        self.number = 0
+        self.seed = 0
+        self.engine = self._boot(options)
+
+    def _boot(self, options: dict[str, Any]) -> Any:
+        import sglang
+        from sglang.srt.server_args import ServerArgs
+
+        known = getattr(ServerArgs, "__dataclass_fields__", None) or ServerArgs.__struct_fields__
+        print("sglang", sglang.__version__, "dropped", [n for n in options if n not in known])
+        given = {name: value for name, value in options.items() if name in known}
+        return sglang.Engine(model_path=f"{self.folder}/model", **given)
+
+    def ask(self, word: str, limit_s: float = 120) -> Any:
+        """Have the scheduler's process do something between requests."""
+        self.number += 1
+        done = Path(self.folder, f"done.{self.number}")
+        part = Path(self.folder, "asked")
+        part.write_text(f"{self.number} {word}")
+        part.rename(Path(self.folder, "command"))
+        until = time.time() + limit_s
+        while not done.exists():
+            if time.time() > until:
+                raise TimeoutError(word)
+            time.sleep(0.002)
+        answer = json.loads(done.read_text())
+        if isinstance(answer, str) and "Traceback" in answer:
+            raise RuntimeError(answer)
+        return answer
+
+    def generate(self, prompts: list[list[int]], output: int) -> tuple[float, list[list[int]]]:
+        """Seconds, and greedy tokens."""
+        began = time.perf_counter()
+        replies = self.engine.generate(
+            input_ids=prompts,
+            sampling_params={"temperature": 0, "max_new_tokens": output, "ignore_eos": True},
+        )
+        return time.perf_counter() - began, [list(reply["output_ids"]) for reply in replies]
+
+    def prompts(self, count: int, length: int) -> list[list[int]]:
+        """New ones."""
+        self.seed += 1
+        draw = random.Random(self.seed)
+        return [[draw.randrange(10, 31000) for _ in range(length)] for _ in range(count)]
+
+
+def tokens(turns: Turns, sides: list[str]) -> dict[str, Any]:
+    """Greedy tokens of many prompts, of longer ones that begin with them, and the states after."""
+    draw = random.Random(5)
+    first = [
+        [draw.randrange(10, 31000) for _ in range(draw.choice((17, 64, 65, 300, 519, 1100, 2500)))]
+        for _ in range(SAID // 2)
+    ]
+    longer = [prompt + [draw.randrange(10, 31000) for _ in range(130)] for prompt in first]
+    said: dict[str, Any] = {}
+    for side in sides:
+        turns.ask(side)
+        turns.engine.flush_cache()
+        time.sleep(0.3)
+        turns.ask("zero")
+        replies = []
+        for prompts in (first, longer):
+            for start in range(0, len(prompts), 10):
+                # One at a time, then several: which requests share a batch must not be a race.
+                group = prompts[start : start + 10]
+                replies += [turns.generate([prompt], 4)[1][0] for prompt in group]
+        said[side] = {"tokens": replies, "sums": turns.ask("sums")}
+    turns.engine.flush_cache()
+    stock = said["stock"]
+    out: dict[str, Any] = {"prompts": SAID, "different tokens": len({str(t) for t in stock["tokens"]})}
+    for side in sides:
+        same = [a == b for a, b in zip(stock["tokens"], said[side]["tokens"], strict=True)]
+        layers = list(zip(stock["sums"], said[side]["sums"], strict=True))
+        out[side] = {
+            "tokens equal": sum(same),
+            "layers equal": sum(a == b for a, b in layers),
+            "layers": len(layers),
+            "slots differ": sum(x != y for a, b in layers for x, y in zip(a, b, strict=True)),
+            "slots written": sum(x != 0 for x in said[side]["sums"][0]),
+        }
+    return out
+
+
+def together(turns: Turns, sides: list[str]) -> dict[str, Any]:
+    """The same with several requests in a prefill, where the scheduler puts them in one batch."""
+    said: dict[str, Any] = {side: [] for side in sides}
+    for number in range(6):
+        prompts = turns.prompts(8, 60 + 150 * number)
+        for side in sides:
+            turns.ask(side)
+            turns.engine.flush_cache()
+            time.sleep(0.2)
+            said[side] += turns.generate(prompts, 4)[1]
+    stock = said["stock"]
+    return {
+        side: f"{sum(a == b for a, b in zip(stock, said[side], strict=True))} of {len(stock)}"
+        for side in sides
+    }
+
+
+def by_turns(turns: Turns, sides: list[str], measure: Any, rounds: int) -> dict[str, Any]:
+    """Milliseconds of each side, and the ratio to stock's of the same round with quartiles."""
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in sides if number % 2 else sides[::-1]:
+            turns.ask(side)
+            taken[side].append(1e3 * measure())
+    out: dict[str, Any] = {}
+    for side in sides:
+        ratios = [new / old for old, new in zip(taken["stock"], taken[side], strict=True)]
+        out[side] = {
+            "ms": [round(q, 3) for q in statistics.quantiles(taken[side], n=4)],
+            "ratio": [round(q, 3) for q in statistics.quantiles(ratios, n=4)],
+        }
+    return out
+
+
+def ttft(turns: Turns, sides: list[str]) -> dict[str, Any]:
+    """Each prompt is new, so nothing is cached."""
+    found = {}
+    for name, (count, length) in PROMPTS.items():
+        for side in sides:
+            turns.ask(side)
+            for _ in range(2):
+                turns.generate(turns.prompts(count, length), 1)
+        measure = lambda: turns.generate(turns.prompts(count, length), 1)[0]  # noqa: B023, E731
+        found[name] = by_turns(turns, sides, measure, ROUNDS)
+        print("TTFT", name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def tpot(turns: Turns, sides: list[str]) -> dict[str, Any]:
+    """Per token of whole batches, the prefill of 64 tokens included."""
+    found = {}
+    for count in TPOT:
+        for side in sides:
+            turns.ask(side)
+            turns.generate(turns.prompts(count, 64), 8)
+        measure = lambda: turns.generate(turns.prompts(count, 64), TOKENS)[0] / TOKENS  # noqa: B023, E731
+        found[str(count)] = by_turns(turns, sides, measure, 11)
+        print("TPOT", count, json.dumps(found[str(count)]), flush=True)
+    return found
+
+
+def profile(turns: Turns, sides: list[str]) -> dict[str, Any]:
+    """Calls of the runtime and the GPU's work in a prefill, from a trace of four of them."""
+    found: dict[str, Any] = {}
+    for side in sides:
+        turns.ask(side)
+        for name in ("1x519", "4x2048"):
+            turns.generate(turns.prompts(*PROMPTS[name]), 1)
+            where = f"{turns.folder}/trace-{side}-{name}"
+            turns.engine.start_profile(output_dir=where)
+            for _ in range(4):
+                turns.generate(turns.prompts(*PROMPTS[name]), 1)
+            turns.engine.stop_profile()
+            for _ in range(100):
+                traces = glob.glob(f"{where}/**/*.gz", recursive=True)
+                if traces:
+                    break
+                time.sleep(0.1)
+            time.sleep(1)
+            found[f"{name} {side}"] = counted(traces[0]) if traces else "no trace"
+            print("PROFILE", name, side, json.dumps(found[f"{name} {side}"]), flush=True)
+    return found
+
+
+def counted(trace: str) -> dict[str, Any]:
+    """Of one prefill, the mean of the four in a trace."""
+    events = json.load(gzip.open(trace))["traceEvents"]
+    work = [e for e in events if e.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
+    calls: Counter[str] = Counter()
+    for event in events:
+        name = str(event.get("name", ""))
+        if str(event.get("cat", "")) in {"cuda_runtime", "cuda_driver"}:
+            calls[name] += 1
+    kernels: Counter[str] = Counter()
+    for event in work:
+        kernels[event["name"][:60]] += event.get("dur", 0)
+    names = ("cudaGraphLaunch", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync")
+    waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
+    return {
+        "gpu busy ms": round(sum(e.get("dur", 0) for e in work) / 4e3, 2),
+        **{name: calls[name] / 4 for name in (*names, *waits)},
+        "longest": {name: round(us / 4e3, 2) for name, us in kernels.most_common(8)},
+    }
+
+
+PARTS = {"tokens": tokens, "together": together, "ttft": ttft, "tpot": tpot, "profile": profile}
+
+
+def main(out: Path, words: list[str]) -> None:
+    """Boot, measure; write `out` after each part."""
+    folder = tempfile.mkdtemp()
+    os.environ["TURNS_FOLDER"] = folder
+    config, options = dict(CONFIG), dict(ARGUMENTS)
+    options.pop("disable_piecewise_cuda_graph")
+    options.pop("linear_attn_backend")
+    options |= {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_max_bs_decode": 64}
+    for word in words:
+        name, given, value = word.partition("=")
+        if given:
+            try:
+                value = json.loads(value)
+            except ValueError:
+                pass
+            held = config if name.startswith("model.") else options
+            held[name.removeprefix("model.")] = value
+    Path(folder, "model").mkdir()
+    Path(folder, "model", "config.json").write_text(json.dumps(config))
+    began = time.time()
+    turns = Turns(options, folder)
+    found: dict[str, Any] = {"options": words, "boot s": round(time.time() - began, 1)}
+    found["sides"] = turns.ask("said", 300)
+    found["ready s"] = round(time.time() - began, 1)
+    print("READY", json.dumps(found), flush=True)
+    sides = ["stock", "patched"]
+    try:
+        for part in [word for word in words if word in PARTS] or PARTS:
+            more = ["flashinfer"] if part == "ttft" and "flashinfer" in words else []
+            began = time.time()
+            found[part] = PARTS[part](turns, sides + more)
+            found[f"{part} s"] = round(time.time() - began, 1)
+            print(part, json.dumps(found[part])[:2000], flush=True)
+            found["patches"] = ran()
+            out.write_text(json.dumps(found, indent=1) + "\n")
+    finally:
+        turns.engine.shutdown()
+
+
+def ran() -> dict[str, Any]:
+    """The patches that ran in a process of this server, and those that stayed out, with why."""
+    from sglang_perf_patches.seen import records
+
+    processes = [each for each in records.read_all() if each["server"] == os.getpid()]
+    states = [state for process in processes for state in process["patches"]]
+    return {
+        "ran": sorted({state["id"] for state in states if state["ran"]}),
+        "out": sorted(
+            f"{state['id']} {state['state']}: {state['reason']}"
+            for state in states
+            if state["state"] in {"gated", "conflict", "failed", "refused"}
+        ),
+    }
+
+
+if __name__ == "__main__":
+    for _name in ("HF_HUB_OFFLINE", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "DUMMY_WEIGHTS"):
+        os.environ.setdefault(_name, "1")
+    _folders = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent / "switch"), str(PROBE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(_folders)
+    main(Path(sys.argv[1]), sys.argv[2:])

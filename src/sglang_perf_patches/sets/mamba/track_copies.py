@@ -30,7 +30,8 @@ def _windows(
     starts,
     slots,
     total,
-    mixed_stride,
+    token_stride,
+    input_stride,
     slot_stride,
     width_stride,
     window_stride,
@@ -48,7 +49,7 @@ def _windows(
     is_there = at < width
     for position in tl.static_range(WINDOW):
         token = tl.minimum(tl.maximum(start + position, 0), last).to(tl.int64)
-        value = tl.load(mixed + token * mixed_stride + at, mask=is_there)
+        value = tl.load(mixed + token * token_stride + at * input_stride, mask=is_there)
         to = conv + slot * slot_stride + at * width_stride + position * window_stride
         tl.store(to, value.to(conv.dtype.element_ty), mask=is_there)
 
@@ -95,7 +96,7 @@ def windows(
     """Copy each tracked row's convolution window.
 
     Args:
-        mixed: input to the convolution, of shape ``[tokens, width]``, its last stride 1.
+        mixed: input to the convolution, of shape ``[tokens, width]``.
         conv: states of the convolution, of shape ``[slots, width, window]``.
         kept: `NOTHING` or something else, int32 of shape ``[rows]``.
         starts: the token at which the window starts; tokens before the first and after the last
@@ -111,7 +112,7 @@ def windows(
         starts,
         slots,
         total,
-        mixed.stride(0),
+        *mixed.stride(),
         *conv.stride(),
         width,
         WINDOW=window,

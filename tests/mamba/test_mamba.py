@@ -21,6 +21,8 @@ OLD = ("0.5.9", "0.5.10.post1")
 """Without upstream's change of 0.5.11."""
 OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
 """Whose batches carry the host's lists themselves."""
+CAPTURED = ("0.5.22", "0.5.23")
+"""Which can capture a linear layer's prefill."""
 RELEASES = (
     *OLD,
     *("0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
@@ -62,6 +64,8 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, release: str) -> Non
         expected |= {"mamba.lightning-rows"}
     if RELEASES.index(release) >= RELEASES.index("0.5.17"):
         expected |= {"mamba.flashinfer-plan"}
+    if release in CAPTURED:
+        expected |= {"mamba.gdn-prefill-graph"}
     patches = applying(release)
     assert set(patches) == expected
     for patch, line in proved(release, patches).items():
@@ -171,7 +175,8 @@ def test_deactivated_is_stock(found: Found, release: str) -> None:
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     said = found(release)["broken"]
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
-    assert len(said) == (7 if release in OLD else 9) + tracks_lightning
+    captures = 3 * (release in CAPTURED)
+    assert len(said) == (7 if release in OLD else 9) + tracks_lightning + captures
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
             assert outcome == "equal: 1", name  # stock's own lists are read there

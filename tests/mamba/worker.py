@@ -33,6 +33,7 @@ import sglang_perf_patches
 from sglang_perf_patches.proof.mamba import compared, play
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
+from sglang_perf_patches.proof.mamba.captured import Captured, Replays
 from sglang_perf_patches.proof.mamba.rig import Lightning
 from sglang_perf_patches.sets.mamba import chunk_indices, host, lightning_rows
 
@@ -146,14 +147,14 @@ def broken() -> Any:
     zero: Any = [[compared.ZERO_SYNC]]
     right = {
         name: getattr(host, name)
-        for name in ("offsets", "attach_track", "attach_mask", "to_device")
+        for name in ("offsets", "attach_track", "attach_rows", "to_device")
     }
 
     def late(lens: Any, dtype: Any) -> Any:
         return right["offsets"](lens, dtype) + 1
 
-    def inverted(mask: Any, known: Any) -> None:
-        right["attach_mask"](mask, [not row for row in known])
+    def inverted(mask: Any, rows: Any) -> None:
+        right["attach_rows"](mask, lambda: [not row for row in rows()])
 
     def other(batch: Any, mask: Any, seqlens: Any) -> None:
         right["attach_track"](batch, mask, [max(-1, n - 64) for n in seqlens])
@@ -183,7 +184,7 @@ def broken() -> Any:
     }
     if not play.is_old():  # there no decode asks
         for name, wrong in (("decode mask", inverted), ("no decode", _nothing)):
-            breaks[name] = (host, "attach_mask", wrong, lambda: alike(zero, gdn.metadata, decodes))
+            breaks[name] = (host, "attach_rows", wrong, lambda: alike(zero, gdn.metadata, decodes))
     if compared.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
         both = [[compared.ROWS, compared.ZERO_SYNC]]
@@ -193,6 +194,23 @@ def broken() -> Any:
             _nothing,
             lambda: alike(both, rig.forwards, [PREFIX]),
         )
+    if compared.PREFILL_GRAPH in _applying():
+        from sglang_perf_patches.sets.mamba import prefill_tables as tables
+
+        enumerate_right = tables._enumerate
+
+        def replay() -> int:
+            wanted = Replays((Batch((Request(70, 64), Request(65))),), 140)
+            return alike([[compared.PREFILL_GRAPH]], Captured(gdn).replayed, [wanted])
+
+        def reversed_(table: Any, counts: Any, unused: Any) -> None:
+            enumerate_right(table, counts[::-1], unused)
+
+        breaks |= {
+            "tables": (tables, "_enumerate", reversed_, replay),
+            "no windows": (tables.Tables, "keep_windows", _nothing, replay),
+            "no states": (tables.Tables, "keep_states", _nothing, replay),
+        }
     said = {}
     for name, (module, attribute, wrong, compare) in breaks.items():
         compare()  # it is right before
@@ -202,6 +220,10 @@ def broken() -> Any:
             except AssertionError as different:  # or the counter refuses it
                 said[name] = f"different: {different}"
     return said
+
+
+def _applying() -> set[str]:
+    return {v.patch.id for v in sglang_perf_patches.verdicts() if v.word == "applies"}
 
 
 def _nothing(*_: Any, **__: Any) -> None:

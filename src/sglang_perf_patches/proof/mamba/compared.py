@@ -56,9 +56,11 @@ def mamba2() -> Play:
 
 def prefill_graph(inputs: Inputs) -> int:
     """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
-    chosen = [[PREFILL_GRAPH], [PREFILL_GRAPH, ZERO_SYNC]]
     wanted = [*BUCKETS, *inputs(draw_replays, REPLAYS)]
-    return alike(chosen, Captured(gdn()).replayed, wanted)
+    replayed = Captured(gdn()).replayed
+    return alike([[PREFILL_GRAPH]], replayed, wanted) + alike(
+        [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-2:]
+    )
 
 
 def track_mask(inputs: Inputs) -> int:

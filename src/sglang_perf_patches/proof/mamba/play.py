@@ -44,7 +44,7 @@ def known_batch(rig: Rig, wanted: Batch) -> Any:
     if wanted.tracking:
         mask = [request.tracked for request in requests]
         if wanted.mode == "DECODE":
-            host.attach_mask(made.mamba_track_mask, mask)
+            host.attach_rows(made.mamba_track_mask, lambda: mask)
         else:
             made.reqs = requests
             host.attach_track(made, mask, [request.track_seqlen for request in requests])

@@ -2,6 +2,7 @@
 
 from ...model.patch import Marker, Patch, Variant
 from ...model.releases import between
+from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
 
@@ -63,6 +64,7 @@ def _zero_sync(
     return Variant(
         releases=releases,
         install=f"{_SETS}.zero_sync:{install}",
+        awaits=(UTILS,),
         targets=(*before, *steps, *_FORWARD_TARGETS, *_chunk_targets(fla)),
         depends=(*after, *_LISTS, *_LAYERS, *_chunk_depends(fla), *depends),
     )
@@ -97,6 +99,7 @@ _TRACK_MASK = Patch(
         Variant(
             releases=releases,
             install=f"{_SETS}.track_mask:install",
+            awaits=(UTILS,),
             targets=(f"{_BASE}._forward_metadata",),
             adds=tuple(
                 f"{_METADATA}:ForwardMetadata.{name}"
@@ -236,6 +239,7 @@ _FLASHINFER_PLAN = Patch(
         Variant(
             releases=between("0.5.17", "0.5.23"),
             install=f"{_SETS}.flashinfer_plan:install",
+            awaits=(UTILS,),
             targets=(f"{_FLASHINFER}:maybe_build_flashinfer_checkpoint_plan",),
             depends=(*_LISTS, f"{_GDN}.init_forward_metadata"),
         ),
@@ -277,18 +281,21 @@ _LIGHTNING_ROWS = Patch(
         Variant(
             releases=between("0.5.10", "0.5.12.post1"),
             install=f"{_SETS}.lightning_rows:install_for_minimax",
+            awaits=(UTILS,),
             targets=_LIGHTNING_TARGETS,
             depends=_LIGHTNING_DEPENDS,
         ),
         Variant(
             releases=between("0.5.13", "0.5.16"),
             install=f"{_SETS}.lightning_rows:install",
+            awaits=(UTILS,),
             targets=_LIGHTNING_TARGETS,
             depends=_LIGHTNING_DEPENDS,
         ),
         Variant(
             releases=between("0.5.17", "0.5.23"),
             install=f"{_SETS}.lightning_rows:install_with_track_store",
+            awaits=(UTILS,),
             targets=(*_LIGHTNING_TARGETS, f"{_LIGHTNING}._prepare_seg_la_track_store"),
             depends=_LIGHTNING_DEPENDS,
         ),
@@ -319,6 +326,7 @@ _CHUNK_INDICES = Patch(
         Variant(
             releases=releases,
             install=f"{_SETS}.chunk_indices:{install}",
+            awaits=(UTILS,),
             targets=(
                 f"{_METADATA}:Mamba2Metadata.prepare_mixed",
                 f"{_METADATA}:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
@@ -365,6 +373,7 @@ _PREFILL_GRAPH = Patch(
         Variant(
             releases=between("0.5.22", "0.5.23"),
             install=f"{_SETS}.gdn_prefill_graph:install",
+            awaits=(UTILS,),
             targets=(
                 f"{_GDN}.forward_extend",
                 f"{_BASE}._track_mamba_state_extend",

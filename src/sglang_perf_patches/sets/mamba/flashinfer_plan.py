@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .situations import refuse_platforms
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -12,6 +14,7 @@ _KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
 
 def install(patching: Patching) -> None:
     """Give stock's own planning CPU tensors made of the host's lists, then move its results."""
+    refuse_platforms(patching)
     from . import host
 
     ran = patching.ran

@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from .situations import refuse_platforms
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -24,6 +26,7 @@ _TABLES = "_sglang_perf_patches_tables"
 
 def install(patching: Patching) -> None:
     """Let the backend take part, and give its kernels tables in place of computed indices."""
+    refuse_platforms(patching)
     adds = {
         "supports_prefill_graph_extend": _supports(patching),
         "prefill_graph_extend_active": _is_active,
@@ -154,10 +157,14 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
 
 
 def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
+    from . import host
+
     if forward_batch.mamba_track_indices is not None:
         forward_batch.mamba_track_indices = backend._translate_mamba_indices(
             forward_batch.mamba_track_indices
         )
+    if host.is_debugging():
+        host.prefill(forward_batch)  # compares the lists with the device
     lens = list(forward_batch.extend_seq_lens_cpu)
     prefixes = list(forward_batch.extend_prefix_lens_cpu)
     _tables_of(metadata).fill(

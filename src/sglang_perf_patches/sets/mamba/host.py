@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 _PREFILL_MODES = frozenset({"EXTEND", "MIXED"})
 _TRACK = "_sglang_perf_patches_track"
-_MASK = "_sglang_perf_patches_mask"
+_ROWS = "_sglang_perf_patches_rows"
 _LENS = "_sglang_perf_patches_lens"
 # As the CUDA allocator's own blocks, so that kernels see the alignment that they would see in a
 # tensor of its own.
@@ -150,18 +151,23 @@ def decode_mask(forward_batch: Any) -> tuple[bool, ...] | None:
     mask = forward_batch.mamba_track_mask
     if mask is None or forward_batch.forward_mode.name != "DECODE" or not _is_whole(forward_batch):
         return None
-    known: tuple[bool, ...] | None = vars(mask).get(_MASK)
-    if known is None or not len(known) == forward_batch.batch_size == mask.shape[0]:
+    rows: Callable[[], Sequence[bool]] | None = vars(mask).get(_ROWS)
+    if rows is None:
+        return None
+    known = tuple(rows())
+    if not len(known) == forward_batch.batch_size == mask.shape[0]:
         return None
     if is_debugging():
         _compare("mamba_track_mask", known, mask)
     return known
 
 
-def attach_mask(mask: torch.Tensor, known: Sequence[bool]) -> None:
-    """Remember on a decode's track mask, shape ``[batch]``, what it holds."""
-    if mask.shape == (len(known),):
-        setattr(mask, _MASK, tuple(known))
+def attach_rows(mask: torch.Tensor, rows: Callable[[], Sequence[bool]]) -> None:
+    """Remember on a decode's track mask, shape ``[batch]``, how to know what it holds.
+
+    Most decodes are replayed graphs, which never ask.
+    """
+    setattr(mask, _ROWS, rows)
 
 
 def attach_track(batch: Any, mask: Sequence[bool], seqlens: Sequence[int]) -> None:
@@ -225,9 +231,11 @@ def backend_on_cpu(backend: Any) -> Any:
 
 
 def to_device(tensors: Sequence[torch.Tensor], device: Any) -> list[torch.Tensor]:
-    """Copies of CPU tensors on a device, without waiting: one pinned copy for each dtype."""
-    if torch.device(device).type != "cuda":
-        return [tensor.to(device, non_blocking=True) for tensor in tensors]
+    """Copies of CPU tensors on a device: one for each dtype, without waiting where stock pins."""
+    kind = torch.device(device).type
+    if kind != "cuda":
+        return [tensor.to(device, non_blocking=kind == "cpu") for tensor in tensors]
+    pins = is_pinned(device)
     starts: list[int] = []
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors:
@@ -237,11 +245,11 @@ def to_device(tensors: Sequence[torch.Tensor], device: Any) -> list[torch.Tensor
         sizes[tensor.dtype] = start + -(-tensor.numel() // step) * step
     moved = {}
     for dtype, size in sizes.items():
-        pinned = torch.empty(size, dtype=dtype, pin_memory=True)
+        pinned = torch.empty(size, dtype=dtype, pin_memory=pins)
         for start, tensor in zip(starts, tensors, strict=True):
             if tensor.dtype == dtype:
                 pinned[start : start + tensor.numel()] = tensor.reshape(-1)
-        moved[dtype] = pinned.to(device, non_blocking=True)
+        moved[dtype] = pinned.to(device, non_blocking=pins)
     return [
         moved[tensor.dtype][start : start + tensor.numel()].view(tensor.shape)
         for start, tensor in zip(starts, tensors, strict=True)
@@ -253,11 +261,23 @@ def staging(target: torch.Tensor) -> Iterator[Any]:
     """A numpy array to be filled within the context, then copied to `target` without waiting.
 
     Its content is undefined at first. The memory is its own: one that is still being copied is not
-    handed out again.
+    handed out again. Where stock does not pin memory, the copy waits.
     """
-    staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
+    pins = target.is_cuda and is_pinned(target.device)
+    staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=pins)
     yield staged.numpy()
-    target.copy_(staged, non_blocking=True)
+    target.copy_(staged, non_blocking=pins or not target.is_cuda)
+
+
+def is_pinned(device: Any) -> bool:
+    """Whether stock pins the memory of its own copies to a CUDA device.
+
+    From 0.5.23 on it does not under confidential computing, where pinned memory is no faster.
+    """
+    ask: Any = getattr(sys.modules.get("sglang.srt.utils.common"), "is_pin_memory_available", None)
+    if ask is None:
+        return True
+    return bool(ask(device) if ask.__code__.co_argcount else ask())  # 0.5.9 takes no device
 
 
 def is_debugging() -> bool:

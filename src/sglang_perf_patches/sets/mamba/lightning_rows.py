@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from .situations import refuse_platforms
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -14,16 +16,19 @@ _KEPT = "_sglang_perf_patches_kept"
 
 def install_for_minimax(patching: Patching) -> None:
     """0.5.10 to 0.5.12.post1: no layer tracks; those of ``minimax`` cut the batch by scalars."""
+    refuse_platforms(patching)
     _select_by_rows(patching, ("minimax",))
 
 
 def install(patching: Patching) -> None:
     """0.5.13 to 0.5.16: both kernels' layers select the tracked rows by the mask."""
+    refuse_platforms(patching)
     _select_by_rows(patching, ("seg_la", "minimax"))
 
 
 def install_with_track_store(patching: Patching) -> None:
     """0.5.17 on: the layers of ``seg_la`` also plan the states that its kernel stores."""
+    refuse_platforms(patching)
     _select_by_rows(patching, ("minimax",))
     patching.override(f"{_BACKEND}._prepare_seg_la_track_store", _track_store(patching))
 

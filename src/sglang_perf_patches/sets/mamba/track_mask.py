@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .situations import refuse_platforms
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -17,6 +19,7 @@ def install(patching: Patching) -> None:
     The layers of these releases ask ``forward_batch.mamba_track_mask`` itself, so they are handed
     that mask with the answers on it (`host.KnownMask`).
     """
+    refuse_platforms(patching)
     from . import host
 
     ran = patching.ran

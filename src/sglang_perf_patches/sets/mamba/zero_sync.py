@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from .situations import refuse_platforms
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -11,6 +14,9 @@ if TYPE_CHECKING:
 _SCHEDULE = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _RECORD = "_sglang_perf_patches_rows"
+
+Rows = Callable[[], "Sequence[bool]"]
+"""Gives which rows of a decode are tracked."""
 
 _PLAIN, _TRACK_SLOT, _CACHE_SLOT = range(3)
 _FOUR = (_PLAIN, _TRACK_SLOT, _CACHE_SLOT, _TRACK_SLOT)
@@ -25,12 +31,14 @@ recompute_dst."""
 
 def install_before_decode_asks(patching: Patching) -> None:
     """0.5.9 to 0.5.10.post1: rows in lists, and a decode that asks nothing."""
+    refuse_platforms(patching)
     _record_rows(patching, _rows_from_lists)
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
 
 
 def install_with_lists(patching: Patching) -> None:
     """0.5.11 to 0.5.12.post1: the scheduler appends each request's row to lists."""
+    refuse_platforms(patching)
     _record_rows(patching, _rows_from_lists)
     _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
@@ -38,6 +46,7 @@ def install_with_lists(patching: Patching) -> None:
 
 def install_with_entries(patching: Patching) -> None:
     """0.5.13 to 0.5.15.post1: each request's row is an entry object."""
+    refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
     _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
@@ -45,6 +54,7 @@ def install_with_entries(patching: Patching) -> None:
 
 def install_with_moved_kernels(patching: Patching) -> None:
     """0.5.16 and 0.5.17: the same, with the FLA kernels in ``sglang.kernels``."""
+    refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
     _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
@@ -52,6 +62,7 @@ def install_with_moved_kernels(patching: Patching) -> None:
 
 def install_with_decode_list(patching: Patching) -> None:
     """0.5.18 and 0.5.19: the same, with a list of what a decode tracks."""
+    refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
     _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
@@ -59,6 +70,7 @@ def install_with_decode_list(patching: Patching) -> None:
 
 def install_with_nine(patching: Patching) -> None:
     """0.5.20: the same, with nine index tensors instead of four."""
+    refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
     _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _NINE)
@@ -66,6 +78,7 @@ def install_with_nine(patching: Patching) -> None:
 
 def install_on_own_lists(patching: Patching) -> None:
     """0.5.21 on: the ForwardBatch has the lists, and stock itself makes the SSM indices of them."""
+    refuse_platforms(patching)
     _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", None)
 
@@ -127,8 +140,12 @@ def _rows_from_entries(inner: Any) -> Any:
     return prepare
 
 
-def _record_decode_mask(patching: Patching, known: Callable[[Any], list[bool] | None]) -> None:
-    """Attach to the mask of a decode what the scheduler made it of."""
+def _record_decode_mask(patching: Patching, rows: Callable[[Any], Rows]) -> None:
+    """Attach to the mask of a decode how to know what the scheduler made it of.
+
+    It runs before every decode, and most are replayed graphs, which never ask: so it computes
+    nothing.
+    """
     from . import host
 
     def prepare_for_decode(inner: Any) -> Any:
@@ -137,9 +154,7 @@ def _record_decode_mask(patching: Patching, known: Callable[[Any], list[bool] | 
             result = inner(self)
             mask = self.mamba_track_mask
             if mask is not None and mask is not before:
-                rows = known(self)
-                if rows is not None:
-                    host.attach_mask(mask, rows)
+                host.attach_rows(mask, rows(self))
             return result
 
         return prepare_for_decode
@@ -147,8 +162,11 @@ def _record_decode_mask(patching: Patching, known: Callable[[Any], list[bool] | 
     patching.override(f"{_SCHEDULE}.prepare_for_decode", prepare_for_decode)
 
 
-def _mask_of_interval(patching: Patching) -> Callable[[Any], list[bool] | None]:
-    """Up to 0.5.17: a sequence is tracked at each multiple of an interval."""
+def _mask_of_interval(patching: Patching) -> Callable[[Any], Rows]:
+    """Up to 0.5.17: a sequence is tracked at each multiple of an interval.
+
+    The lengths are those of the step until the next one is prepared, which makes another mask.
+    """
     module: Any = patching.module(_SCHEDULE.partition(":")[0])
 
     def interval() -> int:
@@ -160,17 +178,17 @@ def _mask_of_interval(patching: Patching) -> Callable[[Any], list[bool] | None]:
             given = module.get_global_server_args()
         return int(given.mamba_track_interval)
 
-    def known(batch: Any) -> list[bool] | None:
-        rows: list[bool] = (batch.seq_lens_cpu % interval() == 0).tolist()
+    def at_multiples(lens: Any) -> list[bool]:
+        rows: list[bool] = (lens % interval() == 0).tolist()
         return rows
 
-    return known
+    return lambda batch: partial(at_multiples, batch.seq_lens_cpu)
 
 
-def _mask_of_list(batch: Any) -> list[bool] | None:
+def _mask_of_list(batch: Any) -> Rows:
     """From 0.5.18 on: the scheduler keeps the list."""
-    rows: list[bool] | None = batch.mamba_track_mask_cpu
-    return rows
+    rows: Sequence[bool] | None = batch.mamba_track_mask_cpu
+    return lambda: rows or ()
 
 
 # -- the forward ---------------------------------------------------------------------------------

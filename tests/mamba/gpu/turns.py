@@ -10,6 +10,7 @@ Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamb
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import gzip
 import json
@@ -107,7 +108,10 @@ def tokens(turns: Turns, sides: list[str]) -> dict[str, Any]:
         said[side] = {"tokens": replies, "sums": turns.ask("sums")}
     turns.engine.flush_cache()
     stock = said["stock"]
-    out: dict[str, Any] = {"prompts": SAID, "different tokens": len({str(t) for t in stock["tokens"]})}
+    out: dict[str, Any] = {
+        "prompts": SAID,
+        "different tokens": len({str(t) for t in stock["tokens"]}),
+    }
     for side in sides:
         same = [a == b for a, b in zip(stock["tokens"], said[side]["tokens"], strict=True)]
         layers = list(zip(stock["sums"], said[side]["sums"], strict=True))
@@ -207,7 +211,8 @@ def profile(turns: Turns, sides: list[str]) -> dict[str, Any]:
 
 def counted(trace: str) -> dict[str, Any]:
     """Of one prefill, the mean of the four in a trace."""
-    events = json.load(gzip.open(trace))["traceEvents"]
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
     work = [e for e in events if e.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
     calls: Counter[str] = Counter()
     for event in events:
@@ -240,10 +245,8 @@ def main(out: Path, words: list[str]) -> None:
     for word in words:
         name, given, value = word.partition("=")
         if given:
-            try:
+            with contextlib.suppress(ValueError):
                 value = json.loads(value)
-            except ValueError:
-                pass
             held = config if name.startswith("model.") else options
             held[name.removeprefix("model.")] = value
     Path(folder, "model").mkdir()

@@ -116,4 +116,3 @@ class Captured:
             if output[:, tokens:].any():
                 raise AssertionError("rows that no request has are not zero")
             return output[:, :tokens]
-

@@ -98,7 +98,8 @@ def _most_requests(patching: Patching) -> Any:
 
     def prefill_graph_max_seqs(self: Any) -> int:
         envs = patching.module("sglang.srt.environ").envs
-        return min(int(envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()), self.req_to_token_pool.size)
+        most: int = envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
+        return min(most, int(self.req_to_token_pool.size))
 
     return property(prefill_graph_max_seqs)
 
@@ -111,12 +112,10 @@ def _capture(patching: Patching) -> Any:
         tables = prefill_tables.Tables(
             tokens=forward_batch.extend_num_tokens,
             requests=self.prefill_graph_max_seqs,
-            block=patching.module(
-                f"{_ATTENTION}.linear.gdn_backend"
-            ).CAUSAL_CONV1D_FWD_BLOCK_M,
-            tracks=patching.module(
-                "sglang.srt.runtime_context"
-            ).get_exec().mamba.enable_mamba_extra_buffer,
+            block=patching.module(f"{_ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
+            tracks=patching.module("sglang.srt.runtime_context")
+            .get_exec()
+            .mamba.enable_mamba_extra_buffer,
             slots_like=_slots(self, forward_batch),
         )
         metadata = _metadata(patching, tables, self.conv_states_shape[-1])
@@ -197,9 +196,7 @@ def _tracked(
         if not any(mask):
             return None
         seqlens = forward_batch.mamba_track_seqlens[: len(lens)].tolist()
-    plan = patching.module(
-        f"{_ATTENTION}.mamba.prefill_track_metadata"
-    ).build_prefill_track_plan(
+    plan = patching.module(f"{_ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
         mask, seqlens, lens, prefixes, backend.mamba_chunk_size, mamba2=False
     )
     if not plan.tracked_rows:
@@ -229,7 +226,7 @@ class _Prefixes:
 
     def __gt__(self, other: object) -> Any:
         if other != 0:
-            raise TypeError(f"a captured prefill knows of prefixes only whether they are > 0")
+            raise TypeError("a captured prefill knows of prefixes only whether they are > 0")
         return self._has_state
 
 
@@ -240,7 +237,9 @@ def _forward_extend(inner: Any) -> Any:
         tables = _tables_of(self.forward_metadata)
         if tables is None or forward_batch.forward_mode.is_target_verify():
             return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
-        tables.keep_windows(mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0])
+        tables.keep_windows(
+            mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
+        )
         static = copy.copy(forward_batch)
         static.extend_prefix_lens = _Prefixes(tables.has_state)
         static.extend_seq_lens_cpu = None

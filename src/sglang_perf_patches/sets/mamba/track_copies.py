@@ -23,7 +23,7 @@ _WIDTH = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _windows(
+def _windows(  # type: ignore[no-untyped-def]
     mixed,
     conv,
     kept,
@@ -38,7 +38,7 @@ def _windows(
     width,
     WINDOW: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
-):  # type: ignore[no-untyped-def]
+):
     row = tl.program_id(0)
     if tl.load(kept + row) == 0:
         return
@@ -55,7 +55,7 @@ def _windows(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _states(
+def _states(  # type: ignore[no-untyped-def]
     at_chunks,
     states,
     kept,
@@ -66,7 +66,7 @@ def _states(
     slot_stride,
     size,
     WIDTH: tl.constexpr,  # noqa: N803
-):  # type: ignore[no-untyped-def]
+):
     row = tl.program_id(0)
     what = tl.load(kept + row)
     if what == 0:

@@ -13,9 +13,9 @@ import torch
 from .. import Different, Inputs
 from . import play, waits
 from .alike import Played, alike
+from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
 from .captured import Captured, draw_replays
-from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .play import Play
 from .rig import Kda, Lightning, Mamba2, Rig, called
 

@@ -138,7 +138,7 @@ def _refresh(patching: Patching) -> Any:
 
 
 def _metadata(patching: Patching, tables: Any, window: int) -> Any:
-    """Stock's metadata, of tables. It tracks, so that a layer hands over its states; no row of it."""
+    """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
     module = patching.module(f"{_ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     made = module.ForwardMetadata(

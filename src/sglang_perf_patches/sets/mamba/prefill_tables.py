@@ -20,7 +20,7 @@ import torch
 from . import host, track_copies
 
 NOBODY = -1
-"""The slot that stock's kernels take for a row without a request, and the request of such a block."""
+"""What stock's kernels take for no slot, and for no request of a block."""
 BEYOND = 1 << 20
 """A chunk that is past the end of any sequence: each of its loads and stores is masked."""
 CHUNK = 64
@@ -230,7 +230,7 @@ class Tables:
 
 
 def _enumerate(table: Any, counts: Any, unused: tuple[int, int]) -> None:
-    """Write pairs of (request, its 0, 1, … count - 1), all of a request before those of the next."""
+    """Write pairs of request and 0, 1, … its count - 1, one request after the other."""
     pairs = table.reshape(-1, 2)
     used = int(counts.sum())
     pairs[:used, 0] = np.repeat(np.arange(len(counts)), counts)

@@ -79,7 +79,7 @@ class _Sides:
         self.turn("patched")
 
     def turn(self, side):
-        for slot, layers in zip(self.slots, self.layers):
+        for slot, layers in zip(self.slots, self.layers, strict=True):
             slot._show(layers if side == "patched" else [])
         if side in self.kernels:
             self.dispatcher.extend_kernel = self.kernels[side]

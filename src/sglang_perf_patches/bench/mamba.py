@@ -23,6 +23,7 @@ from .. import deactivate
 from ..live import engine as activation
 from ..proof import Different, Missing, lent
 from ..proof.comparing import differs, installed
+from . import mamba_captured
 from . import words as set_words
 from .report import Cell, Table
 from .timing import Ratio, progress, ratio
@@ -147,6 +148,8 @@ def _on_gpu(torch: Any, words: dict[str, str], rounds: int) -> Iterator[Table]:
     with torch.inference_mode():
         if words["mamba.zero-sync"] == "applies":
             yield _measured(torch, words, rounds)
+        if words["mamba.gdn-prefill-graph"] == "applies":
+            yield mamba_captured.table(torch, _on, "mamba.gdn-prefill-graph", rounds)
         rows, notes = [], []
         for title, make in _rigs(words).items():
             if title == "gated-delta-net":

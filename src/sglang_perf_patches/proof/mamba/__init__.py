@@ -13,6 +13,11 @@ CASES: tuple[Case, ...] = (
         what="outputs and states of replayed gated-delta-net prefills",
     ),
     Case(
+        patch="mamba.gdn-prefill-graph-triton",
+        compare=f"{_HERE}:prefill_graph_triton",
+        what="outputs and states of replayed prefills, with those of Triton's kernels",
+    ),
+    Case(
         patch="mamba.track-mask",
         compare=f"{_HERE}:track_mask",
         what="outputs and states of gated-delta-net forwards, and their metadata",

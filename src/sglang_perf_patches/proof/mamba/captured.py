@@ -7,10 +7,11 @@ nothing of the one that is replayed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from random import Random
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -57,20 +58,38 @@ EDGES = (
 
 def draw_replays(random: Random) -> Replays:
     """One or two drawn batches in a bucket of up to twice their tokens."""
-    batches = tuple(draw(random) for _ in range(random.randint(1, 2)))
+    batches = tuple(_within(draw(random)) for _ in range(random.randint(1, 2)))
     most = max(batch.tokens for batch in batches)
     return Replays(batches, most + random.choice((0, 1, 7, random.randint(0, most))))
+
+
+def _within(batch: Batch) -> Batch:
+    """No state is tracked after a request's last token: there metadata can say so, no kernel."""
+    ends = [request.cached + request.new for request in batch.requests]
+    requests = [
+        replace(request, seqlen=None if (request.seqlen or 0) > end else request.seqlen)
+        for request, end in zip(batch.requests, ends, strict=True)
+    ]
+    return replace(batch, requests=tuple(requests))
 
 
 class Captured:
     """Eager prefills of a rig, or replays of its captured ones where its backend has any."""
 
-    def __init__(self, play: Play) -> None:
-        """Use a rig that counts."""
+    def __init__(self, play: Play, servers: Any = None) -> None:
+        """Use a rig that counts; while patches are live, the server's own kernel is `servers`."""
         self.play = play
+        self.servers = servers
 
     def replayed(self, wanted: Replays) -> Played:
         """Outputs of all layers and all states after the batches on the same random states."""
+        backend = self.play.rig.backend
+        if self.servers is None or not _is_patched(backend):
+            return self._replayed(wanted)
+        with mock.patch.object(backend.kernel_dispatcher, "extend_kernel", self.servers):
+            return self._replayed(wanted)
+
+    def _replayed(self, wanted: Replays) -> Played:
         rig = self.play.rig
         rig.fill()
         captured = self._captured(wanted.bucket)
@@ -116,3 +135,7 @@ class Captured:
             if output[:, tokens:].any():
                 raise AssertionError("rows that no request has are not zero")
             return output[:, :tokens]
+
+
+def _is_patched(backend: Any) -> bool:
+    return "supports_prefill_graph_extend" in vars(type(backend))

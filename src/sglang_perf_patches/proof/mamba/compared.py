@@ -20,6 +20,7 @@ from .play import Play
 from .rig import Kda, Lightning, Mamba2, Rig, called
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
+TRITON = "mamba.gdn-prefill-graph-triton"
 TRACK_MASK = "mamba.track-mask"
 ZERO_SYNC = "mamba.zero-sync"
 PLAN = "mamba.flashinfer-plan"
@@ -61,6 +62,16 @@ def prefill_graph(inputs: Inputs) -> int:
     return alike([[PREFILL_GRAPH]], replayed, wanted) + alike(
         [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-2:]
     )
+
+
+def prefill_graph_triton(_: Inputs) -> int:
+    """``mamba.gdn-prefill-graph-triton``: what a FlashInfer server captures is Triton's own."""
+    kernels = importlib.import_module(
+        "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
+    ).FlashInferGDNKernel
+    servers = object.__new__(kernels)  # nothing of it may be asked
+    wanted = BUCKETS[-2:]
+    return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
 
 
 def track_mask(inputs: Inputs) -> int:

@@ -2,6 +2,7 @@
 
 from ...model.patch import Marker, Patch, Variant
 from ...model.releases import between
+from .gdn_prefill_graph import KERNEL
 from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
@@ -362,8 +363,9 @@ _PREFILL_GRAPH = Patch(
         "copied by two small kernels of its own. With FlashInfer's prefill, whose algorithm "
         "depends on the batch, with data-parallel attention, context parallelism, two-batch "
         "overlap, multi-item scoring or the unified memory pool stock's breaks remain. "
-        "A batch of more requests than SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS (128) runs without a "
-        "prefill graph, as stock's KDA does; SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it off."
+        "A batch of more than 64 requests, or than SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS, runs without "
+        "a prefill graph, as with stock's KDA. SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it "
+        "off."
     ),
     gain="Not measured yet.",
     condition="Short prefills with Triton's gated-delta-net kernels and breakable prefill graphs.",
@@ -440,8 +442,46 @@ _PREFILL_GRAPH = Patch(
     ),
 )
 
+_PREFILL_GRAPH_TRITON = Patch(
+    id="mamba.gdn-prefill-graph-triton",
+    kind="policy",
+    summary="run short captured prefills by Triton's kernels on a FlashInfer server",
+    why=(
+        "On Hopper GPUs recent releases run a gated delta net's prefill by FlashInfer's kernel "
+        "where CuTe DSL is installed. It is the faster one for long prefills; but it picks its "
+        "algorithm by the batch, so it can't be captured, and a short prefill waits for launches."
+    ),
+    how=(
+        "mamba.gdn-prefill-graph captures Triton's kernel in buckets of up to 2048 tokens; longer "
+        "prefills, and those that run without a graph, stay with FlashInfer's. The two kernels "
+        "round differently, as they do where a server is started with the one or the other, so "
+        "tokens may differ from stock's: hence it is chosen by its own name."
+    ),
+    gain="Not measured yet.",
+    condition="Short prefills on a server whose gated-delta-net prefill is FlashInfer's.",
+    absent_because="this release has no way to capture a linear layer in the prefill graph",
+    anchors=(f"{_BASE}.supports_prefill_graph_extend",),
+    requires=("mamba.gdn-prefill-graph",),
+    variants=(
+        Variant(
+            releases=between("0.5.22", "0.5.23"),
+            install=f"{_SETS}.gdn_prefill_graph_triton:install",
+            awaits=(UTILS,),
+            targets=(),
+            adds=(f"{_GDN}.{KERNEL}",),
+            depends=(
+                f"{_BASE}.supports_prefill_graph_extend",
+                f"{_GDN}.__init__",
+                f"{_FLASHINFER}:FlashInferGDNKernel.extend",
+                f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
+            ),
+        ),
+    ),
+)
+
 PATCHES = (
     _PREFILL_GRAPH,
+    _PREFILL_GRAPH_TRITON,
     _TRACK_MASK,
     _ZERO_SYNC,
     _FLASHINFER_PLAN,

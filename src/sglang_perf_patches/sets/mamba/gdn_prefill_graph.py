@@ -20,6 +20,13 @@ _ATTENTION = "sglang.srt.layers.attention"
 _BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
 _BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _FLA = "sglang.kernels.ops.attention.fla.index"
+KERNEL = "_sglang_perf_patches_kernel"
+"""On the backend's class, where another patch lends a kernel: given stock's own, the one that is
+captured in its place, or None."""
+SHORT = 2048
+"""Tokens up to which a lent kernel is captured: the work of more is longer than its launches."""
+MOST_REQUESTS = 64
+"""Each costs every replay two programs or so a head, whether a batch has it or not."""
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill, and on the offsets that its kernels are given."""
 
@@ -51,17 +58,17 @@ def unserved(backend: Any, modules: Any) -> str | None:
     """
     gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
     context = modules("sglang.srt.runtime_context")
-    kernel = backend.kernel_dispatcher.extend_kernel
+    own = backend.kernel_dispatcher.extend_kernel
     arguments = context.get_server_args()
     cache = backend.req_to_token_pool.mamba_pool.mamba_cache
     if type(backend) is not gdn.GDNAttnBackend:
         return f"{type(backend).__name__} runs other kernels"
     if modules("sglang.srt.environ").envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
         return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
-    if type(kernel) is not gdn.TritonGDNKernel:
+    if type(_captured_kernel(backend)) is not gdn.TritonGDNKernel:
         return (
-            f"{type(kernel).__name__} picks its algorithm by the batch; "
-            "--linear-attn-prefill-backend triton can be captured"
+            f"{type(own).__name__} picks its algorithm by the batch; what can be captured is "
+            "--linear-attn-prefill-backend triton"
         )
     if backend.enable_mis:
         return "multi-item scoring cuts a request into items"
@@ -94,12 +101,12 @@ def _is_active(self: Any) -> bool:
 
 
 def _most_requests(patching: Patching) -> Any:
-    """Stock's own bound for KDA, and never more than the server has requests."""
+    """No more than stock's own bound for KDA, and than the server has requests."""
 
     def prefill_graph_max_seqs(self: Any) -> int:
         envs = patching.module("sglang.srt.environ").envs
         most: int = envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
-        return min(most, int(self.req_to_token_pool.size))
+        return min(most, MOST_REQUESTS, int(self.req_to_token_pool.size))
 
     return property(prefill_graph_max_seqs)
 
@@ -109,6 +116,10 @@ def _capture(patching: Patching) -> Any:
     from . import prefill_tables
 
     def init_prefill_graph_metadata(self: Any, forward_batch: Any) -> Any:
+        own = self.kernel_dispatcher.extend_kernel
+        if _captured_kernel(self) is not own and forward_batch.extend_num_tokens > SHORT:
+            self.init_forward_metadata(forward_batch)
+            return None  # stock breaks the graph of this bucket at the layers, as ever
         tables = prefill_tables.Tables(
             tokens=forward_batch.extend_num_tokens,
             requests=self.prefill_graph_max_seqs,
@@ -243,7 +254,13 @@ def _forward_extend(inner: Any) -> Any:
         static = copy.copy(forward_batch)
         static.extend_prefix_lens = _Prefixes(tables.has_state)
         static.extend_seq_lens_cpu = None
-        return inner(self, layer, static, mixed_qkv, a, b, **rest)
+        dispatcher = self.kernel_dispatcher
+        own = dispatcher.extend_kernel
+        dispatcher.extend_kernel = _captured_kernel(self)
+        try:
+            return inner(self, layer, static, mixed_qkv, a, b, **rest)
+        finally:
+            dispatcher.extend_kernel = own
 
     return forward_extend
 
@@ -280,6 +297,13 @@ def _known(part: Any) -> Any:
         return prepare
 
     return make
+
+
+def _captured_kernel(backend: Any) -> Any:
+    """Stock's own prefill kernel, or the one that is lent in its place."""
+    own = backend.kernel_dispatcher.extend_kernel
+    lend = getattr(backend, KERNEL, None)
+    return (lend(own) if lend is not None else None) or own
 
 
 def _tables_of(held: Any) -> Any:

@@ -18,8 +18,9 @@ import triton.language as tl
 NOTHING, FINAL, AT_CHUNK = 0, 1, 2
 """What is kept of a row: nothing, the state after its last token, or the one at a chunk's start."""
 
-_WIDTH = 1024
-"""Values that one program copies."""
+_WINDOW = 1024
+_STATE = 8192
+"""Values that one program copies: most programs find nothing to copy, so they are few."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -105,7 +106,7 @@ def windows(
         total: tokens of the batch, int32 of shape ``[1]``.
     """
     width, window = conv.shape[1:]
-    _windows[(kept.shape[0], triton.cdiv(width, _WIDTH))](
+    _windows[(kept.shape[0], triton.cdiv(width, _WINDOW))](
         mixed,
         conv,
         kept,
@@ -116,7 +117,7 @@ def windows(
         *conv.stride(),
         width,
         WINDOW=window,
-        WIDTH=_WIDTH,
+        WIDTH=_WINDOW,
     )
 
 
@@ -140,7 +141,7 @@ def states(
         slots: where to, int64 of shape ``[rows]``.
     """
     size: Any = held[0].numel()
-    _states[(kept.shape[0], triton.cdiv(size, _WIDTH))](
+    _states[(kept.shape[0], triton.cdiv(size, _STATE))](
         at_chunks,
         held,
         kept,
@@ -150,5 +151,6 @@ def states(
         at_chunks.stride(0),
         held.stride(0),
         size,
-        WIDTH=_WIDTH,
+        WIDTH=_STATE,
+        num_warps=8,
     )

@@ -1,0 +1,31 @@
+"""``mamba.gdn-prefill-graph-triton``: short prefills of a FlashInfer server by Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .situations import refuse_platforms
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+_LINEAR = "sglang.srt.layers.attention.linear"
+_BACKEND = f"{_LINEAR}.gdn_backend:GDNAttnBackend"
+
+
+def install(patching: Patching) -> None:
+    """Lend Triton's kernel to `gdn_prefill_graph` where the server's own is FlashInfer's."""
+    refuse_platforms(patching)
+    from .gdn_prefill_graph import KERNEL
+
+    made: list[Any] = []
+
+    def lent(self: Any, own: Any) -> Any:
+        if type(own).__name__ != "FlashInferGDNKernel":
+            return None
+        if not made:
+            made.append(patching.module(f"{_LINEAR}.kernels.gdn_triton").TritonGDNKernel())
+        patching.ran.seen = True
+        return made[0]
+
+    patching.add(f"{_BACKEND}.{KERNEL}", lent)

@@ -26,10 +26,11 @@ from ..proof.comparing import differs, installed
 from . import mamba_captured
 from . import words as set_words
 from .report import Cell, Table
-from .timing import Ratio, progress, ratio
+from .timing import Ratio, interleaved, progress, ratio
 
 _SET = "mamba"
 _OLD = "mamba.track-mask"
+_CHUNKS = "mamba.mamba2-chunk-indices"
 _FORWARDS = 8
 """Forwards that a time is the median of."""
 
@@ -150,12 +151,14 @@ def _on_gpu(torch: Any, words: dict[str, str], rounds: int) -> Iterator[Table]:
             yield _measured(torch, words, rounds)
         if words["mamba.gdn-prefill-graph"] == "applies":
             yield mamba_captured.table(torch, _on, "mamba.gdn-prefill-graph", rounds)
+        if words[_CHUNKS] == "applies":
+            yield _chunk_table(torch, rounds)
         rows, notes = [], []
         for title, make in _rigs(words).items():
             if title == "gated-delta-net":
                 continue
             try:
-                rows += _others(torch, title, make, words)
+                rows += _others(torch, title, make, words, rounds)
             except Different:
                 raise
             except Exception as error:
@@ -193,7 +196,7 @@ def _spread(found: Ratio | None) -> tuple[Cell, ...]:
 
 
 def _others(
-    torch: Any, title: str, make: Callable[[], Any], words: dict[str, str]
+    torch: Any, title: str, make: Callable[[], Any], words: dict[str, str], rounds: int
 ) -> list[tuple[Cell, ...]]:
     batches = import_module("..proof.mamba.batches", __package__)
     rig = import_module("..proof.mamba.rig", __package__)
@@ -201,17 +204,74 @@ def _others(
     made = rig.Mamba2(device="cuda") if title == "Mamba2" else rig.Lightning(kernel, device="cuda")
     forwards = _Forwards(torch, made, projections=False)
     return [
-        (f"{title}, {name}", each[0].tokens, *forwards.counts(name, each[0], None))
+        (
+            f"{title}, {name}",
+            each[0].tokens,
+            *forwards.counts(name, each[0], None),
+            *_spread(forwards.times(each[0], rounds)),
+        )
         for name, each in batches.FORWARDS.items()
         if len(each) == 1 and _is_served(title, each, words)
     ]
+
+
+def _chunk_table(torch: Any, rounds: int) -> Table:
+    """Time of the metadata of Mamba2 prefills in which every request has a cached prefix."""
+    batches = import_module("..proof.mamba.batches", __package__)
+    rig = import_module("..proof.mamba.rig", __package__)
+    play = import_module("..proof.mamba.play", __package__)
+    module = import_module(play.METADATA)
+    rows: list[tuple[Cell, ...]] = []
+    for count in (1, 16, 64):
+        made = rig.Rig(rig.SMALL, "cuda", slots=2 * count + 8, requests=count)
+        wanted = batches.Batch(
+            tuple(batches.Request(100 + n, 64) for n in range(count)), tracking=False
+        )
+        batch = made.batch(wanted)
+        ends = torch.tensor([request.new for request in wanted.requests], device="cuda").cumsum(0)
+        metadata = rig.called(
+            module.ForwardMetadata,
+            query_start_loc=torch.cat([ends.new_zeros(1), ends]).int(),
+            mamba_cache_indices=torch.arange(count, dtype=torch.int32, device="cuda"),
+        )
+
+        def run(metadata: Any = metadata, batch: Any = batch) -> Any:
+            return module.Mamba2Metadata.prepare_mixed(metadata, 256, batch)
+
+        expected = play.plain(tuple(vars(run().mixed_metadata).values()))
+        with _on(_CHUNKS):
+            _same(
+                f"{count} requests",
+                expected,
+                play.plain(tuple(vars(run().mixed_metadata).values())),
+            )
+        found = None
+        if rounds >= 2:
+            found = interleaved(
+                run,
+                lambda: _on(_CHUNKS),
+                rounds=rounds,
+                repeat=20,
+                synchronize=torch.cuda.synchronize,
+            )
+        rows.append((count, wanted.tokens, *_spread(found)))
+    return Table(
+        _SET,
+        "metadata of Mamba2 prefills with cached prefixes, once a forward",
+        ("requests", "tokens", "stock, ms", "patched, ms", "patched : stock"),
+        tuple(rows),
+        ("The metadata of each row is equal bit by bit.",),
+    )
 
 
 def _sync_table(title: str, rows: list[tuple[Cell, ...]], notes: tuple[str, ...]) -> Table:
     return Table(
         _SET,
         f"syncs of forwards with 2 layers of {title}",
-        ("batch", "tokens", "stock", "track-mask alone", "patched", "in a trace: patched"),
+        (
+            *("batch", "tokens", "stock", "track-mask alone", "patched", "in a trace: patched"),
+            *("stock, ms", "patched, ms", "patched : stock"),
+        ),
         tuple(rows),
         ("Outputs and states of each row are equal bit by bit.", *notes),
     )

@@ -249,6 +249,8 @@ def main(out: Path, words: list[str]) -> None:
                 value = json.loads(value)
             held = config if name.startswith("model.") else options
             held[name.removeprefix("model.")] = value
+    layers = config["num_hidden_layers"]
+    config["layer_types"] = (config["layer_types"][:4] * layers)[:layers]
     Path(folder, "model").mkdir()
     Path(folder, "model", "config.json").write_text(json.dumps(config))
     began = time.time()

@@ -60,11 +60,14 @@ class Rig:
         layers: what `forward` runs.
     """
 
-    def __init__(self, size: Size = SMALL, device: str = "cpu", slots: int = 24) -> None:
+    def __init__(
+        self, size: Size = SMALL, device: str = "cpu", slots: int = 24, requests: int = 16
+    ) -> None:
         """Make it; all layers draw their weights from a seed of their own."""
         self.size = size
         self.device = device
         self.slots = slots
+        self.requests = requests
         self.args = _server_args(size.page, device)
         layers = list(range(size.layers))
         self.pool = self._pool(layers)
@@ -237,9 +240,9 @@ class Rig:
         pools = importlib.import_module("sglang.srt.mem_cache.memory_pool")
         return called(
             pools.HybridReqToTokenPool,
-            size=16,
+            size=self.requests,
             mamba_size=self.slots,
-            mamba_spec_state_size=16,
+            mamba_spec_state_size=self.requests,
             max_context_len=4096,
             device=self.device,
             enable_memory_saver=False,

@@ -27,7 +27,7 @@ from typing import Any
 from ttft import ARGUMENTS, CONFIG
 
 PROMPTS = {"1x519": (1, 519), "8x512": (8, 512), "4x2048": (4, 2048), "1x8000": (1, 8000)}
-ROUNDS = 21
+ROUNDS = int(os.environ.get("ROUNDS", "21"))
 TPOT = (1, 16, 64)
 TOKENS = 64
 SAID = 200
@@ -181,7 +181,7 @@ def tpot(turns: Turns, sides: list[str]) -> dict[str, Any]:
             turns.ask(side)
             turns.generate(turns.prompts(count, 64), 8)
         measure = lambda: turns.generate(turns.prompts(count, 64), TOKENS)[0] / TOKENS  # noqa: B023, E731
-        found[str(count)] = by_turns(turns, sides, measure, 11)
+        found[str(count)] = by_turns(turns, sides, measure, ROUNDS // 2 + 1)
         print("TPOT", count, json.dumps(found[str(count)]), flush=True)
     return found
 

@@ -367,8 +367,15 @@ _PREFILL_GRAPH = Patch(
         "a prefill graph, as with stock's KDA. SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it "
         "off."
     ),
-    gain="Not measured yet.",
-    condition="Short prefills with Triton's gated-delta-net kernels and breakable prefill graphs.",
+    gain=(
+        "Time to the first token of 519 tokens on an H200, 0.5.23, a model of 24 layers, by turns "
+        "in one Engine: 27.8 to 14.9 ms, and 25 graph launches to 7. 8 x 512, 4 x 2048 and 1 x "
+        "8000 tokens, which keep the GPU busy: no difference beyond the spread."
+    ),
+    condition=(
+        "Prefills of up to some 2000 tokens, with Triton's gated-delta-net kernels and breakable "
+        "prefill graphs. Nothing on a server with FlashInfer's, and nothing for long prefills."
+    ),
     absent_because="this release has no way to capture a linear layer in the prefill graph",
     anchors=(f"{_BASE}.supports_prefill_graph_extend",),
     variants=(

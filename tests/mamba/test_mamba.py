@@ -65,7 +65,7 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, release: str) -> Non
     if RELEASES.index(release) >= RELEASES.index("0.5.17"):
         expected |= {"mamba.flashinfer-plan"}
     if release in CAPTURED:
-        expected |= {"mamba.gdn-prefill-graph"}
+        expected |= {"mamba.gdn-prefill-graph", "mamba.gdn-prefill-graph-triton"}
     patches = applying(release)
     assert set(patches) == expected
     for patch, line in proved(release, patches).items():

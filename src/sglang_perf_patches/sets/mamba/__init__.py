@@ -86,8 +86,9 @@ _TRACK_MASK = Patch(
         "Decoding, speculative phases and replayed prefill graphs are left to stock."
     ),
     gain=(
-        "Syncs of a tracked prefill with 36 such layers, on one H200: 120 to 13 on 0.5.10.post1, "
-        "122 to 15 on 0.5.9; stock 0.5.11 makes 14."
+        "Servers of 0.5.9 to 0.5.10.post1 that track states, together with mamba.zero-sync (see "
+        "there); alone nothing was measured end to end. Syncs of a tracked prefill with 36 such "
+        "layers, on one H200: 120 to 13 on 0.5.10.post1, 122 to 15 on 0.5.9; stock 0.5.11 makes 14."
     ),
     condition=(
         "Prefills with tracking on; most where the host is slower than the device, that is for "
@@ -146,12 +147,12 @@ _ZERO_SYNC = Patch(
         "Not covered: the index plan of FlashInfer's prefill, which is mamba.flashinfer-plan."
     ),
     gain=(
-        "No sync on 0.5.9, 0.5.10.post1, 0.5.11, 0.5.16, 0.5.17, 0.5.20 and 0.5.23 (stock 122, "
-        "120, 14, 14, 13, 13, 4), on one H200, and none in an eager decode (stock 1 or 2 from "
-        "0.5.16 on). Prefill forward of 36 layers, 4 requests of 1k tokens, patched "
-        "to stock: 0.69 on 0.5.10.post1, 0.85 on 0.5.9; no difference beyond the spread from "
-        "0.5.11 on. Time to the first token of a real server, 4 x 2048 tokens, 0.5.10.post1: 111 "
-        "and 116 ms to 95 and 95 ms; no difference on 0.5.17."
+        "Servers of 0.5.9 to 0.5.10.post1 that track states: time to the first token of 4 x 2048 "
+        "tokens on an H200, 0.5.10.post1, 111 and 116 ms to 95 and 95 ms. No difference from "
+        "0.5.11 on. Syncs of a prefill of 36 layers: none in place of 122 on 0.5.9, 120 on "
+        "0.5.10.post1, 13 or 14 up to 0.5.20 and 4 from 0.5.21 on; none in an eager decode, where "
+        "stock makes 1 or 2. Time of such a forward, 4 requests of 1k tokens, patched to stock: "
+        "0.69 on 0.5.10.post1, 0.85 on 0.5.9, no difference from 0.5.11 on."
     ),
     condition=(
         "Prefills that the host's launches bound: short prompts and small batches, above all "
@@ -232,7 +233,7 @@ _FLASHINFER_PLAN = Patch(
         "Stock's own planning runs on CPU tensors made of the lists that mamba.zero-sync brings, "
         "and its two results go to the device in one pinned, non-blocking copy."
     ),
-    gain="Four waits less in such a forward; its time was not measured.",
+    gain="Nothing was measured end to end. Four waits less in such a forward.",
     condition="A tracked prefill with FlashInfer's GDN kernels.",
     absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
     requires=("mamba.zero-sync",),
@@ -272,8 +273,8 @@ _LIGHTNING_ROWS = Patch(
         "layer. A batch that the host does not know is stock's."
     ),
     gain=(
-        "Syncs of a forward of 2 layers on an H200, 0.5.14, half of its requests tracked: 14 to 0 "
-        "with seg_la, 64 to 1 with minimax. Its time was not measured."
+        "Nothing was measured end to end. Syncs of a forward of 2 layers on an H200, 0.5.14, half "
+        "of its requests tracked: 14 to 0 with seg_la, 64 to 1 with minimax."
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
@@ -319,8 +320,8 @@ _CHUNK_INDICES = Patch(
         "is stock's."
     ),
     gain=(
-        "No wait in place of 8, 78 and 318 for 2, 16 and 64 requests with prefixes, and of 1 where "
-        "none has one."
+        "Nothing was measured end to end. No wait in place of 8, 78 and 318 for 2, 16 and 64 "
+        "requests with prefixes, and of 1 where none has one."
     ),
     condition="Mamba2 models; most with a prefix hit, or a later chunk of a chunked prefill.",
     variants=tuple(

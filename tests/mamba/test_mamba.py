@@ -163,6 +163,17 @@ def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None
 
 
 @EACH
+def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> None:
+    assert found(release)["mamba"]["pins"] == [True, False]
+
+
+@EACH
+def test_a_decode_that_nobody_asks_computes_nothing(found: Found, release: str) -> None:
+    """As replayed graphs: it is prepared, and its metadata is never made."""
+    assert found(release)["mamba"]["rows asked"] == (None if release in OLD else [0, 1])
+
+
+@EACH
 def test_deactivated_is_stock(found: Found, release: str) -> None:
     results = found(release)
     again = results["stock again"]

@@ -8,6 +8,7 @@ same is `sglang_perf_patches.proof`'s to show.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -30,7 +31,7 @@ import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.mamba import compared, play
+from sglang_perf_patches.proof.mamba import compared, play, scheduling
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays
@@ -57,6 +58,8 @@ def main() -> None:
         here["ran"] = [s.id for s in sglang_perf_patches.activate(selection).patches if s.ran]
         if label == "mamba":
             here["debug"] = debug()
+            here["pins"] = pins()
+            here["rows asked"] = None if play.is_old() else rows_asked()
         sglang_perf_patches.deactivate()
         found[label] = here
     found["broken"] = broken()
@@ -139,6 +142,42 @@ def debug() -> Any:
             except host.HostDataMismatch as mismatch:
                 found[name] = str(mismatch)
     return found
+
+
+def pins() -> list[bool]:
+    """Whether copies are pinned where stock pins its own, and where it does not."""
+    common = importlib.import_module("sglang.srt.utils.common")
+    found = []
+    for answer in (True, False):
+        takes_device = common.is_pin_memory_available.__code__.co_argcount > 0
+        stand_in = (lambda _=None: answer) if takes_device else (lambda: answer)  # noqa: B023
+        with mock.patch.object(common, "is_pin_memory_available", stand_in):
+            found.append(host.is_pinned(torch.device("cuda")))
+    return found
+
+
+def rows_asked() -> list[int]:
+    """How often the rows of a decode are computed: once it is prepared, and after its metadata."""
+    gdn = compared.gdn()
+    asked: list[Any] = []
+    right = host.attach_rows
+
+    def attach(mask: Any, rows: Any) -> None:
+        def counted() -> Any:
+            asked.append(mask)
+            return rows()
+
+        right(mask, counted)
+
+    with gdn.counter, gdn.counter.paused():
+        batch, _ = scheduling.scheduled(gdn.rig, compared.SCHEDULED[1])
+        with mock.patch.object(host, "attach_rows", attach):
+            decode = scheduling.decoding(gdn.rig, batch)
+        found = [len(asked)]
+    gdn.own(decode)
+    with gdn.counting():
+        gdn.rig.backend.init_forward_metadata(decode)
+    return [*found, len(asked)]
 
 
 def broken() -> Any:

@@ -239,7 +239,7 @@ def broken() -> Any:
         enumerate_right = tables._enumerate
 
         def replay() -> int:
-            wanted = Replays((Batch((Request(70, 64), Request(65))),), 140)
+            wanted = Replays((Batch((Request(70, 64), Request(130))),), 205)
             return alike([[compared.PREFILL_GRAPH]], Captured(gdn).replayed, [wanted])
 
         def reversed_(table: Any, counts: Any, unused: Any) -> None:

@@ -351,6 +351,61 @@ WINDOW_BOUNDED_ADMISSION = Patch(
     ),
 )
 
+_IDLE = f"{_SETS}.idle_admission"
+
+IDLE_ADMISSION = Patch(
+    id="swa.idle-admission",
+    summary="an idle server admits a request that its sliding-window pool serves",
+    why=(
+        "Stock wants room in the sliding-window pool for the tail of a prompt and for "
+        "min(max_new_tokens, 4096) tokens more, though KV behind the window is given back while a "
+        "request decodes. The pool that stock makes for few running requests is smaller than "
+        "that: a request without max_tokens, and every request behind it, waits for ever on an "
+        "idle server, without an error."
+    ),
+    how=(
+        "Where no request runs, waits, is in transfer or retracted, and the sliding-window pool "
+        "is whole, the first request in the queue is expected to grow to what its window lets it "
+        "hold: the window, the tokens decoded between two evictions, the pages that eviction "
+        "spares, and with speculative decoding the drafted tokens. No other admission changes; "
+        "what still does not fit waits as in stock."
+    ),
+    gain=(
+        "Window 128, prompts of 1000, max_new_tokens 4096 or none given, on an idle server with "
+        "the pool that stock makes for --max-running-requests 8 at page 1 (2056 tokens): stock "
+        "never answers, patched admits the first and the others one after the other."
+    ),
+    condition=(
+        "A sliding-window pool smaller than the window and 4096 tokens. Such requests are served "
+        "one at a time; swa.window-bounded-admission, a policy, admits as many as fit."
+    ),
+    anchors=_ANCHORS,
+    requires=("swa.tail-prealloc",),
+    variants=(
+        Variant(
+            releases=releases.between("0.5.9", "0.5.11"),
+            install=f"{_IDLE}:install",
+            targets=(),
+            adds=(f"{_QUEUE}._swa_peak_tokens",),
+            depends=(*_ANCHORS, *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa")),
+            awaits=(_DECODE,),
+        ),
+        Variant(
+            releases=releases.between("0.5.12", "0.5.23"),
+            install=f"{_IDLE}:install_in_stock_rule",
+            targets=_of(_QUEUE, "_prealloc_kv_lens", "_prealloc_required_tokens"),
+            depends=(
+                *_of(_QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len"),
+                *_of(_QUEUE, "_swa_aware_allocatable_token_budgets", "pop_preallocated"),
+                f"{_QUEUE}._swa_tail_allocatable_token_budget",
+                f"{_QUEUE}.resume_retracted_reqs",
+                *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa"),
+                f"{_DECODE}:CLIP_MAX_NEW_TOKEN",
+            ),
+        ),
+    ),
+)
+
 _EVICTS = (
     *_of(f"{_BATCH}:ScheduleBatch", "_evict_swa", "maybe_evict_swa", "retract_decode"),
     *_of(f"{_BATCH}:ScheduleBatch", "new_tokens_required_next_decode", "release_req"),
@@ -414,6 +469,7 @@ EVICT_BEFORE_RETRACT = Patch(
 PATCHES: tuple[Patch, ...] = (
     TAIL_PREALLOC,
     PAGE_SIZE_1,
+    IDLE_ADMISSION,
     WINDOW_BOUNDED_ADMISSION,
     EVICT_BEFORE_RETRACT,
 )

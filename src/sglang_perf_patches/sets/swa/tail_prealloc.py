@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from . import cpu_copy, tail_allocation
-from .window import ceil_align, fill_length, tail_length, unserved
+from .window import ceil_align, fill_length, idle, tail_length, unserved
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -44,8 +44,11 @@ def install(patching: Patching) -> None:
             self._swa_tail_served = paged and unserved(self) is None
         return bool(self._swa_tail_served)
 
-    def peak(self: Any, req: Any, held: int) -> int:
-        """Sliding-window tokens that stock's rule wants for a request until it ends."""
+    def peak(self: Any, req: Any, held: int, idle: bool) -> int:
+        """Sliding-window tokens that stock's rule wants for a request until it ends.
+
+        Whether the server is idle makes no difference here: swa.idle-admission asks.
+        """
         new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
         return held + new
 
@@ -293,16 +296,16 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     chosen = None if rids_to_check is None else set(rids_to_check)
     entries = [entry for entry in queue.queue if chosen is None or entry.req.rid in chosen]
     admitted = {entry.req.rid for entry in entries if _is_aborted(decode, entry)}
-    idle = _is_idle(queue)
+    alone = idle(queue)
     for entry in entries:
         if entry.req.rid in admitted or not entry.waiting_for_input:
             continue
         held = _swa_tokens(queue, entry.req)
         tail = _tail(queue, fill_length(entry.req))
-        wanted = max(held, queue._swa_peak_tokens(entry.req, tail) - retractable)
+        wanted = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
         full = _pages(queue, fill_length(entry.req))
         if wanted > swa_left or full > full_left:
-            if not idle:
+            if not alone:
                 break
             message = (
                 f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
@@ -312,7 +315,7 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
             decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
             admitted.add(entry.req.rid)
             continue
-        idle = False
+        alone = False
         admitted.add(entry.req.rid)
         swa_left -= held
         full_left -= full
@@ -340,21 +343,6 @@ def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     return resumed
 
 
-def _is_idle(queue: Any) -> bool:
-    """Whether both pools are whole and no request is anywhere but in the queue itself."""
-    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
-    batch = scheduler.last_batch
-    busy = (
-        scheduler.running_batch.reqs
-        or queue.transfer_queue.queue
-        or scheduler.waiting_queue
-        or queue.retracted_queue
-        or (batch and batch.reqs)
-    )
-    whole = allocator.swa_available_size() == _whole(queue, allocator.size_swa)
-    return whole and not busy
-
-
 def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -> int:
     """Sliding-window tokens that may be given away, by upstream's rule for them.
 
@@ -377,7 +365,8 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
 
     kept = reserve(len(running) + len(queue.transfer_queue.queue) + len(scheduler.waiting_queue))
     if retractable is not None and running:
-        peaks = (queue._swa_peak_tokens(r, _tail(queue, len(r.origin_input_ids))) for r in running)
+        tails = ((r, _tail(queue, len(r.origin_input_ids))) for r in running)
+        peaks = (queue._swa_peak_tokens(r, tail, False) for r, tail in tails)
         kept = max(kept, max(peaks) - retractable)
     batch = scheduler.last_batch
     if batch and batch.forward_mode.is_prebuilt():

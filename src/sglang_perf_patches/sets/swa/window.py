@@ -42,6 +42,27 @@ def unserved(queue: Any) -> str | None:
     return None
 
 
+def idle(queue: Any) -> bool:
+    """Whether the sliding-window pool is whole and no request is anywhere but in the queue itself.
+
+    Args:
+        queue: a ``DecodePreallocQueue`` that `unserved` leaves to the patches.
+    """
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    batch = scheduler.last_batch
+    busy = (
+        scheduler.running_batch.reqs
+        or queue.transfer_queue.queue
+        or scheduler.waiting_queue
+        or queue.retracted_queue
+        or (batch and batch.reqs)
+    )
+    if busy:
+        return False
+    whole: int = allocator.size_swa // allocator.page_size * allocator.page_size
+    return bool(allocator.swa_available_size() == whole)
+
+
 def shares_prefixes(tree_cache: Any) -> bool:
     """Whether a prefix cache keeps KV beyond the life of a request."""
     if hasattr(tree_cache, "supports_prefix_sharing"):

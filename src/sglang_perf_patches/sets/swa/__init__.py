@@ -406,6 +406,66 @@ IDLE_ADMISSION = Patch(
     ),
 )
 
+_CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
+_CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
+
+
+def _pool_ratio(first: str, last: str, *more: str) -> Variant:
+    """swa.pool-ratio: one body, and what some releases have besides."""
+    return Variant(
+        releases=releases.between(first, last),
+        install=f"{_SETS}.pool_ratio:install",
+        targets=_of(
+            _CONFIGURATOR,
+            "__init__",
+            "calculate_pool_sizes",
+            "calculate_pool_sizes_from_max_tokens",
+        ),
+        depends=(
+            f"{_CONFIGURATOR}._solve_pool_sizes",
+            f"{_CONFIGURATORS}:create_memory_pool_configurator",
+            *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa"),
+            *more,
+        ),
+    )
+
+
+POOL_RATIO = Patch(
+    id="swa.pool-ratio",
+    kind="policy",
+    summary="the sliding-window pool is sized by running requests and window",
+    why=(
+        "Stock gives the sliding-window pool 0.8 times the tokens of the full pool, whatever the "
+        "window is. With a window of 128 or 1024 and a known number of running requests most of "
+        "that is never used, and the full pool, which decides how many tokens fit, is as much "
+        "smaller."
+    ),
+    how=(
+        "With --max-running-requests and without --swa-full-tokens-ratio, stock's own arithmetic "
+        "is given the ratio that holds, for each running request, its window, what it decodes "
+        "between two evictions and its pages, the prefill chunks in flight, and one to four "
+        "cached prefixes; never more than stock's. Stock's code runs for disaggregated servers, "
+        "unified memory, the hierarchical cache, pipeline parallelism, prefill that is not "
+        "chunked, and models with a ratio of their own. Up to 0.5.21 an operator's own 0.8 can't "
+        "be told from the default."
+    ),
+    gain="Nothing measured yet.",
+    condition=(
+        "Long contexts: with short ones the windows of the running requests are a larger share, "
+        "and fewer cached prefixes keep their window. It changes how many requests and cached "
+        "prefixes fit, never a request's result."
+    ),
+    variants=(
+        _pool_ratio("0.5.11", "0.5.19"),
+        _pool_ratio("0.5.20", "0.5.21", f"{_CONFIGURATOR}._recompute_cell_size"),
+        _pool_ratio(
+            *("0.5.22", "0.5.23"),
+            f"{_CONFIGURATOR}._recompute_cell_size",
+            f"{_CONFIGURATOR}._swa_cell_bytes",
+        ),
+    ),
+)
+
 _EVICTS = (
     *_of(f"{_BATCH}:ScheduleBatch", "_evict_swa", "maybe_evict_swa", "retract_decode"),
     *_of(f"{_BATCH}:ScheduleBatch", "new_tokens_required_next_decode", "release_req"),
@@ -472,4 +532,5 @@ PATCHES: tuple[Patch, ...] = (
     IDLE_ADMISSION,
     WINDOW_BOUNDED_ADMISSION,
     EVICT_BEFORE_RETRACT,
+    POOL_RATIO,
 )

@@ -62,6 +62,7 @@ def install(patching: Patching) -> None:
         def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
             inner(self, *args, **named)
             if self._uses_swa_tail_prealloc():
+                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 given = signature.bind(self, *args, **named).arguments
                 self.max_total_num_tokens = given["max_total_num_tokens"]
             else:
@@ -184,6 +185,7 @@ def _install_tracking(patching: Patching, allocator: str) -> None:
             length = fill_length(req)
             tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
             if tail_alone and self._uses_swa_tail_prealloc():
+                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 req.swa_evicted_seqlen = length - self._swa_tail_len(length)
             return slots
 

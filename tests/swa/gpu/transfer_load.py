@@ -6,9 +6,9 @@ Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on 
 and a patched decode server with the sliding-window pool that the release makes for 64 running
 requests. Then, on each decode server in turn:
 
-1. 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token, throughput.
+1. 64 prompts of 1 to 6,000 tokens at once, twice: replies, time to the first token, throughput.
 2. The same with every third request aborted while it waits or is in transfer: the other replies.
-3. 64 prompts of 1,000 tokens that decode until the full pool is short: retraction and resume.
+3. 64 prompts of 3,000 tokens that decode until the full pool is short: retraction and resume.
 4. 16 requests on each decode server, and the prefill server is killed: each is to end, in an error
    or whole.
 
@@ -43,8 +43,9 @@ import two_gpus  # noqa: E402
 from two_gpus import BOOTSTRAP, PORTS, Side  # noqa: E402
 
 REQUESTS, OUTPUT = 64, 96
-LONG_PROMPT, LONG_OUTPUT = 1000, 600
-FULL, RATIO = 84_000, 0.5
+LONGEST = 6000
+LONG_PROMPT, LONG_OUTPUT = 3000, 400
+FULL, RATIO = 206_000, 0.5
 SIDES = ("stock", "patched")
 
 
@@ -106,7 +107,7 @@ class _Play:
 
     def __init__(self, result: dict[str, Any], out: Path) -> None:
         self._result, self._out = result, out
-        lengths = [1 + (n * 2399) // (REQUESTS - 1) for n in range(REQUESTS)]
+        lengths = [1 + (n * (LONGEST - 1)) // (REQUESTS - 1) for n in range(REQUESTS)]
         order = [(n * 29) % REQUESTS for n in range(REQUESTS)]  # long and short ones mixed
         self._mixed = [two_gpus._prompt(100 + n, lengths[n]) for n in order]
         self._long = [two_gpus._prompt(900 + n, LONG_PROMPT) for n in range(REQUESTS)]
@@ -117,8 +118,12 @@ class _Play:
     def all(self, sides: dict[str, Side]) -> None:
         self._result["patches"] = two_gpus._live(sides["patched"].process.pid)
         print(json.dumps(self._result["patches"]), flush=True)
-        for side in SIDES:  # kernels compile
-            _burst(sides[side], [two_gpus._prompt(n, 300) for n in range(4)], 8)
+        # Kernels compile, those of the prefill server for every length.
+        began = time.monotonic()
+        _burst(sides["patched"], self._mixed, OUTPUT)
+        _burst(sides["stock"], self._mixed[:8], OUTPUT)
+        self._result["warm_up_s"] = round(time.monotonic() - began, 1)
+        print("warm", self._result["warm_up_s"], flush=True)
         replies = self._mixed_loads(sides)
         self._lonely(sides, replies)
         self._aborted(sides, replies)
@@ -256,7 +261,7 @@ def _burst(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=90)
+        thread.join(timeout=160)
     return replies
 
 
@@ -288,7 +293,7 @@ def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) ->
     )
     chunks: list[dict[str, Any]] = []
     try:
-        with urllib.request.urlopen(request, timeout=80) as answer:
+        with urllib.request.urlopen(request, timeout=150) as answer:
             for line in answer:
                 text = line.decode().strip()
                 if not text.startswith("data:") or text == "data: [DONE]":

@@ -232,7 +232,7 @@ def _post(port: int, body: bytes) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=160) as answer:
         return json.load(answer)
 
 

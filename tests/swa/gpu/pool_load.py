@@ -63,11 +63,11 @@ SHAPES = {
         ("sliding_attention", "full_attention"), 24, 128, 8, 64, 12 << 30, 128, 4000, 256
     ),
     "gemma": Shape(
-        ("sliding_attention",) * 5 + ("full_attention",), 24, 1024, 4, 128, 20 << 30, 64, 8000, 160
+        ("sliding_attention",) * 5 + ("full_attention",), 24, 1024, 4, 128, 8 << 30, 32, 16_000, 96
     ),
 }
 OUTPUT = 400
-AGAIN, MORE = 48, 200
+AGAIN, MORE = 24, 200
 
 
 def main(out: str, name: str, gpu: str = "0") -> int:

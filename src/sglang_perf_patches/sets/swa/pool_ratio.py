@@ -135,20 +135,20 @@ def replicas(runner: Any) -> int:
 
 
 def setting(runner: Any, name: str) -> Any:
-    """An argument of the server; None where the release has none of that name.
+    """An argument of the server as it was resolved; None where the release has none of that name.
 
-    Up to 0.5.19 the runner has the arguments, later they are in groups of the process's own.
+    From 0.5.17 on the resolved arguments are in groups of the process's own, and what the runner
+    has are those that the operator gave.
     """
-    arguments = getattr(runner, "server_args", None)
-    if arguments is not None and hasattr(arguments, name):
-        return getattr(arguments, name)
-    from sglang.srt import runtime_context
-
-    for group in ("get_schedule", "get_memory", "get_disagg", "get_spec", "get_parallel"):
+    try:
+        from sglang.srt import runtime_context
+    except ImportError:
+        return getattr(runner.server_args, name, None)
+    for group in ("get_schedule", "get_memory", "get_disagg", "get_spec"):
         found = getattr(runtime_context, group, lambda: None)()
         if hasattr(found, name):
             return getattr(found, name)
-    return None
+    return getattr(runner.server_args, name, None)
 
 
 def swa_cell_bytes(configurator: Any) -> float:

@@ -106,7 +106,12 @@ def gates(page_size: int) -> None:
         assert windows.unserved(queue) is None
         queue.draft_token_to_kv_pool = object()
         assert windows.unserved(queue), sizes
-    queue.draft_token_to_kv_pool, queue.scheduler = None, SimpleNamespace(**scheduler)
+        # Tails alone, with stock's own admission, are served in every layout.
+        assert windows.unserved_by_tails(queue) is None, sizes
+    queue.draft_token_to_kv_pool = None
+    queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": arguments}))
+    assert windows.unserved_by_tails(queue) is None
+    queue.scheduler = SimpleNamespace(**scheduler)
     for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
         kept = getattr(queue, name)
         other = type("Other", (type(kept),), {})

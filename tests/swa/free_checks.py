@@ -58,7 +58,7 @@ def states_of_episodes(
     try:
         with _frees_watched(waits):
             for number in range(count):
-                episodes.play(Random(seed + number))  # noqa: S311
+                episodes.play(Random(seed + number))
     finally:
         Witness.check = check  # type: ignore[method-assign]
         DecodeWorker.finish = finish  # type: ignore[method-assign]

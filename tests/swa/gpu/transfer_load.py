@@ -167,9 +167,7 @@ class _Play:
         for side in SIDES:
             found, told = self._watched(sides[side], self._mixed, OUTPUT, aborted)
             told["ended_by_abort"] = sum(found[n].ended == "abort" for n in aborted)
-            told["equal"] = _equal(
-                [replies["stock"][n] for n in kept], [found[n] for n in kept]
-            )
+            told["equal"] = _equal([replies["stock"][n] for n in kept], [found[n] for n in kept])
             told["compared"] = len(kept)
             part[side] = told
         part["ok"] = all(
@@ -321,7 +319,9 @@ def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) ->
     logprobs = last["meta_info"].get("output_token_logprobs") or []
     if len(logprobs) != len(reply.tokens):
         logprobs = [
-            entry for chunk in chunks for entry in chunk["meta_info"].get("output_token_logprobs") or ()
+            entry
+            for chunk in chunks
+            for entry in chunk["meta_info"].get("output_token_logprobs") or ()
         ]
     reply.logprobs = [float(entry[0]) for entry in logprobs]
 

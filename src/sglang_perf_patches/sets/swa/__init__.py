@@ -506,9 +506,7 @@ _OLD_FREES = (
 _FREES = (
     f"{_OLD_PARTS}.token:TokenToKVPoolAllocator.free",
     f"{_OLD_PARTS}.paged:PagedTokenToKVPoolAllocator.free",
-    *_of(
-        f"{_OLD_PARTS}.base:BaseTokenToKVPoolAllocator", "free_group_begin", "free_group_end"
-    ),
+    *_of(f"{_OLD_PARTS}.base:BaseTokenToKVPoolAllocator", "free_group_begin", "free_group_end"),
 )
 _WINDOWS = f"{_COMMON}:free_swa_out_of_window_slots"
 

@@ -62,9 +62,7 @@ def install_evictions(patching: Patching) -> None:
     _install_evictions(patching)
 
 
-def _install(
-    patching: Patching, allocator: str, whole_pages: Callable[[Any], bool]
-) -> None:
+def _install(patching: Patching, allocator: str, whole_pages: Callable[[Any], bool]) -> None:
     patching.override(f"{allocator}.free_swa", lambda inner: _free_swa(inner, whole_pages))
     patching.override(f"{allocator}.free", lambda inner: _free(inner, patching))
     _install_evictions(patching)
@@ -331,9 +329,7 @@ def _release(part: Any, slots: Sequence[Any], segments: Sequence[Segment]) -> No
     setattr(part, name, torch.cat((pages, getattr(part, name))))
 
 
-def _unmap(
-    allocator: Any, slots: Any, segments: Sequence[Segment], whole_pages: bool
-) -> None:
+def _unmap(allocator: Any, slots: Any, segments: Sequence[Segment], whole_pages: bool) -> None:
     """Give slots no sliding-window KV, those behind the last one in its page too if `whole_pages`.
 
     The value is filled in by the GPU: assigning a number would copy it from the host, and wait.

@@ -58,9 +58,7 @@ class Needs:
 
     def with_tails(self, tails: int) -> int:
         """`running`, and room for so many cached prefixes; in whole pages."""
-        return ceil_align(
-            self.running + tails * (self.window + self.page_size), self.page_size
-        )
+        return ceil_align(self.running + tails * (self.window + self.page_size), self.page_size)
 
 
 @dataclass(frozen=True)

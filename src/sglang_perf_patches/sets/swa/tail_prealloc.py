@@ -31,11 +31,41 @@ ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
 
 def install(patching: Patching) -> None:
     """The change itself, on releases before 0.5.12."""
-    decode = patching.module(DECODE)
+    _install_allocation(patching)
+    _install_condition(patching)
+    _install_capacity(patching)
+    _install_admission(patching)
+
+
+def _install_allocation(patching: Patching) -> None:
+    """A request gets sliding-window slots for its tail; copies and frees know that it did."""
     patching.add(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", tail_allocation.alloc_extend_swa_tail)
     patching.override(f"{OLD_ALLOCATOR}.free_swa", _free_swa)
     patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
     patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
+
+    def make_pre_alloc(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            allocator = self.token_to_kv_pool_allocator
+            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
+            if prefix_length or not self._uses_swa_tail_prealloc():
+                return inner(self, req, *args, **named)
+            patching.ran.seen = True
+            length = fill_length(req)
+            tail = _tail(self, length)
+            with tail_allocation.tail_only(allocator, tail):
+                slots = inner(self, req, *args, **named)
+            req.swa_evicted_seqlen = length - tail
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+
+
+def _install_condition(patching: Patching) -> None:
+    """Which queues are served, and what stock's rule wants of a request: others ask both."""
+    decode = patching.module(DECODE)
 
     def uses_swa_tail_prealloc(self: Any) -> bool:
         """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
@@ -54,6 +84,11 @@ def install(patching: Patching) -> None:
 
     patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
     patching.add(f"{QUEUE}._swa_peak_tokens", peak)
+
+
+def _install_capacity(patching: Patching) -> None:
+    """The longest request is one that the full pool holds; what never fits is answered so."""
+    decode = patching.module(DECODE)
 
     def make_init(inner: Any) -> Any:
         signature = inspect.signature(inner)
@@ -84,6 +119,14 @@ def install(patching: Patching) -> None:
 
         return _check_if_req_exceed_kv_capacity
 
+    patching.override(f"{QUEUE}.__init__", make_init)
+    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+
+
+def _install_admission(patching: Patching) -> None:
+    """Each pool has a budget of its own; stock's code admits and resumes what both hold."""
+    decode = patching.module(DECODE)
+
     def make_allocatable(inner: Any) -> Any:
         def _allocatable_tokens(self: Any, *args: Any, **named: Any) -> int:
             tokens: int = inner(self, *args, **named)
@@ -95,22 +138,6 @@ def install(patching: Patching) -> None:
 
         return _allocatable_tokens
 
-    def make_pre_alloc(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
-            allocator = self.token_to_kv_pool_allocator
-            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
-            if prefix_length or not self._uses_swa_tail_prealloc():
-                return inner(self, req, *args, **named)
-            patching.ran.seen = True
-            length = fill_length(req)
-            tail = _tail(self, length)
-            with tail_allocation.tail_only(allocator, tail):
-                slots = inner(self, req, *args, **named)
-            req.swa_evicted_seqlen = length - tail
-            return slots
-
-        return _pre_alloc
-
     def make_pop(inner: Any) -> Any:
         def pop_preallocated(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
             if not self._uses_swa_tail_prealloc():
@@ -120,6 +147,8 @@ def install(patching: Patching) -> None:
             for name in steps:
                 arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
                 getattr(self, name)(*arguments)
+            # Why this trick: the steps are calls in the midst of stock's method; for its length
+            # the queue has some of its own that do nothing.
             for name in steps:
                 setattr(self, name, _nothing)
             try:
@@ -138,10 +167,7 @@ def install(patching: Patching) -> None:
 
         return resume_retracted_reqs
 
-    patching.override(f"{QUEUE}.__init__", make_init)
-    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
     patching.override(f"{QUEUE}._allocatable_tokens", make_allocatable)
-    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
     patching.override(f"{QUEUE}.pop_preallocated", make_pop)
     patching.override(f"{QUEUE}.resume_retracted_reqs", make_resume)
 

@@ -53,7 +53,8 @@ def install_in_stock_rule(patching: Patching) -> None:
             if retractable is not None and running and serves(self):
                 # Stock takes this off the largest want among running requests.
                 wants = [
-                    growth.wanted(decode, r, self._swa_tail_len(len(r.origin_input_ids))) for r in running
+                    growth.wanted(decode, r, self._swa_tail_len(len(r.origin_input_ids)))
+                    for r in running
                 ]
                 beyond = max(0, max(wants) - growth.bound(self))
                 named["retractable_swa_tokens"] = retractable + beyond

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
-from sglang_perf_patches.proof.swa.loads import admitted, history, pressed
+from sglang_perf_patches.proof.swa.frees import states as states_of_episodes
+from sglang_perf_patches.proof.swa.loads import admitted, alone_without_limit, history, pressed
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.growth import bound
@@ -246,47 +247,6 @@ def the_bound_holds(page_size: int) -> None:
     assert limit - page_size <= max(held) <= limit, (max(held), limit)
 
 
-def an_idle_server_admits_what_fits(page_size: int, over_allocation: int = 0) -> dict[str, Any]:
-    """Requests without ``max_tokens`` and a pool far below 4096: one after the other, to the end.
-
-    Returns:
-        how many were admitted at once from an empty server, and how many came to their end.
-    """
-    shape = Shape(
-        window=128,
-        page_size=page_size,
-        swa_tokens=1024,
-        full_tokens=65536,
-        context=16384,
-        reserved=16,
-        over_allocation=over_allocation,
-    )
-    worker = DecodeWorker(shape)
-    witness = Witness(worker)
-    for _ in range(2):
-        worker.submit(1000, 5000)
-    worker.submit(100, 40)
-    first = len(worker.admit())
-    steps = 0
-    while not worker.idle and steps < 800:
-        worker.step()
-        steps += 1
-        if steps % 100 == 0:
-            witness.check()
-        # A client goes away after a while, so that the next one has its turn.
-        for req in [req for req in worker.batch.reqs if len(req.output_ids) > 300]:
-            worker.finish([req])
-    if worker.idle:
-        witness.check_drained()
-    return {
-        "first": first,
-        "finished": worker.counts.finished,
-        "order": worker.order,
-        "refused": len(worker.rejected),
-        "retractions": worker.counts.retractions,
-    }
-
-
 def goes_on_after_a_retraction(page_size: int) -> None:
     """Two requests that fit one by one, and not together to their ends: both end, none refused."""
     shape = Shape(
@@ -357,4 +317,10 @@ CHECKS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in list(globals().items())
     if inspect.isfunction(function) and function.__module__ == __name__
-} | {"admitted": admitted, "history": history, "pressed": pressed}
+} | {
+    "admitted": admitted,
+    "alone_without_limit": alone_without_limit,
+    "history": history,
+    "pressed": pressed,
+    "states_of_episodes": states_of_episodes,
+}

@@ -49,13 +49,12 @@ def main() -> int:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
-    import free_checks
     import pool_checks
     from checks import CHECKS
     from machine import play
 
     own = {"select": select, "states": states, "prove": prove, "broken": broken}
-    return {**CHECKS, **pool_checks.CHECKS, **free_checks.CHECKS, "play": play, **own}
+    return {**CHECKS, **pool_checks.CHECKS, "play": play, **own}
 
 
 def select(text: str) -> None:

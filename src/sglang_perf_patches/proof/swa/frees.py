@@ -1,8 +1,9 @@
-"""Checks of swa.free-without-sync on one release: the same pools as stock's, and no wait."""
+"""Random episodes, with the pools after every step and what waits for the GPU in their frees."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +14,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from sglang_perf_patches.bench.decode_worker import DecodeWorker
-from sglang_perf_patches.proof.swa import episodes
-from sglang_perf_patches.proof.swa.witness import Witness
+from ...bench.decode_worker import DecodeWorker
+from . import episodes
+from .witness import Witness
 
 
-def states_of_episodes(
-    seed: int, count: int, sorts: bool = True, grouped: bool = True
-) -> dict[str, Any]:
+def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> dict[str, Any]:
     """Play random episodes; the pools after each step, and what waited for the GPU in frees.
 
     Args:
@@ -58,7 +57,7 @@ def states_of_episodes(
     try:
         with _frees_watched(waits):
             for number in range(count):
-                episodes.play(Random(seed + number))
+                episodes.play(Random(seed + number))  # noqa: S311
     finally:
         Witness.check = check  # type: ignore[method-assign]
         DecodeWorker.finish = finish  # type: ignore[method-assign]
@@ -101,8 +100,6 @@ def _frees_watched(waits: Counter[str]) -> Iterator[None]:
 
 
 def _allocator_class() -> Any:
-    import importlib
-
     module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
     if not hasattr(module, "SWATokenToKVPoolAllocator"):
         module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
@@ -126,6 +123,3 @@ class _Waits(TorchFunctionMode):  # type: ignore[misc]
             elif name == "__setitem__" and not isinstance(args[2], torch.Tensor):
                 self._waits["number from the host"] += 1
         return func(*args, **(kwargs or {}))
-
-
-CHECKS = {"states_of_episodes": states_of_episodes}

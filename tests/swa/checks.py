@@ -247,6 +247,13 @@ def the_bound_holds(page_size: int) -> None:
     assert limit - page_size <= max(held) <= limit, (max(held), limit)
 
 
+def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
+    """Requests without ``max_tokens`` on an idle server: all served, one after the other."""
+    found = alone_without_limit(page_size, over_allocation)
+    assert (found["first"], found["finished"], found["refused"]) == (1, 3, 0), found
+    assert found["order"] == ["r0", "r1", "r2"], found
+
+
 def goes_on_after_a_retraction(page_size: int) -> None:
     """Two requests that fit one by one, and not together to their ends: both end, none refused."""
     shape = Shape(

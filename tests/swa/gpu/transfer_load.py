@@ -6,9 +6,9 @@ Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on 
 and a patched decode server with the sliding-window pool that the release makes for 64 running
 requests. Then, on each decode server in turn:
 
-1. 64 prompts of 1 to 6,000 tokens at once, twice: replies, time to the first token, throughput.
+1. 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token, throughput.
 2. The same with every third request aborted while it waits or is in transfer: the other replies.
-3. 64 prompts of 3,000 tokens that decode until the full pool is short: retraction and resume.
+3. 64 prompts of 1,000 tokens that decode until the full pool is short: retraction and resume.
 4. 16 requests on each decode server, and the prefill server is killed: each is to end, in an error
    or whole.
 
@@ -43,9 +43,9 @@ import two_gpus  # noqa: E402
 from two_gpus import BOOTSTRAP, PORTS, Side  # noqa: E402
 
 REQUESTS, OUTPUT = 64, 96
-LONGEST = 6000
-LONG_PROMPT, LONG_OUTPUT = 3000, 400
-FULL, RATIO = 206_000, 0.5
+LONGEST = 2400
+LONG_PROMPT, LONG_OUTPUT = 1000, 600
+FULL, RATIO = 84_000, 0.5
 SIDES = ("stock", "patched")
 
 
@@ -77,7 +77,7 @@ def main() -> int:
     two_gpus.FULL, two_gpus.SWA = FULL, int(FULL * RATIO)
     two_gpus.AT_ONCE = (REQUESTS,)
     os.environ.setdefault("SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "2")
-    os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "20")
+    os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "100")
     os.environ.setdefault("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "20")
     result: dict[str, Any] = {"page_size": given.page_size, "parts": {}}
     play = _Play(result, given.out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from ...bench.decode_worker import DecodeWorker
 from . import episodes
 from .witness import Witness
+
+_INTERVAL = "SGLANG_SWA_EVICTION_INTERVAL"
 
 
 def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> dict[str, Any]:
@@ -50,6 +53,9 @@ def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> d
         finish(self, reqs)
         self.allocator.free_group_end()
 
+    # From 0.5.14 on stock evicts in every 128th step, which few episodes have.
+    often = os.environ.get(_INTERVAL)
+    os.environ[_INTERVAL] = "3"
     Witness.check = watched  # type: ignore[method-assign]
     episodes.shape = lambda **named: replace(shape(**named), sorts=sorts)
     if grouped:
@@ -59,6 +65,10 @@ def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> d
             for number in range(count):
                 episodes.play(Random(seed + number))  # noqa: S311
     finally:
+        if often is None:
+            del os.environ[_INTERVAL]
+        else:
+            os.environ[_INTERVAL] = often
         Witness.check = check  # type: ignore[method-assign]
         DecodeWorker.finish = finish  # type: ignore[method-assign]
         episodes.shape = shape

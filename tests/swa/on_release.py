@@ -112,11 +112,7 @@ def _out_of_work(names: list[str]) -> Iterator[None]:
     modules = (cpu_copy, free_without_sync, growth, page_size_1, tail_allocation, tail_prealloc)
     kept = []
     for name in names:
-        holders = [
-            module
-            for module in modules
-            if hasattr(module, name)
-        ]
+        holders = [module for module in modules if hasattr(module, name)]
         if not holders:
             raise ValueError(f"there is no {name} to break")
         kept += [(module, name, getattr(module, name)) for module in holders]

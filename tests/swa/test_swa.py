@@ -185,7 +185,12 @@ def test_every_check_passes(answers: dict[str, Any]) -> None:
 
 def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
     states = value(answers, "states all")
-    for id in ("swa.page-size-1", "swa.idle-admission", "swa.window-bounded-admission", "swa.evict-before-retract"):
+    for id in (
+        "swa.page-size-1",
+        "swa.idle-admission",
+        "swa.window-bounded-admission",
+        "swa.evict-before-retract",
+    ):
         assert states[id][1], f"{id} did not run: {states[id]}"
     tail = states["swa.tail-prealloc"]
     if before(answers["release"], "0.5.18"):

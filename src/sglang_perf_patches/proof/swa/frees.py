@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...bench.decode_worker import DecodeWorker
 from . import episodes
+from .decode_worker import DecodeWorker
 from .witness import Witness
 
 _INTERVAL = "SGLANG_SWA_EVICTION_INTERVAL"

@@ -107,7 +107,14 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 
 @contextlib.contextmanager
 def _out_of_work(names: list[str]) -> Iterator[None]:
-    from sglang_perf_patches.sets.swa import cpu_copy, page_size_1, tail_allocation, tail_prealloc
+    from sglang_perf_patches.sets.swa import (
+        cpu_copy,
+        free_without_sync,
+        growth,
+        page_size_1,
+        tail_allocation,
+        tail_prealloc,
+    )
 
     modules = (cpu_copy, free_without_sync, growth, page_size_1, tail_allocation, tail_prealloc)
     kept = []

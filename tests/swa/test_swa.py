@@ -98,6 +98,7 @@ def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
     for page in (1, 64):
         add(f"idle {page}", "idle_is_served", page_size=page)
     add("idle speculating", "idle_is_served", page_size=1, over_allocation=3)
+    add("states idle", "states")
     if before(release, "0.5.20"):
         for number, load in enumerate(FREES):
             add(f"frees {number}", "states_of_episodes", **load)
@@ -187,11 +188,11 @@ def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
     states = value(answers, "states all")
     for id in (
         "swa.page-size-1",
-        "swa.idle-admission",
         "swa.window-bounded-admission",
         "swa.evict-before-retract",
     ):
         assert states[id][1], f"{id} did not run: {states[id]}"
+    assert value(answers, "states idle")["swa.idle-admission"][1], "swa.idle-admission did not run"
     tail = states["swa.tail-prealloc"]
     if before(answers["release"], "0.5.18"):
         assert tail[1], f"swa.tail-prealloc did not run: {tail}"

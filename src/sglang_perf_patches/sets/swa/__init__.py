@@ -250,9 +250,9 @@ PAGE_SIZE_1 = Patch(
         "A decode server whose sliding-window pool is what limits it gains; one that waits for "
         "its prefill server does not: over a real transfer on 0.5.23, 64 prompts of 1 to 2400 "
         "tokens, 62 in transfer at once instead of 13, and the median time to the first token 1.25 "
-        "s on both sides. Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 requests queued, "
-        "0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 at 32k, and at "
-        "128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of 6000 decode "
+        "s on both sides. Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 "
+        "requests queued, 0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 "
+        "at 32k, and at 128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of 6000 decode "
         "6.4 -> 25.8 tokens per step. A real decode server of 0.5.17 on one H200, sliding-window "
         "pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first token after "
         "73.5 s -> 1.0 s; prompts of 32k are all refused by stock and all served."
@@ -314,8 +314,8 @@ WINDOW_BOUNDED_ADMISSION = Patch(
         "stock's rule stays: the bound counts one token a step."
     ),
     gain=(
-        "Requests with a large max_new_tokens, on a server whose sliding-window pool is below a few "
-        "times 4096 tokens; others gain nothing. From 0.5.14 on stock makes such a pool where "
+        "Requests with a large max_new_tokens, where the sliding-window pool is below a few times "
+        "4096 tokens; others gain nothing. From 0.5.14 on stock makes such a pool where "
         "--max-running-requests is small. "
         "Window 128, page 64, sliding-window pool 4096, prompts of 1000, 64 queued, 0.5.23, real "
         "queue on a CPU: admitted with max_new_tokens 128, 3072 and 4096: 20, 5 and 0 -> 20, 20 "

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
-from sglang_perf_patches.proof.swa.loads import admitted, history, pressed
+from sglang_perf_patches.proof.swa.frees import states as states_of_episodes
+from sglang_perf_patches.proof.swa.loads import admitted, alone_without_limit, history, pressed
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
-from sglang_perf_patches.sets.swa.window_bounded_admission import bound
+from sglang_perf_patches.sets.swa.growth import bound
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -106,7 +107,12 @@ def gates(page_size: int) -> None:
         assert windows.unserved(queue) is None
         queue.draft_token_to_kv_pool = object()
         assert windows.unserved(queue), sizes
-    queue.draft_token_to_kv_pool, queue.scheduler = None, SimpleNamespace(**scheduler)
+        # Tails alone, with stock's own admission, are served in every layout.
+        assert windows.unserved_by_tails(queue) is None, sizes
+    queue.draft_token_to_kv_pool = None
+    queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": arguments}))
+    assert windows.unserved_by_tails(queue) is None
+    queue.scheduler = SimpleNamespace(**scheduler)
     for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
         kept = getattr(queue, name)
         other = type("Other", (type(kept),), {})
@@ -241,6 +247,13 @@ def the_bound_holds(page_size: int) -> None:
     assert limit - page_size <= max(held) <= limit, (max(held), limit)
 
 
+def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
+    """Requests without ``max_tokens`` on an idle server: all served, one after the other."""
+    found = alone_without_limit(page_size, over_allocation)
+    assert (found["first"], found["finished"], found["refused"]) == (1, 3, 0), found
+    assert found["order"] == ["r0", "r1", "r2"], found
+
+
 def goes_on_after_a_retraction(page_size: int) -> None:
     """Two requests that fit one by one, and not together to their ends: both end, none refused."""
     shape = Shape(
@@ -311,4 +324,10 @@ CHECKS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in list(globals().items())
     if inspect.isfunction(function) and function.__module__ == __name__
-} | {"admitted": admitted, "history": history, "pressed": pressed}
+} | {
+    "admitted": admitted,
+    "alone_without_limit": alone_without_limit,
+    "history": history,
+    "pressed": pressed,
+    "states_of_episodes": states_of_episodes,
+}

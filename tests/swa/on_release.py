@@ -49,11 +49,12 @@ def main() -> int:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
+    import pool_checks
     from checks import CHECKS
     from machine import play
 
     own = {"select": select, "states": states, "prove": prove, "broken": broken}
-    return {**CHECKS, "play": play, **own}
+    return {**CHECKS, **pool_checks.CHECKS, "play": play, **own}
 
 
 def select(text: str) -> None:
@@ -106,15 +107,19 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 
 @contextlib.contextmanager
 def _out_of_work(names: list[str]) -> Iterator[None]:
-    from sglang_perf_patches.sets.swa import cpu_copy, page_size_1, tail_allocation, tail_prealloc
+    from sglang_perf_patches.sets.swa import (
+        cpu_copy,
+        free_without_sync,
+        growth,
+        page_size_1,
+        tail_allocation,
+        tail_prealloc,
+    )
 
+    modules = (cpu_copy, free_without_sync, growth, page_size_1, tail_allocation, tail_prealloc)
     kept = []
     for name in names:
-        holders = [
-            module
-            for module in (cpu_copy, page_size_1, tail_allocation, tail_prealloc)
-            if hasattr(module, name)
-        ]
+        holders = [module for module in modules if hasattr(module, name)]
         if not holders:
             raise ValueError(f"there is no {name} to break")
         kept += [(module, name, getattr(module, name)) for module in holders]

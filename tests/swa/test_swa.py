@@ -18,6 +18,9 @@ PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
 PROMPTS = (8192, 32_768, 131_072)
 
 EPISODES = {"episodes": 30, "shrink": False}
+SYNCING = "swa,-swa.free-without-sync"
+FREES = [{"seed": 7, "count": 2, "sorts": n < 2, "grouped": n % 2 == 0} for n in range(4)]
+"""Episodes whose pools are compared step by step: with and without sorting, groups of frees."""
 BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     "0.5.11": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {}),
@@ -31,7 +34,12 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         (["clear_before_tail", "unmap_pages"], "play", EPISODES),
         ([], "play", EPISODES),
     ),
+    "0.5.17": (
+        (["_unmap"], "play", EPISODES),
+        (["_release"], "play", EPISODES),
+    ),
     "0.5.23": (
+        (["limit_growth"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
         (["record_evicted"], "play", EPISODES),
     ),
@@ -87,6 +95,24 @@ def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
     if not before(release, "0.5.18"):
         for page in (1, 64):
             add(f"host backup {page}", "the_host_backs_the_window_up", page_size=page)
+    for page in (1, 64):
+        add(f"idle {page}", "idle_is_served", page_size=page)
+    add("idle speculating", "idle_is_served", page_size=1, over_allocation=3)
+    add("states idle", "states")
+    if before(release, "0.5.20"):
+        for number, load in enumerate(FREES):
+            add(f"frees {number}", "states_of_episodes", **load)
+        add("syncing: select", "select", text=SYNCING)
+        for number, load in enumerate(FREES):
+            add(f"syncing: frees {number}", "states_of_episodes", **load)
+        add("exact again: select", "select", text=EXACT)
+    if not before(release, "0.5.11"):
+        for page in (1, 64):
+            add(f"cap {page}", "the_cap_is_stocks", page_size=page)
+            add(f"by tokens {page}", "by_tokens_too", page_size=page)
+        add("left to stock", "left_to_stock")
+        add("hint", "the_hint_is_what_the_patch_does")
+        add("exact once more: select", "select", text=EXACT)
     add("exact: pressed", "pressed", **PRESSED)
     add("play exact", "play", episodes=(episodes + 1) // 2)
     add("states exact", "states")
@@ -121,11 +147,16 @@ def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
 def proven(release: str) -> list[str]:
     """The patches that apply."""
     tail = ["swa.tail-prealloc"] if before(release, "0.5.18") else []
+    frees = ["swa.free-without-sync"] if before(release, "0.5.20") else []
+    ratio = [] if before(release, "0.5.11") else ["swa.pool-ratio"]
     return [
         *tail,
         "swa.page-size-1",
+        "swa.idle-admission",
+        *frees,
         "swa.window-bounded-admission",
         "swa.evict-before-retract",
+        *ratio,
     ]
 
 
@@ -155,8 +186,13 @@ def test_every_check_passes(answers: dict[str, Any]) -> None:
 
 def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
     states = value(answers, "states all")
-    for id in ("swa.page-size-1", "swa.window-bounded-admission", "swa.evict-before-retract"):
+    for id in (
+        "swa.page-size-1",
+        "swa.window-bounded-admission",
+        "swa.evict-before-retract",
+    ):
         assert states[id][1], f"{id} did not run: {states[id]}"
+    assert value(answers, "states idle")["swa.idle-admission"][1], "swa.idle-admission did not run"
     tail = states["swa.tail-prealloc"]
     if before(answers["release"], "0.5.18"):
         assert tail[1], f"swa.tail-prealloc did not run: {tail}"
@@ -216,10 +252,22 @@ def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
         bounded = value(answers, f"bounded {new}")
         assert (bounded["admitted"], bounded["refused"]) == (20, 0), new
     exact = value(answers, "exact: greedy")
-    assert exact["admitted"] == 0
-    assert value(answers, "bounded speculating")["admitted"] == 0
-    # Before 0.5.12 the rule is ours to apply, and what it keeps out of empty pools is refused.
-    assert exact["refused"] == (64 if before(answers["release"], "0.5.12") else 0)
+    assert (exact["admitted"], exact["refused"]) == (1, 0), "an idle server admits one"
+    assert value(answers, "bounded speculating")["admitted"] == 1
+
+
+def test_frees_leave_what_stocks_leave(answers: dict[str, Any]) -> None:
+    if not before(answers["release"], "0.5.20"):
+        return
+    for number in range(len(FREES)):
+        stock, ours = (value(answers, f"{side}frees {number}") for side in ("syncing: ", ""))
+        assert ours["digest"] == stock["digest"], FREES[number]
+        assert ours["steps"] == stock["steps"] > 0
+        assert stock["waits"], "stock is to wait for the GPU here"
+        if before(answers["release"], "0.5.19"):
+            assert not ours["waits"]
+        else:  # a request that ends is given back by stock's code
+            assert sum(ours["waits"].values()) < sum(stock["waits"].values())
 
 
 def test_evicting_comes_before_retracting(answers: dict[str, Any]) -> None:

@@ -24,7 +24,13 @@ from .timing import progress
 
 EXACT = "swa"
 POLICIES = "swa,swa.window-bounded-admission,swa.evict-before-retract"
-SELECTIONS = {"stock": "none", "patched": EXACT, "with policies": POLICIES}
+SELECTIONS = {
+    "stock": "none",
+    "patched": EXACT,
+    "and window-bounded-admission": "swa,swa.window-bounded-admission",
+    "and evict-before-retract": "swa,swa.evict-before-retract",
+    "with policies": POLICIES,
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ ADMISSION = tuple(
 DECODING = (
     Load(128, 64, 8192, 262_144, 1000, 400),
     Load(128, 1, 6000, 262_144, 1000, 400),
+    # What stock makes for 64 running requests from 0.5.14 on, without a prefix cache.
+    Load(128, 64, 24_576, 262_144, 1000, 400),
+    Load(128, 1, 16_512, 262_144, 1000, 400),
 )
 QUICK_DECODING = (Load(32, 1, 1024, 65_536, 200, 60),)
 

@@ -99,7 +99,7 @@ def main(out: str, page_size: str, *lengths: str) -> int:
         "random_seed": 0,
         "log_level": "warning",
     }
-    known = ServerArgs.__dataclass_fields__
+    known = inspect.signature(ServerArgs).parameters
     print("dropped", [name for name in wanted if name not in known], flush=True)
     began = time.monotonic()
     engine = sglang.Engine(**{k: v for k, v in wanted.items() if k in known})

@@ -232,7 +232,7 @@ def _post(port: int, body: bytes) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=160) as answer:
         return json.load(answer)
 
 
@@ -333,10 +333,11 @@ def _arguments(
         "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
         "context-length": 16_384,
         "max-running-requests": max(AT_ONCE),
-        "mem-fraction-static": 0.4,
+        "mem-fraction-static": 0.8,
         "disable-radix-cache": True,
         "disable-cuda-graph": True,
         "disable-piecewise-cuda-graph": True,
+        "cuda-graph-backend-prefill": "disabled",
         "enable-deterministic-inference": deterministic,
         "random-seed": 0,
         "log-level": "warning",

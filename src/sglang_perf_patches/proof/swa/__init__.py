@@ -20,6 +20,17 @@ CASES: tuple[Case, ...] = (
         "random episodes",
     ),
     Case(
+        patch="swa.idle-admission",
+        compare=f"{_HERE}:idle_admission",
+        what="order and steps with room for everything, requests without max_tokens on an idle "
+        "server, the KV of random episodes",
+    ),
+    Case(
+        patch="swa.free-without-sync",
+        compare=f"{_HERE}:free_without_sync",
+        what="free pages, their order and the mapping after every step of random episodes",
+    ),
+    Case(
         patch="swa.window-bounded-admission",
         compare=f"{_HERE}:window_bounded_admission",
         what="order and steps with room for everything, admission whatever max_new_tokens is, the "
@@ -30,6 +41,11 @@ CASES: tuple[Case, ...] = (
         compare=f"{_HERE}:evict_before_retract",
         what="order and steps with room for everything, all tokens of a load that is retracted, "
         "the KV of random episodes",
+    ),
+    Case(
+        patch="swa.pool-ratio",
+        compare=f"{_HERE}:pool_ratio",
+        what="pools of random budgets and stock's own at the same ratio",
     ),
 )
 

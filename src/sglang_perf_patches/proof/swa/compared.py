@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
-from .. import Inputs
+from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play
-from .loads import admitted, history, pressed
+from .frees import states
+from .loads import admitted, alone_without_limit, history, pressed
+from .pools import cells, pools, sizes
 from .witness import must
 
 LOADS, EPISODES = 4, 2
@@ -28,6 +31,107 @@ def tail_prealloc(inputs: Inputs) -> int:
 def page_size_1(inputs: Inputs) -> int:
     """``swa.page-size-1``, at page size 1."""
     return _exact("swa.page-size-1", inputs, (1,))
+
+
+def idle_admission(inputs: Inputs) -> int:
+    """``swa.idle-admission``: what an idle server can serve is served, one after the other."""
+    patch = "swa.idle-admission"
+    same = _histories(inputs, PAGED)
+    stock = alone_without_limit(64)
+    must(not stock["order"], f"stock admits requests without max_tokens: {stock}")
+    with live(patch, ran=False):
+        count = same(patch)
+    with live(patch):
+        found = alone_without_limit(64)
+        must(
+            (found["first"], found["finished"], found["refused"]) == (1, 3, 0),
+            f"{patch}: three requests, one at a time, and {found} is what came of them",
+        )
+        return count + 1 + _episodes(inputs, PAGED)
+
+
+def free_without_sync(inputs: Inputs) -> int:
+    """``swa.free-without-sync``: the same free pages in the same order, and nothing waited for."""
+    patch = "swa.free-without-sync"
+    seeds = inputs(lambda random: random.getrandbits(30), 2)
+    loads = [(seed, sorts, grouped) for seed in seeds for sorts, grouped in _WAYS]
+    # Beside the patch that it needs, which mends what is free afterwards.
+    needed = "swa.tail-prealloc"
+    with live(needed, ran=None) if _applies(needed) else nullcontext():
+        stock = [states(seed, 1, sorts, grouped) for seed, sorts, grouped in loads]
+    with live(patch):
+        for load, expected in zip(loads, stock, strict=True):
+            found = states(load[0], 1, *load[1:])
+            must(
+                found["digest"] == expected["digest"],
+                f"{patch}, {load}: after {found['steps']} steps the pools are not stock's",
+            )
+    return sum(load["steps"] for load in stock)
+
+
+_WAYS = ((True, True), (False, True), (True, False), (False, False))
+"""Whether freed pages are sorted, and whether requests end in a group of frees."""
+
+
+def pool_ratio(inputs: Inputs) -> int:
+    """``swa.pool-ratio``: stock's own pools at another ratio, which hold what they must."""
+    patch = "swa.pool-ratio"
+    loads = inputs(_budget, 24)
+    # One for which the ratio is derived on every release.
+    loads.append((40 << 30, {"window": 128, "page_size": 1, "full": 12, "windowed": 12}))
+    stock = [_pools_or_none(*load) for load in loads]
+    with live(patch):
+        found = [_pools_or_none(*load) for load in loads]
+    for (available, load), plain, ours in zip(loads, stock, found, strict=True):
+        where = f"{patch}, {available} bytes, {load}"
+        if plain is None or ours is None:
+            must(plain is None and ours is None, f"{where}: one of them refuses the budget")
+            continue
+        derived = ours[1]._swa_full_tokens_ratio
+        if derived == plain[1]._swa_full_tokens_ratio:
+            must(sizes(ours[0]) == sizes(plain[0]), f"{where}: other pools at stock's ratio")
+            continue
+        full, swa = sizes(ours[0])
+        must(full >= sizes(plain[0])[0], f"{where}: the full pool shrank")
+        must(swa <= sizes(plain[0])[1], f"{where}: the sliding-window pool grew")
+        least = 0 if load.get("disable_radix_cache") else load.get("max_running_requests", 64)
+        must(swa >= ours[1]._swa_needs.with_tails(least), f"{where}: too small a pool")
+        a_full, a_windowed = cells(plain[1])
+        must(full * a_full + swa * a_windowed <= available, f"{where}: more than the budget")
+        told, _ = pools(available, **load | {"swa_full_tokens_ratio": derived})
+        # The sum of two products may differ in its last digit.
+        apart = [abs(a - b) for a, b in zip(sizes(told), (full, swa), strict=True)]
+        must(max(apart) <= load["page_size"], f"{where}: stock makes {sizes(told)} at this ratio")
+    return len(loads)
+
+
+def _budget(random: Random) -> tuple[int, Load]:
+    full, windowed = random.choice(((12, 12), (10, 52), (4, 20), (18, 18)))
+    return 1 << random.randint(30, 37), {
+        "window": random.choice((128, 512, 1024, 4096)),
+        "page_size": random.choice((1, 16, 64)),
+        "full": full,
+        "windowed": windowed,
+        "max_running_requests": random.randint(1, 600),
+        "disable_radix_cache": random.random() < 0.3,
+    }
+
+
+def _pools_or_none(available: int, load: Load) -> tuple[Any, Any] | None:
+    """The pools of a budget; None where stock calls it too small."""
+    try:
+        return pools(available, **load)
+    except (RuntimeError, ValueError):
+        return None
+
+
+def _applies(patch: str) -> bool:
+    """Whether a patch goes live on the installed release: it may be built in."""
+    try:
+        with live(patch, ran=None):
+            return True
+    except Different:
+        return False
 
 
 def window_bounded_admission(inputs: Inputs) -> int:

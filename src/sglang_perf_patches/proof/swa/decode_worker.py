@@ -37,6 +37,8 @@ class Shape:
         transfer_steps: scheduling steps from a request's allocation to the end of its transfer.
         over_allocation: slots that each step allocates beyond the committed ones, as speculative
             decoding does.
+        sorts: whether freed pages are sorted before they are taken again, as in every
+            disaggregated server.
     """
 
     window: int | None
@@ -49,6 +51,7 @@ class Shape:
     reserved: int = 512
     transfer_steps: int = 1
     over_allocation: int = 0
+    sorts: bool = True
 
 
 @dataclass
@@ -552,7 +555,7 @@ def _pools(shape: Shape) -> tuple[Any, Any]:
         dtype=torch.float32,
         device="cpu",
         kvcache=pool,
-        need_sort=True,  # as in every disaggregated server
+        need_sort=shape.sorts,
     )
     return pool, allocator
 

@@ -114,3 +114,44 @@ def pressed(
         "tokens": worker.counts.tokens,
         "finished": worker.counts.finished,
     }
+
+
+def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, Any]:
+    """Requests without ``max_tokens`` and a pool far below 4096: one after the other, to the end.
+
+    Returns:
+        how many were admitted at once from an empty server, and how many came to their end.
+    """
+    shape = Shape(
+        window=128,
+        page_size=page_size,
+        swa_tokens=1024,
+        full_tokens=65536,
+        context=16384,
+        reserved=16,
+        over_allocation=over_allocation,
+    )
+    worker = DecodeWorker(shape)
+    witness = Witness(worker)
+    for _ in range(2):
+        worker.submit(1000, 5000)
+    worker.submit(100, 40)
+    first = len(worker.admit())
+    steps = 0
+    while not worker.idle and steps < 800:
+        worker.step()
+        steps += 1
+        if steps % 100 == 0:
+            witness.check()
+        # A client goes away after a while, so that the next one has its turn.
+        for req in [req for req in worker.batch.reqs if len(req.output_ids) > 300]:
+            worker.finish([req])
+    if worker.idle:
+        witness.check_drained()
+    return {
+        "first": first,
+        "finished": worker.counts.finished,
+        "order": worker.order,
+        "refused": len(worker.rejected),
+        "retractions": worker.counts.retractions,
+    }

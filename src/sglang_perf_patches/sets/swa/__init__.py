@@ -1,9 +1,9 @@
-"""Sliding-window KV in disaggregated decode."""
+"""Sliding-window KV: in disaggregated decode, and on ordinary servers."""
 
 from ...model import releases
 from ...model.patch import Marker, Patch, Variant
 
-SUMMARY = "full-length reservation of sliding-window KV in disaggregated decode"
+SUMMARY = "sliding-window KV: reserved at full length, freed with waits, in a pool of a fixed ratio"
 
 _DECODE = "sglang.srt.disaggregation.decode"
 _QUEUE = f"{_DECODE}:DecodePreallocQueue"
@@ -243,12 +243,16 @@ PAGE_SIZE_1 = Patch(
         "The condition holds at page size 1 too, and allocation there gives sliding-window slots "
         "to the last window of tokens. Budgets, admission and eviction are stock's own, or those "
         "of swa.tail-prealloc. At other page sizes, and in the situations that "
-        "swa.tail-prealloc leaves alone, stock's code runs."
+        "swa.tail-prealloc leaves alone, stock's code runs; from 0.5.12 on, where admission is "
+        "stock's own, pipeline parallelism and data parallelism with a draft model are served."
     ),
     gain=(
-        "Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 requests queued, "
-        "0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 at 32k, and at "
-        "128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of 6000 decode "
+        "A decode server whose sliding-window pool is what limits it gains; one that waits for "
+        "its prefill server does not: over a real transfer on 0.5.23, 64 prompts of 1 to 2400 "
+        "tokens, 62 in transfer at once instead of 13, and the median time to the first token 1.25 "
+        "s on both sides. Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 "
+        "requests queued, 0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 "
+        "at 32k, and at 128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of 6000 decode "
         "6.4 -> 25.8 tokens per step. A real decode server of 0.5.17 on one H200, sliding-window "
         "pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first token after "
         "73.5 s -> 1.0 s; prompts of 32k are all refused by stock and all served."
@@ -310,6 +314,9 @@ WINDOW_BOUNDED_ADMISSION = Patch(
         "stock's rule stays: the bound counts one token a step."
     ),
     gain=(
+        "Requests with a large max_new_tokens, where the sliding-window pool is below a few times "
+        "4096 tokens; others gain nothing. From 0.5.14 on stock makes such a pool where "
+        "--max-running-requests is small. "
         "Window 128, page 64, sliding-window pool 4096, prompts of 1000, 64 queued, 0.5.23, real "
         "queue on a CPU: admitted with max_new_tokens 128, 3072 and 4096: 20, 5 and 0 -> 20, 20 "
         "and 20."
@@ -351,6 +358,238 @@ WINDOW_BOUNDED_ADMISSION = Patch(
     ),
 )
 
+_IDLE = f"{_SETS}.idle_admission"
+
+IDLE_ADMISSION = Patch(
+    id="swa.idle-admission",
+    summary="an idle server admits a request that its sliding-window pool serves",
+    why=(
+        "Stock wants room in the sliding-window pool for the tail of a prompt and for "
+        "min(max_new_tokens, 4096) tokens more, though KV behind the window is given back while a "
+        "request decodes. The pool that stock makes for few running requests is smaller than "
+        "that: a request without max_tokens, and every request behind it, waits for ever on an "
+        "idle server, without an error."
+    ),
+    how=(
+        "Where no request runs, waits, is in transfer or retracted, and the sliding-window pool "
+        "is whole, the first request in the queue is expected to grow to what its window lets it "
+        "hold: the window, the tokens decoded between two evictions, the pages that eviction "
+        "spares, and with speculative decoding the drafted tokens. No other admission changes; "
+        "what still does not fit waits as in stock."
+    ),
+    gain=(
+        "Window 128, prompts of 1000, max_new_tokens 4096 or none given, on an idle server with "
+        "the pool that stock makes for --max-running-requests 8 at page 1 (2056 tokens): stock "
+        "never answers, patched admits the first and the others one after the other."
+    ),
+    condition=(
+        "A sliding-window pool smaller than the window and 4096 tokens. Such requests are served "
+        "one at a time; swa.window-bounded-admission, a policy, admits as many as fit."
+    ),
+    anchors=_ANCHORS,
+    requires=("swa.tail-prealloc",),
+    variants=(
+        Variant(
+            releases=releases.between("0.5.9", "0.5.11"),
+            install=f"{_IDLE}:install",
+            targets=(),
+            adds=(f"{_QUEUE}._swa_peak_tokens",),
+            depends=(*_ANCHORS, *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa")),
+            awaits=(_DECODE,),
+        ),
+        Variant(
+            releases=releases.between("0.5.12", "0.5.23"),
+            install=f"{_IDLE}:install_in_stock_rule",
+            targets=_of(_QUEUE, "_prealloc_kv_lens", "_prealloc_required_tokens"),
+            depends=(
+                *_of(_QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len"),
+                *_of(_QUEUE, "_swa_aware_allocatable_token_budgets", "pop_preallocated"),
+                f"{_QUEUE}._swa_tail_allocatable_token_budget",
+                f"{_QUEUE}.resume_retracted_reqs",
+                *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa"),
+                f"{_DECODE}:CLIP_MAX_NEW_TOKEN",
+            ),
+        ),
+    ),
+)
+
+_CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
+_CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
+
+
+def _pool_ratio(first: str, last: str, *more: str) -> Variant:
+    """swa.pool-ratio: one body, and what some releases have besides."""
+    return Variant(
+        releases=releases.between(first, last),
+        install=f"{_SETS}.pool_ratio:install",
+        targets=_of(
+            _CONFIGURATOR,
+            "__init__",
+            "calculate_pool_sizes",
+            "calculate_pool_sizes_from_max_tokens",
+        ),
+        depends=(
+            f"{_CONFIGURATOR}._solve_pool_sizes",
+            f"{_CONFIGURATORS}:create_memory_pool_configurator",
+            *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa"),
+            *more,
+        ),
+    )
+
+
+POOL_RATIO = Patch(
+    id="swa.pool-ratio",
+    kind="policy",
+    summary="the sliding-window pool is sized by running requests and window",
+    why=(
+        "Stock gives the sliding-window pool 0.8 times the tokens of the full pool, whatever the "
+        "window is. With a window of 128 or 1024 and a known number of running requests most of "
+        "that is never used, and the full pool, which decides how many tokens fit, is as much "
+        "smaller."
+    ),
+    how=(
+        "With --max-running-requests and without --swa-full-tokens-ratio, stock's own arithmetic "
+        "is given the ratio that holds, for each running request, its window, what it decodes "
+        "between two evictions and its pages, the prefill chunks in flight, and one to four "
+        "cached prefixes; never more than stock's. Stock's code runs for disaggregated servers, "
+        "unified memory, the hierarchical cache, pipeline parallelism, prefill that is not "
+        "chunked, and models with a ratio of their own. Up to 0.5.21 an operator's own 0.8 can't "
+        "be told from the default."
+    ),
+    gain="Nothing measured yet.",
+    condition=(
+        "Long contexts: with short ones the windows of the running requests are a larger share, "
+        "and fewer cached prefixes keep their window. It changes how many requests and cached "
+        "prefixes fit, never a request's result."
+    ),
+    variants=(
+        _pool_ratio("0.5.11", "0.5.19"),
+        _pool_ratio("0.5.20", "0.5.21", f"{_CONFIGURATOR}._recompute_cell_size"),
+        _pool_ratio(
+            *("0.5.22", "0.5.23"),
+            f"{_CONFIGURATOR}._recompute_cell_size",
+            f"{_CONFIGURATOR}._swa_cell_bytes",
+        ),
+    ),
+)
+
+_WAITLESS = f"{_SETS}.free_without_sync"
+_COMMON = "sglang.srt.mem_cache.common"
+_OLD_BASE = f"{_OLD_PARTS}:BaseTokenToKVPoolAllocator"
+
+
+def _waitless(
+    first: str, last: str, install: str, allocator: str, parts: tuple[str, ...], *more: str
+) -> Variant:
+    """swa.free-without-sync where requests are given back by slots: up to 0.5.18."""
+    return Variant(
+        releases=releases.between(first, last),
+        install=f"{_WAITLESS}:{install}",
+        targets=(
+            *_of(allocator, "free", "free_swa"),
+            f"{_BATCH}:ScheduleBatch.maybe_evict_swa",
+            f"{_COMMON}:release_kv_cache",
+        ),
+        depends=(
+            *_of(allocator, "__init__", "alloc", "alloc_extend", "alloc_decode", "clear"),
+            f"{_BATCH}:ScheduleBatch._evict_swa",
+            "sglang.srt.mem_cache.chunk_cache:ChunkCache.cache_finished_req",
+            *_of(
+                "sglang.srt.mem_cache.swa_radix_cache:SWARadixCache",
+                "cache_finished_req",
+                "cache_unfinished_req",
+            ),
+            *parts,
+            *more,
+        ),
+    )
+
+
+_OLD_FREES = (
+    f"{_OLD_PARTS}:TokenToKVPoolAllocator.free",
+    f"{_OLD_PARTS}:PagedTokenToKVPoolAllocator.free",
+    *_of(_OLD_BASE, "free_group_begin", "free_group_end"),
+)
+_FREES = (
+    f"{_OLD_PARTS}.token:TokenToKVPoolAllocator.free",
+    f"{_OLD_PARTS}.paged:PagedTokenToKVPoolAllocator.free",
+    *_of(f"{_OLD_PARTS}.base:BaseTokenToKVPoolAllocator", "free_group_begin", "free_group_end"),
+)
+_WINDOWS = f"{_COMMON}:free_swa_out_of_window_slots"
+
+FREE_WITHOUT_SYNC = Patch(
+    id="swa.free-without-sync",
+    summary="giving back sliding-window KV does not wait for the GPU",
+    why=(
+        "While a request decodes, stock gives back KV behind its window, and at its end all of "
+        "it. It asks the GPU which of the slots have sliding-window KV and which pages they are "
+        "in, and waits for the answer, up to several times for each request of a step. Upstream "
+        "mended paged allocators in 0.5.17, and the rest in 0.5.20."
+    ),
+    how=(
+        "The slots of an eviction, and of a request that ends, are a range of its row in "
+        "req_to_token: what is mapped follows from the length that the request has evicted, and "
+        "its pages from its first position, both known to the host. Both pools, the mapping and "
+        "the order of free pages are the same afterwards. What is no such range, as a node of the "
+        "prefix cache, is given back by stock's code; so is all with another allocator or pool, "
+        "and with an encoder. On 0.5.19 evictions alone."
+    ),
+    gain="Nothing measured yet.",
+    condition=(
+        "A model with a window, up to 0.5.19; where the GPU is the bottleneck, the host's wait "
+        "costs nothing."
+    ),
+    upstream=(
+        "sgl-project/sglang#32701",
+        "sgl-project/sglang#37876",
+        "sgl-project/sglang#38159",
+    ),
+    built_in_since="0.5.20",
+    markers=(
+        Marker(
+            definition=f"{_NEW_ALLOCATOR}.free_swa_segment",
+            contains="start_pos",
+        ),
+    ),
+    anchors=(f"{_BATCH}:ScheduleBatch._evict_swa",),
+    requires=("swa.tail-prealloc",),
+    variants=(
+        _waitless("0.5.9", "0.5.12.post1", "install_old", _OLD_ALLOCATOR, _OLD_FREES),
+        _waitless("0.5.13", "0.5.13.post1", "install_moved", _NEW_ALLOCATOR, _FREES),
+        _waitless(
+            *("0.5.14", "0.5.15.post1", "install", _NEW_ALLOCATOR, _FREES),
+            *(_WINDOWS, f"{_NEW_ALLOCATOR}._expand_to_full_pages"),
+        ),
+        _waitless(
+            *("0.5.16", "0.5.17", "install", _NEW_ALLOCATOR, _FREES),
+            *(_WINDOWS, f"{_NEW_ALLOCATOR}._expand_to_full_pages"),
+            f"{_COMMON}:_release_overallocated_kv_indices",
+        ),
+        _waitless(
+            *("0.5.18", "0.5.18", "install", _NEW_ALLOCATOR, _FREES),
+            *(_WINDOWS, f"{_NEW_ALLOCATOR}._expand_to_full_pages"),
+            f"{_COMMON}:_release_overallocated_kv_indices",
+            *_of(_NEW_ALLOCATOR, "free_group_begin", "free_group_end"),
+        ),
+        Variant(
+            releases=("0.5.19",),
+            install=f"{_WAITLESS}:install_evictions",
+            targets=(
+                f"{_NEW_ALLOCATOR}.free_swa",
+                f"{_BATCH}:ScheduleBatch.maybe_evict_swa",
+            ),
+            depends=(
+                *_of(_NEW_ALLOCATOR, "__init__", "alloc", "alloc_extend", "alloc_decode", "clear"),
+                *_of(_NEW_ALLOCATOR, "free_group_begin", "free_group_end"),
+                f"{_NEW_ALLOCATOR}._expand_to_full_pages",
+                f"{_BATCH}:ScheduleBatch._evict_swa",
+                *_FREES,
+                _WINDOWS,
+            ),
+        ),
+    ),
+)
+
 _EVICTS = (
     *_of(f"{_BATCH}:ScheduleBatch", "_evict_swa", "maybe_evict_swa", "retract_decode"),
     *_of(f"{_BATCH}:ScheduleBatch", "new_tokens_required_next_decode", "release_req"),
@@ -374,7 +613,10 @@ EVICT_BEFORE_RETRACT = Patch(
         "code alone runs with a prefix cache, without a window, and with other allocators."
     ),
     gain=(
-        "64 requests of 1000 + 400 tokens, window 128, 0.5.23, real queue and allocator on a CPU, "
+        "Nothing with the pool that stock makes from 0.5.14 on where --max-running-requests is "
+        "given and the prefix cache is off, which is large enough for every running request; with "
+        "a smaller one: 64 requests of 1000 + 400 tokens, window 128, 0.5.23, real queue and "
+        "allocator on a CPU, "
         "with swa.window-bounded-admission on too: retractions 76 -> 0 and tokens per step 30.5 "
         "-> 31.8 at page 64 and a pool of 8192; 184 -> 0 and 25.8 -> 31.8 at page 1 and 6000, "
         "with swa.page-size-1 before and after. Window 4096, page 64, pool 131072: no change."
@@ -414,6 +656,9 @@ EVICT_BEFORE_RETRACT = Patch(
 PATCHES: tuple[Patch, ...] = (
     TAIL_PREALLOC,
     PAGE_SIZE_1,
+    IDLE_ADMISSION,
+    FREE_WITHOUT_SYNC,
     WINDOW_BOUNDED_ADMISSION,
     EVICT_BEFORE_RETRACT,
+    POOL_RATIO,
 )

@@ -6,12 +6,13 @@ Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...model.patching import MISSING
 from .tail_allocation import record_evicted, tail_only
 from .tail_prealloc import DECODE, QUEUE
-from .window import fill_length, unserved
+from .window import fill_length, unserved, unserved_by_tails
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
 
 def install(patching: Patching) -> None:
     """Before 0.5.12, where swa.tail-prealloc does all but ask for a page size above 1."""
+    _install_condition(patching, unserved)
 
+
+def _install_condition(patching: Patching, reason: Callable[[Any], str | None]) -> None:
     def make(inner: Any) -> Any:
-        return _uses_swa_tail_prealloc(patching, inner)
+        return _uses_swa_tail_prealloc(patching, inner, reason)
 
     patching.override(f"{QUEUE}._uses_swa_tail_prealloc", make)
 
 
 def install_in_queue(patching: Patching) -> None:
     """0.5.12 to 0.5.15.post1: the queue's own method allocates."""
-    install(patching)
+    _install_condition(patching, unserved_by_tails)
     decode = patching.module(DECODE)
 
     def make(inner: Any) -> Any:
@@ -50,7 +54,7 @@ def install_in_queue(patching: Patching) -> None:
 
 def install_in_function(patching: Patching) -> None:
     """From 0.5.16: a function of the module allocates."""
-    install(patching)
+    _install_condition(patching, unserved_by_tails)
     decode = patching.module(DECODE)
 
     def make(inner: Any) -> Any:
@@ -69,7 +73,9 @@ def install_in_function(patching: Patching) -> None:
     patching.override(f"{DECODE}:alloc_for_decode_prealloc", make)
 
 
-def _uses_swa_tail_prealloc(patching: Patching, inner: Any) -> Any:
+def _uses_swa_tail_prealloc(
+    patching: Patching, inner: Any, why_not: Callable[[Any], str | None]
+) -> Any:
     def uses_swa_tail_prealloc(self: Any) -> bool:
         """Whether this queue sizes sliding-window KV by the window; settled once for page size 1.
 
@@ -78,7 +84,7 @@ def _uses_swa_tail_prealloc(patching: Patching, inner: Any) -> Any:
         if self.token_to_kv_pool_allocator.page_size > 1:
             return inner is not MISSING and bool(inner(self))
         if "_swa_tail_served_unpaged" not in vars(self):
-            reason = unserved(self)
+            reason = why_not(self)
             self._swa_tail_served_unpaged = reason is None
             if reason is None:
                 patching.ran.seen = True

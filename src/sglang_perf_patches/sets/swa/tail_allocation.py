@@ -95,6 +95,11 @@ def clear_before_tail(allocator: Any, slots: Any, swa_tail_len: int) -> None:
     unmap(allocator, slots[: len(slots) - swa_tail_len])
 
 
+def unmaps_pages(allocator: Any) -> bool:
+    """Whether an allocator's queue allocates tails, so that freed pages are to be unmapped."""
+    return bool(vars(allocator).get("_swa_unmaps_pages"))
+
+
 def unmap_pages(allocator: Any, slots: Any) -> None:
     """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
 
@@ -103,7 +108,7 @@ def unmap_pages(allocator: Any, slots: Any) -> None:
     """
     import torch
 
-    if allocator.page_size > 1 and slots.numel():
+    if unmaps_pages(allocator) and allocator.page_size > 1 and slots.numel():
         pages = torch.unique(slots.long() // allocator.page_size)
         offsets = torch.arange(allocator.page_size, device=pages.device)
         unmap(allocator, (pages[:, None] * allocator.page_size + offsets).flatten())

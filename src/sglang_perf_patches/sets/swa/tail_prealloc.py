@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from . import cpu_copy, tail_allocation
-from .window import ceil_align, fill_length, tail_length, unserved
+from .window import ceil_align, fill_length, idle, tail_length, unserved
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -31,11 +31,41 @@ ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
 
 def install(patching: Patching) -> None:
     """The change itself, on releases before 0.5.12."""
-    decode = patching.module(DECODE)
+    _install_allocation(patching)
+    _install_condition(patching)
+    _install_capacity(patching)
+    _install_admission(patching)
+
+
+def _install_allocation(patching: Patching) -> None:
+    """A request gets sliding-window slots for its tail; copies and frees know that it did."""
     patching.add(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", tail_allocation.alloc_extend_swa_tail)
     patching.override(f"{OLD_ALLOCATOR}.free_swa", _free_swa)
     patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
     patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
+
+    def make_pre_alloc(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            allocator = self.token_to_kv_pool_allocator
+            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
+            if prefix_length or not self._uses_swa_tail_prealloc():
+                return inner(self, req, *args, **named)
+            patching.ran.seen = True
+            length = fill_length(req)
+            tail = _tail(self, length)
+            with tail_allocation.tail_only(allocator, tail):
+                slots = inner(self, req, *args, **named)
+            req.swa_evicted_seqlen = length - tail
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+
+
+def _install_condition(patching: Patching) -> None:
+    """Which queues are served, and what stock's rule wants of a request: others ask both."""
+    decode = patching.module(DECODE)
 
     def uses_swa_tail_prealloc(self: Any) -> bool:
         """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
@@ -44,13 +74,21 @@ def install(patching: Patching) -> None:
             self._swa_tail_served = paged and unserved(self) is None
         return bool(self._swa_tail_served)
 
-    def peak(self: Any, req: Any, held: int) -> int:
-        """Sliding-window tokens that stock's rule wants for a request until it ends."""
+    def peak(self: Any, req: Any, held: int, idle: bool) -> int:
+        """Sliding-window tokens that stock's rule wants for a request until it ends.
+
+        Whether the server is idle makes no difference here: swa.idle-admission asks.
+        """
         new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
         return held + new
 
     patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
     patching.add(f"{QUEUE}._swa_peak_tokens", peak)
+
+
+def _install_capacity(patching: Patching) -> None:
+    """The longest request is one that the full pool holds; what never fits is answered so."""
+    decode = patching.module(DECODE)
 
     def make_init(inner: Any) -> Any:
         signature = inspect.signature(inner)
@@ -59,6 +97,7 @@ def install(patching: Patching) -> None:
         def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
             inner(self, *args, **named)
             if self._uses_swa_tail_prealloc():
+                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 given = signature.bind(self, *args, **named).arguments
                 self.max_total_num_tokens = given["max_total_num_tokens"]
             else:
@@ -80,6 +119,14 @@ def install(patching: Patching) -> None:
 
         return _check_if_req_exceed_kv_capacity
 
+    patching.override(f"{QUEUE}.__init__", make_init)
+    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+
+
+def _install_admission(patching: Patching) -> None:
+    """Each pool has a budget of its own; stock's code admits and resumes what both hold."""
+    decode = patching.module(DECODE)
+
     def make_allocatable(inner: Any) -> Any:
         def _allocatable_tokens(self: Any, *args: Any, **named: Any) -> int:
             tokens: int = inner(self, *args, **named)
@@ -91,22 +138,6 @@ def install(patching: Patching) -> None:
 
         return _allocatable_tokens
 
-    def make_pre_alloc(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
-            allocator = self.token_to_kv_pool_allocator
-            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
-            if prefix_length or not self._uses_swa_tail_prealloc():
-                return inner(self, req, *args, **named)
-            patching.ran.seen = True
-            length = fill_length(req)
-            tail = _tail(self, length)
-            with tail_allocation.tail_only(allocator, tail):
-                slots = inner(self, req, *args, **named)
-            req.swa_evicted_seqlen = length - tail
-            return slots
-
-        return _pre_alloc
-
     def make_pop(inner: Any) -> Any:
         def pop_preallocated(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
             if not self._uses_swa_tail_prealloc():
@@ -116,6 +147,8 @@ def install(patching: Patching) -> None:
             for name in steps:
                 arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
                 getattr(self, name)(*arguments)
+            # Why this trick: the steps are calls in the midst of stock's method; for its length
+            # the queue has some of its own that do nothing.
             for name in steps:
                 setattr(self, name, _nothing)
             try:
@@ -134,10 +167,7 @@ def install(patching: Patching) -> None:
 
         return resume_retracted_reqs
 
-    patching.override(f"{QUEUE}.__init__", make_init)
-    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
     patching.override(f"{QUEUE}._allocatable_tokens", make_allocatable)
-    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
     patching.override(f"{QUEUE}.pop_preallocated", make_pop)
     patching.override(f"{QUEUE}.resume_retracted_reqs", make_resume)
 
@@ -181,6 +211,7 @@ def _install_tracking(patching: Patching, allocator: str) -> None:
             length = fill_length(req)
             tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
             if tail_alone and self._uses_swa_tail_prealloc():
+                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 req.swa_evicted_seqlen = length - self._swa_tail_len(length)
             return slots
 
@@ -293,16 +324,16 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     chosen = None if rids_to_check is None else set(rids_to_check)
     entries = [entry for entry in queue.queue if chosen is None or entry.req.rid in chosen]
     admitted = {entry.req.rid for entry in entries if _is_aborted(decode, entry)}
-    idle = _is_idle(queue)
+    alone = idle(queue)
     for entry in entries:
         if entry.req.rid in admitted or not entry.waiting_for_input:
             continue
         held = _swa_tokens(queue, entry.req)
         tail = _tail(queue, fill_length(entry.req))
-        wanted = max(held, queue._swa_peak_tokens(entry.req, tail) - retractable)
+        wanted = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
         full = _pages(queue, fill_length(entry.req))
         if wanted > swa_left or full > full_left:
-            if not idle:
+            if not alone:
                 break
             message = (
                 f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
@@ -312,7 +343,7 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
             decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
             admitted.add(entry.req.rid)
             continue
-        idle = False
+        alone = False
         admitted.add(entry.req.rid)
         swa_left -= held
         full_left -= full
@@ -340,21 +371,6 @@ def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     return resumed
 
 
-def _is_idle(queue: Any) -> bool:
-    """Whether both pools are whole and no request is anywhere but in the queue itself."""
-    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
-    batch = scheduler.last_batch
-    busy = (
-        scheduler.running_batch.reqs
-        or queue.transfer_queue.queue
-        or scheduler.waiting_queue
-        or queue.retracted_queue
-        or (batch and batch.reqs)
-    )
-    whole = allocator.swa_available_size() == _whole(queue, allocator.size_swa)
-    return whole and not busy
-
-
 def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -> int:
     """Sliding-window tokens that may be given away, by upstream's rule for them.
 
@@ -377,7 +393,8 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
 
     kept = reserve(len(running) + len(queue.transfer_queue.queue) + len(scheduler.waiting_queue))
     if retractable is not None and running:
-        peaks = (queue._swa_peak_tokens(r, _tail(queue, len(r.origin_input_ids))) for r in running)
+        tails = ((r, _tail(queue, len(r.origin_input_ids))) for r in running)
+        peaks = (queue._swa_peak_tokens(r, tail, False) for r, tail in tails)
         kept = max(kept, max(peaks) - retractable)
     batch = scheduler.last_batch
     if batch and batch.forward_mode.is_prebuilt():

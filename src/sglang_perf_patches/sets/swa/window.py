@@ -14,8 +14,16 @@ def unserved(queue: Any) -> str | None:
     Args:
         queue: a ``DecodePreallocQueue`` whose pools and scheduler are set.
     """
+    return unserved_by_tails(queue) or _unpriced(queue)
+
+
+def unserved_by_tails(queue: Any) -> str | None:
+    """As `unserved`, where budgets and admission are stock's own, and so hold for every layout.
+
+    Stock's condition for tails at page sizes above 1 (from 0.5.12 on) asks neither for one
+    pipeline stage nor for one replica: each rank allocates by itself, from its own pools.
+    """
     allocator, scheduler = queue.token_to_kv_pool_allocator, queue.scheduler
-    arguments = scheduler.server_args
     if type(allocator).__name__ != "SWATokenToKVPoolAllocator":
         return f"the KV allocator is {type(allocator).__name__}"
     if type(queue.token_to_kv_pool).__name__ != "SWAKVPool":
@@ -33,6 +41,12 @@ def unserved(queue: Any) -> str | None:
         return "the decode radix cache is on"
     if getattr(scheduler, "decode_offload_manager", None) is not None:
         return "decode KV offload is on"
+    return None
+
+
+def _unpriced(queue: Any) -> str | None:
+    """Why our own admission arithmetic, which knows one running batch, does not hold."""
+    arguments = queue.scheduler.server_args
     if getattr(arguments, "pp_size", 1) > 1:
         return "pipeline parallelism is on"
     # From 0.5.19 on dp_size may be unresolved: distributed weights imply data parallelism.
@@ -40,6 +54,27 @@ def unserved(queue: Any) -> str | None:
     if queue.draft_token_to_kv_pool is not None and replicas > 1:
         return "data parallelism with a draft model is on"
     return None
+
+
+def idle(queue: Any) -> bool:
+    """Whether the sliding-window pool is whole and no request is anywhere but in the queue itself.
+
+    Args:
+        queue: a ``DecodePreallocQueue`` that `unserved` leaves to the patches.
+    """
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    batch = scheduler.last_batch
+    busy = (
+        scheduler.running_batch.reqs
+        or queue.transfer_queue.queue
+        or scheduler.waiting_queue
+        or queue.retracted_queue
+        or (batch and batch.reqs)
+    )
+    if busy:
+        return False
+    whole: int = allocator.size_swa // allocator.page_size * allocator.page_size
+    return bool(allocator.swa_available_size() == whole)
 
 
 def shares_prefixes(tree_cache: Any) -> bool:

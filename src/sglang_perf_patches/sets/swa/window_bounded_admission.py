@@ -12,8 +12,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ...model.patching import MISSING
+from . import growth
 from .tail_prealloc import DECODE, QUEUE
-from .window import ceil_align, unserved
+from .window import unserved
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -26,13 +27,13 @@ def install(patching: Patching) -> None:
     serves = _serving(patching)
 
     def make(inner: Any) -> Any:
-        def peak(self: Any, req: Any, held: int) -> int:
+        def peak(self: Any, req: Any, held: int, idle: bool) -> int:
             """Sliding-window tokens that a request needs until it ends, at most."""
-            tokens: int = inner(self, req, held)
+            tokens: int = inner(self, req, held, idle)
             if not serves(self):
                 return tokens
             patching.ran.seen = True
-            return min(tokens, bound(self))
+            return min(tokens, growth.bound(self))
 
         return MISSING if inner is MISSING else peak
 
@@ -43,32 +44,7 @@ def install_in_stock_rule(patching: Patching) -> None:
     """From 0.5.12: stock's own rule, given figures that bound what it adds up."""
     decode = patching.module(DECODE)
     serves = _serving(patching)
-
-    def wanted(queue: Any, req: Any, held: int) -> int:
-        new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
-        return held + new
-
-    def make_lengths(inner: Any) -> Any:
-        def _prealloc_kv_lens(self: Any, req: Any) -> tuple[int, int]:
-            full, swa = inner(self, req)
-            if vars(self).get("_swa_prices_allocation") or not serves(self):
-                return full, swa
-            # Stock adds max_new_tokens to this: take off what is beyond the bound.
-            patching.ran.seen = True
-            return full, swa - max(0, wanted(self, req, swa) - bound(self))
-
-        return _prealloc_kv_lens
-
-    def make_required(inner: Any) -> Any:
-        def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
-            self._swa_prices_allocation = True  # what is allocated is not bounded by this patch
-            try:
-                required: tuple[int, int] = inner(self, req)
-            finally:
-                self._swa_prices_allocation = False
-            return required
-
-        return _prealloc_required_tokens
+    growth.limit_growth(patching, serves)
 
     def make_budget(inner: Any) -> Any:
         def _swa_tail_allocatable_token_budget(self: Any, *args: Any, **named: Any) -> int:
@@ -77,9 +53,10 @@ def install_in_stock_rule(patching: Patching) -> None:
             if retractable is not None and running and serves(self):
                 # Stock takes this off the largest want among running requests.
                 wants = [
-                    wanted(self, r, self._swa_tail_len(len(r.origin_input_ids))) for r in running
+                    growth.wanted(decode, r, self._swa_tail_len(len(r.origin_input_ids)))
+                    for r in running
                 ]
-                beyond = max(0, max(wants) - bound(self))
+                beyond = max(0, max(wants) - growth.bound(self))
                 named["retractable_swa_tokens"] = retractable + beyond
             budget: int = inner(self, *args, **named)
             return budget
@@ -95,7 +72,7 @@ def install_in_stock_rule(patching: Patching) -> None:
             # The prompt's tail, of a retracted request too: max_new_tokens has what it decoded.
             held = self._swa_tail_len(len(req.origin_input_ids))
             page = self.token_to_kv_pool_allocator.page_size
-            peak = min(wanted(self, req, held), bound(self))
+            peak = min(growth.wanted(decode, req, held), growth.bound(self))
             need = max(self._prealloc_required_tokens(req)[1], peak)
             size = self.token_to_kv_pool_allocator.size_swa // page * page
             if need <= size:
@@ -113,44 +90,8 @@ def install_in_stock_rule(patching: Patching) -> None:
 
         return _check_if_req_exceed_kv_capacity
 
-    patching.override(f"{QUEUE}._prealloc_kv_lens", make_lengths)
-    patching.override(f"{QUEUE}._prealloc_required_tokens", make_required)
     patching.override(f"{QUEUE}._swa_tail_allocatable_token_budget", make_budget)
     patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
-
-
-def bound(queue: Any) -> int:
-    """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
-
-    Its window, what it decodes until stock evicts again, the page that the window begins in, and
-    the page before it, where stock keeps that too. From 0.5.14 to 0.5.17 stock evicts in every
-    n-th step of the server: a request that does not decode in that step holds more for a while.
-    """
-    if "_swa_bound" not in vars(queue):
-        page = queue.token_to_kv_pool_allocator.page_size
-        window = queue.scheduler.sliding_window_size
-        held = window + eviction_interval(window, page) + page + kept_margin(page)
-        queue._swa_bound = ceil_align(held, page)
-    return int(queue._swa_bound)
-
-
-def eviction_interval(window: int, page_size: int) -> int:
-    """How many tokens a request decodes between two evictions by stock, in tokens."""
-    from sglang.srt.environ import envs
-
-    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL"):
-        return max(1, int(envs.SGLANG_SWA_EVICTION_INTERVAL.get()))
-    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"):
-        part = int(window * envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get())
-        return max(page_size, part // page_size * page_size)
-    return window
-
-
-def kept_margin(page_size: int) -> int:
-    """How many tokens before the window eviction spares, in tokens: a page, 0.5.11 to 0.5.13."""
-    from sglang.srt.environ import envs
-
-    return page_size if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER") else 0
 
 
 def _serving(patching: Patching) -> Callable[[Any], bool]:

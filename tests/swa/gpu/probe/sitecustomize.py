@@ -66,3 +66,11 @@ if os.environ.get("DUMMY_WEIGHTS"):
     dummy_weights.enlarge()
 if _TARGET:
     wrapt.register_post_import_hook(_hook, "sglang.srt.disaggregation.decode")
+if os.environ.get("SWA_POOL_PROBE"):
+    import pool_counts
+
+    pool_counts.watch()
+if os.environ.get("SWA_FREE_PROBE"):
+    import free_counts
+
+    free_counts.watch()

@@ -1,0 +1,161 @@
+"""Stock's own configurator of KV pools, fed with a stand-in for the runner around it.
+
+The factory, the configurators and their arithmetic are the installed sglang's. A stand-in takes
+the place of the model's configuration and of the process's arguments and ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+MODULE = "sglang.srt.model_executor.pool_configurator"
+GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
+
+SETTINGS = {
+    "max_running_requests": 64,
+    "swa_full_tokens_ratio": 0.8,
+    "_swa_full_tokens_ratio_explicitly_set": False,
+    "chunked_prefill_size": 8192,
+    "disable_radix_cache": False,
+    "disable_overlap_schedule": False,
+    "disaggregation_mode": "null",
+    "disaggregation_decode_extra_slots": 0,
+    "speculative_algorithm": None,
+    "speculative_num_draft_tokens": None,
+    "speculative_num_steps": None,
+    "speculative_eagle_topk": None,
+    "enable_unified_memory": False,
+    "enable_hierarchical_cache": False,
+    "swa_prefix_tails": None,
+    "pp_size": 1,
+    "dp_size": 1,
+    "attn_tp_size": 1,
+    "page_size": 1,
+    "kv_cache_dtype": "auto",
+}
+
+
+def pools(
+    available: int, *, window: int, page_size: int, full: int, windowed: int, **changed: Any
+) -> tuple[Any, Any]:
+    """What the release's factory and configurator make of a budget, and the configurator.
+
+    Args:
+        available: bytes for KV.
+        window: in tokens.
+        page_size: in tokens.
+        full: layers that attend to everything.
+        windowed: layers within the window.
+        changed: arguments other than `SETTINGS`.
+    """
+    module = importlib.import_module(MODULE)
+    arguments = SimpleNamespace(**{**SETTINGS, "page_size": page_size, **changed})
+    kept = {name: vars(module)[name] for name in asked_by(module)}
+    try:
+        for name in kept:
+            setattr(module, name, stand_in(name, arguments))
+        made = runner(arguments, window, page_size, full, windowed)
+        with arguments_of_process(arguments):
+            configurator = module.create_memory_pool_configurator(made)
+            return configurator.calculate_pool_sizes(available, page_size), configurator
+    finally:
+        for name, value in kept.items():
+            setattr(module, name, value)
+
+
+def sizes(config: Any) -> tuple[int, int]:
+    """Tokens of the full pool and of the sliding-window pool."""
+    return int(config.full_max_total_num_tokens), int(config.swa_max_total_num_tokens)
+
+
+def cells(configurator: Any) -> tuple[float, float]:
+    """Bytes of a token in the full pool and in the sliding-window pool, over all layers."""
+    a_token = configurator._full_per_token, configurator._swa_per_token
+    return (
+        a_token[0] * configurator._full_layers_num,
+        a_token[1] * configurator._swa_layers_num,
+    )
+
+
+def asked_by(module: Any) -> list[str]:
+    """Names of the module that ask for the process's own arguments or ranks."""
+    names = [f"get_{group}" for group in GROUPS]
+    return [name for name in [*names, "get_attention_tp_size"] if name in vars(module)]
+
+
+def stand_in(name: str, arguments: Any) -> Any:
+    """In the place of a function that `asked_by` names."""
+    return (lambda: 1) if name == "get_attention_tp_size" else (lambda: arguments)
+
+
+class arguments_of_process:  # noqa: N801 - reads as what it does
+    """The groups of arguments of the process, where the release has them."""
+
+    def __init__(self, arguments: Any) -> None:
+        self._arguments, self._kept = arguments, {}
+
+    def __enter__(self) -> None:
+        try:
+            from sglang.srt import runtime_context as module
+        except ImportError:
+            return
+        self._module = module
+        for name in (f"get_{group}" for group in GROUPS):
+            if hasattr(module, name):
+                self._kept[name] = getattr(module, name)
+                setattr(module, name, lambda: self._arguments)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._kept.items():
+            setattr(self._module, name, value)
+
+
+def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int) -> Any:
+    """In the place of a ``ModelRunner``, later a ``KVCacheConfigurator``: what is read of it."""
+    import torch
+
+    layers = list(range(full + windowed))
+    model = SimpleNamespace(
+        full_attention_layer_ids=layers[:full],
+        swa_attention_layer_ids=layers[full:],
+        head_dim=64,
+        v_head_dim=64,
+        swa_head_dim=64,
+        swa_v_head_dim=64,
+        attention_arch=None,
+        hf_config=SimpleNamespace(architectures=["GptOssForCausalLM"]),
+        hf_text_config=SimpleNamespace(),
+        get_num_kv_heads=lambda _: 8,
+        get_swa_num_kv_heads=lambda _: 8,
+    )
+    algorithm = SimpleNamespace(
+        is_none=lambda: True,
+        is_eagle=lambda: False,
+        is_standalone=lambda: False,
+        is_dflash=lambda: False,
+        is_dflash_family=lambda: False,
+    )
+    given = arguments
+    if "get_schedule" in vars(importlib.import_module(MODULE)):
+        # What the operator gave; what follows from it is in the groups.
+        given = SimpleNamespace(**dict.fromkeys(SETTINGS) | {"pp_size": arguments.pp_size})
+    return SimpleNamespace(
+        server_args=given,
+        model_config=model,
+        layer_info=model,
+        kv_cache_dtype=torch.bfloat16,
+        kv_cache_dtype_str="auto",
+        sliding_window_size=window,
+        page_size=page_size,
+        is_hybrid_swa=True,
+        is_draft_worker=False,
+        spec_algorithm=algorithm,
+        spec_aux_config=SimpleNamespace(eagle_draft_num_layers=None),
+        dp_size=1,
+        attn_dp_size=1,
+        ps=SimpleNamespace(attn_dp_size=1, attn_tp_size=1),
+        dflash_draft_cell_size_per_token=None,
+        fused_entry_bytes=lambda _: None,
+    )

@@ -1,0 +1,119 @@
+"""What a request comes to hold of sliding-window KV, and stock's admission given that figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .tail_prealloc import DECODE, QUEUE
+from .window import ceil_align
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+
+def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
+    """From 0.5.12: have stock's rule expect of a request no more than `bound` while `applies`.
+
+    Args:
+        patching: as an install gets it.
+        applies: tells of a ``DecodePreallocQueue`` whether the request priced now is limited.
+    """
+    decode = patching.module(DECODE)
+
+    def make_lengths(inner: Any) -> Any:
+        def _prealloc_kv_lens(self: Any, req: Any) -> tuple[int, int]:
+            full, swa = inner(self, req)
+            if vars(self).get("_swa_prices_allocation") or not applies(self):
+                return full, swa
+            # Why this trick: stock adds max_new_tokens to this length and compares the sum with
+            # the pool, in the midst of one long method. What is beyond the bound comes off here.
+            beyond = max(0, wanted(decode, req, swa) - bound(self))
+            if beyond:
+                patching.ran.seen = True
+            return full, swa - beyond
+
+        return _prealloc_kv_lens
+
+    def make_required(inner: Any) -> Any:
+        def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
+            # Why this trick: stock asks the same method for what it allocates, which nothing
+            # limits. While this flag is up, `_prealloc_kv_lens` answers as stock does.
+            before = vars(self).get("_swa_prices_allocation", False)
+            self._swa_prices_allocation = True
+            try:
+                required: tuple[int, int] = inner(self, req)
+            finally:
+                self._swa_prices_allocation = before
+            return required
+
+        return _prealloc_required_tokens
+
+    patching.override(f"{QUEUE}._prealloc_kv_lens", make_lengths)
+    patching.override(f"{QUEUE}._prealloc_required_tokens", make_required)
+
+
+def wanted(decode: Any, req: Any, held: int) -> int:
+    """Sliding-window tokens that stock's rule wants for a request until it ends.
+
+    Args:
+        decode: the module ``sglang.srt.disaggregation.decode``.
+        req: the request.
+        held: what it holds when it is admitted, in tokens.
+    """
+    new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
+    return held + new
+
+
+def bound(queue: Any) -> int:
+    """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
+
+    Its window, what it decodes until stock evicts again, the page that the window begins in, and
+    the page before it, where stock keeps that too. With speculative decoding a step decodes as
+    many tokens as are drafted, and has slots for the steps in flight besides, as
+    ``compute_swa_request_cap`` (0.5.21 and later) counts them. From 0.5.14 to 0.5.17 stock evicts
+    in every n-th step of the server: a request that does not decode in that step holds more for a
+    while.
+    """
+    if "_swa_bound" not in vars(queue):
+        page = queue.token_to_kv_pool_allocator.page_size
+        window = queue.scheduler.sliding_window_size
+        step, ahead = 1, 0
+        if not queue.scheduler.spec_algorithm.is_none():
+            step, ahead = drafted(queue.scheduler.server_args, page)
+        held = window + eviction_interval(window, page) * step + page + kept_margin(page) + ahead
+        queue._swa_bound = ceil_align(held, page)
+    return int(queue._swa_bound)
+
+
+def drafted(arguments: Any, page_size: int) -> tuple[int, int]:
+    """Tokens that a speculative step decodes at most, and slots allocated beyond those in use.
+
+    Args:
+        arguments: the server's arguments.
+        page_size: in tokens.
+    """
+    tokens = getattr(arguments, "speculative_num_draft_tokens", None) or 1
+    steps = getattr(arguments, "speculative_num_steps", None) or 1
+    branches = getattr(arguments, "speculative_eagle_topk", None) or 1
+    a_step = max(tokens, branches * ceil_align(steps + page_size - 1, page_size))
+    return tokens, 2 * a_step + page_size
+
+
+def eviction_interval(window: int, page_size: int) -> int:
+    """How many steps a request decodes between two evictions by stock."""
+    from sglang.srt.environ import envs
+
+    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL"):
+        return max(1, int(envs.SGLANG_SWA_EVICTION_INTERVAL.get()))
+    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"):
+        part = int(window * envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get())
+        return max(page_size, part // page_size * page_size)
+    return window
+
+
+def kept_margin(page_size: int) -> int:
+    """How many tokens before the window eviction spares, in tokens: a page, 0.5.11 to 0.5.13."""
+    from sglang.srt.environ import envs
+
+    return page_size if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER") else 0

@@ -1,0 +1,60 @@
+"""swa.idle-admission: an idle decode server admits a request that its sliding-window pool serves.
+
+Stock wants room in that pool for the tail of the prompt and for ``min(max_new_tokens, 4096)``
+tokens more (`pop_preallocated`, ``sglang.srt.disaggregation.decode``). Where the pool is smaller,
+a request without ``max_tokens`` waits for ever, and with it every request behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...model.patching import MISSING
+from . import growth
+from .tail_prealloc import QUEUE
+from .window import idle, unserved
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+
+def install(patching: Patching) -> None:
+    """Before 0.5.12, where swa.tail-prealloc asks one method what a request grows to."""
+    serves = _serving(patching)
+
+    def make(inner: Any) -> Any:
+        def peak(self: Any, req: Any, held: int, idle: bool) -> int:
+            """Sliding-window tokens that a request needs until it ends, at most."""
+            tokens: int = inner(self, req, held, idle)
+            if not idle or not serves(self) or tokens <= growth.bound(self):
+                return tokens
+            patching.ran.seen = True
+            return growth.bound(self)
+
+        return MISSING if inner is MISSING else peak
+
+    patching.override(f"{QUEUE}._swa_peak_tokens", make)
+
+
+def install_in_stock_rule(patching: Patching) -> None:
+    """From 0.5.12: stock's own rule, with the bound for the first request of an idle server.
+
+    The first alone: once it has its slots, the pools are no longer whole and the server not idle.
+    """
+    serves = _serving(patching)
+    growth.limit_growth(patching, lambda queue: idle(queue) and serves(queue))
+
+
+def _serving(patching: Patching) -> Callable[[Any], bool]:
+    """A function that tells whether a queue is served; settled once for each queue."""
+
+    def serves(queue: Any) -> bool:
+        if "_swa_idle_served" not in vars(queue):
+            reason = unserved(queue)
+            queue._swa_idle_served = reason is None and queue._uses_swa_tail_prealloc()
+            if reason is not None:
+                patching.gate(reason)
+        return bool(queue._swa_idle_served)
+
+    return serves

@@ -1,0 +1,202 @@
+"""An ordinary server that KV limits, with the pools that this process's patches make.
+
+usage: python pool_load.py OUT.json SHAPE [GPU]     (SHAPE: gpt-oss or gemma)
+
+Boots an Engine of the sglang on PYTHONPATH with a KV budget of so many bytes whatever else is on
+the GPU (`probe/sitecustomize.py` sets it), and dummy weights of a small model whose layers and KV
+heads are of that shape. Sends more long prompts at once than the budget holds, twice, then goes on
+with some of the conversations. Writes tokens that fit, seconds, tokens a second, most requests in
+a batch, retractions, and cached tokens. Run it plain for stock, and under
+``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=swa.pool-ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE))
+
+from in_flight import CONFIG, _live  # noqa: E402
+
+os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
+os.environ.setdefault("SGLANG_DISABLE_CUDNN_CHECK", "1")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Layers of a model, and a load that its KV budget is too small for.
+
+    Attributes:
+        pattern: kinds of layers, repeated.
+        layers: how many.
+        window: in tokens.
+        kv_heads: of one layer.
+        head_dim: of one head.
+        budget: bytes for KV.
+        running: ``--max-running-requests``.
+        prompt: tokens of each prompt.
+        requests: how many at once.
+    """
+
+    pattern: tuple[str, ...]
+    layers: int
+    window: int
+    kv_heads: int
+    head_dim: int
+    budget: int
+    running: int
+    prompt: int
+    requests: int
+
+
+SHAPES = {
+    "gpt-oss": Shape(
+        ("sliding_attention", "full_attention"), 24, 128, 8, 64, 12 << 30, 128, 4000, 256
+    ),
+    "gemma": Shape(
+        ("sliding_attention",) * 5 + ("full_attention",), 24, 1024, 4, 128, 8 << 30, 32, 16_000, 96
+    ),
+}
+OUTPUT = 400
+AGAIN, MORE = 24, 200
+
+
+def main(out: str, name: str, gpu: str = "0") -> int:
+    """Boot, measure and write."""
+    shape = SHAPES[name]
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text(json.dumps(_config(shape)))
+    probe = folder / "probe.json"
+    os.environ["SWA_POOL_PROBE"] = str(probe)
+    os.environ["SWA_POOL_BYTES"] = str(shape.budget)
+
+    import sglang
+
+    wanted: dict[str, Any] = {
+        "model_path": str(folder),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "base_gpu_id": int(gpu),
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "moe_runner_backend": "triton",
+        "context_length": 32_768,
+        "max_running_requests": shape.running,
+        "mem_fraction_static": 0.7,
+        "cuda_graph_max_bs": shape.running,
+        "cuda_graph_max_bs_decode": shape.running,
+        "disable_piecewise_cuda_graph": True,
+        "cuda_graph_backend_prefill": "disabled",
+        "random_seed": 0,
+        "log_level": "info",
+    }
+    known = options()
+    print("dropped", [key for key in wanted if key not in known], flush=True)
+    began = time.monotonic()
+    engine = sglang.Engine(**{key: value for key, value in wanted.items() if key in known})
+    result: dict[str, Any] = {
+        "sglang": sglang.__version__,
+        "selection": os.environ.get("SGLANG_PERF_PATCHES"),
+        "shape": name,
+        "patches": _live(),
+        "boot_s": round(time.monotonic() - began, 1),
+        "loads": [],
+    }
+    print("READY", result["boot_s"], result["patches"], flush=True)
+    prompts = [_prompt(shape, number) for number in range(shape.requests)]
+    _load(engine, [prompt[:500] for prompt in prompts[:8]], 8)  # kernels compile
+    replies: list[list[int]] = []
+    for what in ("all at once", "all at once, other prompts"):
+        if replies:
+            prompts = [_prompt(shape, 1000 + number) for number in range(shape.requests)]
+        Path(f"{probe}.reset").touch()
+        told, replies = _load(engine, prompts, OUTPUT)
+        _write(result, out, {"load": what} | told | _counted(probe))
+    # What the prefix cache still knows of the last ones: their windows are in the smaller pool.
+    longer = [prompts[n] + replies[n] + _prompt(shape, 5000 + n)[:MORE] for n in range(-AGAIN, 0)]
+    Path(f"{probe}.reset").touch()
+    told, _ = _load(engine, longer, 64)
+    _write(result, out, {"load": f"{AGAIN} conversations go on"} | told | _counted(probe))
+    engine.shutdown()
+    return 0
+
+
+def options() -> set[str]:
+    """The arguments that the release's Engine takes."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return {
+        option.removeprefix("--").replace("-", "_")
+        for action in parser._actions
+        for option in action.option_strings
+    }
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    kinds = [shape.pattern[n % len(shape.pattern)] for n in range(shape.layers)]
+    return CONFIG | {
+        "hidden_size": 512,
+        "intermediate_size": 512,
+        "num_hidden_layers": shape.layers,
+        "layer_types": kinds,
+        "num_attention_heads": 2 * shape.kv_heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "sliding_window": shape.window,
+    }
+
+
+def _prompt(shape: Shape, number: int) -> list[int]:
+    state, ids = 12345 + 7919 * number, []
+    for _ in range(shape.prompt):
+        state = (1103515245 * state + 12345) % 2**31
+        ids.append(10 + (state >> 8) % 30000)
+    return ids
+
+
+def _load(
+    engine: Any, prompts: list[list[int]], output: int
+) -> tuple[dict[str, Any], list[list[int]]]:
+    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
+    began = time.monotonic()
+    answers = engine.generate(input_ids=prompts, sampling_params=sampling)
+    seconds = time.monotonic() - began
+    told = {
+        "requests": len(prompts),
+        "seconds": round(seconds, 2),
+        "output_tokens_per_s": round(len(prompts) * output / seconds, 1),
+        "cached_tokens": sum(answer["meta_info"].get("cached_tokens", 0) for answer in answers),
+        "prompt_tokens": sum(map(len, prompts)),
+        "finished": sum(
+            (answer["meta_info"].get("finish_reason") or {}).get("type") == "length"
+            for answer in answers
+        ),
+    }
+    return told, [list(answer.get("output_ids") or ()) for answer in answers]
+
+
+def _counted(probe: Path) -> dict[str, Any]:
+    time.sleep(0.5)
+    return dict(json.loads(probe.read_text())) if probe.exists() else {}
+
+
+def _write(result: dict[str, Any], out: str, load: dict[str, Any]) -> None:
+    result["loads"].append(load)
+    print("LOAD", json.dumps(load), flush=True)
+    Path(out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

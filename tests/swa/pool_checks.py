@@ -1,0 +1,119 @@
+"""Checks of swa.pool-ratio over stock's own configurator of one release."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import sglang_perf_patches
+from sglang_perf_patches.proof.swa.pools import (
+    MODULE,
+    SETTINGS,
+    arguments_of_process,
+    asked_by,
+    pools,
+    runner,
+    sizes,
+    stand_in,
+)
+from sglang_perf_patches.sets.swa import growth, pool_hint, pool_ratio
+
+
+def the_cap_is_stocks(page_size: int = 1) -> int:
+    """Where the release has ``compute_swa_request_cap``: the same sum."""
+    module = importlib.import_module(MODULE)
+    if not hasattr(module, "compute_swa_request_cap"):
+        return 0
+    count = 0
+    for window in (128, 1024):
+        for requests in (1, 8, 300):
+            arguments = SimpleNamespace(**{**SETTINGS, "max_running_requests": requests})
+            kept = {name: vars(module)[name] for name in asked_by(module)}
+            try:
+                for name in kept:
+                    setattr(module, name, stand_in(name, arguments))
+                made = runner(arguments, window, page_size, 12, 12)
+                with arguments_of_process(arguments):
+                    wants = pool_ratio.needs(made)
+                    cap = module.compute_swa_request_cap(
+                        page_size=page_size, window=window, attn_dp_size=1
+                    )
+            finally:
+                for name, value in kept.items():
+                    setattr(module, name, value)
+            assert wants.running == cap, (wants.running, cap)
+            count += 1
+    return count
+
+
+def left_to_stock(page_size: int = 1) -> int:
+    """Each of these alone leaves stock's ratio."""
+    load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
+    budget = 40 << 30
+    sglang_perf_patches.activate("swa.pool-ratio")
+    _, served = pools(budget, **load)
+    assert served._swa_full_tokens_ratio < 0.2, served._swa_full_tokens_ratio
+    alone: tuple[dict[str, Any], ...] = (
+        {"swa_full_tokens_ratio": 0.5},
+        {"max_running_requests": None},
+        {"chunked_prefill_size": -1},
+        {"disaggregation_mode": "prefill"},
+        {"disaggregation_mode": "decode"},
+        {"pp_size": 2},
+        {"enable_hierarchical_cache": True},
+    )
+    for changed in alone:
+        found, configurator = pools(budget, **load, **changed)
+        ratio = changed.get("swa_full_tokens_ratio", 0.8)
+        assert configurator._swa_full_tokens_ratio == ratio, changed
+        sglang_perf_patches.deactivate()
+        assert sizes(pools(budget, **load, **changed)[0]) == sizes(found)
+        sglang_perf_patches.activate("swa.pool-ratio")
+    return len(alone)
+
+
+def by_tokens_too(page_size: int = 1) -> None:
+    """A limit on the tokens, as ``--max-total-tokens`` sets: the same sliding-window pool."""
+    load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
+    sglang_perf_patches.activate("swa.pool-ratio")
+    found, configurator = pools(40 << 30, **load)
+    limited = configurator.calculate_pool_sizes_from_max_tokens(sizes(found)[0] // 2, page_size)
+    assert sizes(limited)[0] == sizes(found)[0] // 2 // page_size * page_size
+    wants = configurator._swa_needs
+    assert wants.with_tails(64) <= sizes(limited)[1] < 0.8 * sizes(limited)[0]
+    tiny = configurator.calculate_pool_sizes_from_max_tokens(4096, page_size)
+    assert sizes(tiny) == (4096, int(4096 * 0.8) // page_size * page_size), "stock's own ratio"
+
+
+def the_hint_is_what_the_patch_does() -> None:
+    """`pool_hint.hint` says of a model's configuration what the patch makes of it."""
+    budget, requests = 40 << 30, 64
+    config = {
+        "num_hidden_layers": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+    }
+    # Releases differ in how often they evict.
+    interval = growth.eviction_interval(128, 1) + growth.kept_margin(1)
+    told = pool_hint.hint(config, requests=requests, kv_bytes=budget, interval=interval)
+    sglang_perf_patches.activate("swa.pool-ratio")
+    load = {"window": 128, "page_size": 1, "full": 12, "windowed": 12}
+    found, configurator = pools(budget, **load, max_running_requests=requests)
+    assert told.ratio == configurator._swa_full_tokens_ratio
+    assert abs(told.full - sizes(found)[0]) <= 2
+    sglang_perf_patches.deactivate()
+    assert told.full_stock == sizes(pools(budget, **load)[0])[0]
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        the_cap_is_stocks,
+        left_to_stock,
+        by_tokens_too,
+        the_hint_is_what_the_patch_does,
+    )
+}

@@ -212,3 +212,68 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     assert done.returncode == 1
     assert "no sglang is installed" in done.stdout
     assert done.stdout.splitlines()[-1] == "refused, and chosen: one.step"
+
+
+MODEL = {
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_attention_heads": 64,
+    "hidden_size": 2880,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}
+OF_SERVER = ("--kv-gib", "20", "--max-running-requests", "64")
+
+
+def test_a_model_gets_a_hint_on_its_pools(throwaway: Throwaway, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    done = doctor(throwaway, "--model", str(tmp_path), *OF_SERVER, "--json")
+    assert done.returncode == 0, done.stderr
+    hint = json.loads(done.stdout)["hint"]
+    assert 0 < hint["ratio"] < 0.8
+    assert hint["full"] > hint["full_stock"] > hint["swa"] > 64 * 128
+    # All that is there is used, and no more: bytes of both pools, by their layers.
+    a_layer = 8 * 64 * 2 * 2
+    used = 12 * a_layer * (hint["full"] + hint["swa"])
+    assert 0.99 * 20 * 2**30 < used <= 20 * 2**30
+    text = doctor(throwaway, "--model", str(tmp_path / "config.json"), *OF_SERVER).stdout
+    assert f"--swa-full-tokens-ratio {hint['ratio']:.3f}" in text
+    half = doctor(throwaway, "--model", str(tmp_path), *OF_SERVER, "--tp-size", "2", "--json")
+    assert json.loads(half.stdout)["hint"]["full_stock"] == pytest.approx(
+        2 * hint["full_stock"], abs=2
+    )
+
+
+def test_the_hint_stands_below_what_an_upgrade_changes(
+    throwaway: Throwaway, other: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "sliding_window": None}))
+    words = ("--sglang-path", str(other), "--model", str(tmp_path), *OF_SERVER)
+    done = doctor(throwaway, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == ("sliding-window pool: the model has no sliding window")
+    assert json.loads(doctor(throwaway, *words, "--json").stdout)["hint"]["ratio"] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "said"),
+    [
+        (None, OF_SERVER, "can't be read"),
+        ("{", OF_SERVER, "is no model's config.json"),
+        ("[]", OF_SERVER, "does not describe a model's attention"),
+        (json.dumps({**MODEL, "num_key_value_heads": None}), OF_SERVER, "does not describe"),
+        (json.dumps(MODEL), (), "--model needs --kv-gib"),
+        (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
+        (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
+    ],
+)
+def test_a_model_that_says_too_little_is_exit_2(
+    throwaway: Throwaway, tmp_path: Path, config: str | None, words: tuple[str, ...], said: str
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    done = doctor(throwaway, "--model", str(tmp_path), *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr

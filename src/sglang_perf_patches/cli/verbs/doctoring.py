@@ -9,7 +9,7 @@ from typing import Any
 from ...judge import upgrade
 from ...judge.source import Tree, TreeError
 from .. import render
-from . import add_json, add_tree, judged, listing, selected, tree_at
+from . import add_json, add_tree, hinting, judged, listing, selected, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Where no sglang is installed here, it says what the patches would do to that one."
@@ -18,21 +18,28 @@ _COLOURS = {"lost": "red", "gained": "green"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The tree to upgrade to."""
+    """The tree to upgrade to, or a model."""
     add_tree(parser)
+    hinting.add_options(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what changes; 1 where the upgrade loses a chosen patch."""
+    hints = {"hint": hinting.data(args)} if args.model is not None else {}
     if args.sglang_path is None and args.sglang_version is None:
-        args.parser.error("one of the arguments --sglang-path --sglang-version is required")
+        if not hints:
+            args.parser.error(
+                "one of the arguments --sglang-path --sglang-version --model is required"
+            )
+        print(json.dumps(hints, indent=2) if args.json else hinting.hint(args).text)
+        return 0
     chosen = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
     try:
         here = tree_at()
     except TreeError:
-        return _judge_alone(there, as_json=args.json)
+        return _judge_alone(there, args)
     prospects = upgrade.compare(judged(here), judged(there))
     lost = upgrade.lost(prospects, chosen.chosen)
     if args.json:
@@ -51,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 for prospect in prospects
             ],
             "lost": lost,
+            **hints,
         }
         print(json.dumps(data, indent=2))
     else:
@@ -68,10 +76,12 @@ def run(args: argparse.Namespace) -> int:
         print(render.table(rows, column=3, colours=_COLOURS))
         if lost:
             print(f"\nlost, and chosen: {', '.join(lost)}")
+        if hints:
+            print(f"\n{hinting.hint(args).text}")
     return 1 if lost else 0
 
 
-def _judge_alone(there: Tree, *, as_json: bool) -> int:
+def _judge_alone(there: Tree, args: argparse.Namespace) -> int:
     """Without a sglang to upgrade from: the verdicts; 1 where a chosen patch is refused."""
     chosen = selected()
     verdicts = judged(there)
@@ -80,7 +90,7 @@ def _judge_alone(there: Tree, *, as_json: bool) -> int:
         for verdict in verdicts
         if verdict.word == "refused" and verdict.patch.id in chosen.chosen
     ]
-    if as_json:
+    if args.json:
         data = {
             "from": None,
             "to": {"version": there.version, "path": str(there.root)},
@@ -96,6 +106,7 @@ def _judge_alone(there: Tree, *, as_json: bool) -> int:
                 for verdict in verdicts
             ],
             "lost": lost,
+            **({"hint": hinting.data(args)} if args.model is not None else {}),
         }
         print(json.dumps(data, indent=2))
     else:
@@ -106,4 +117,6 @@ def _judge_alone(there: Tree, *, as_json: bool) -> int:
         print(render.table(table, column=1, colours=listing.COLOURS))
         if lost:
             print(f"\nrefused, and chosen: {', '.join(lost)}")
+        if args.model is not None:
+            print(f"\n{hinting.hint(args).text}")
     return 1 if lost else 0

@@ -16,10 +16,9 @@ def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
     verdicts = found("0.5.23", "broken_prefill")
     whole = [verdicts.pop(f"{name}, whole") for name in ("pool-write", "first-buffer", "last-row")]
     assert whole == ["equal"] * 3
-    # A buffer without room for what is written can't be written.
     assert verdicts == {
         "pool-write, nothing is copied": "different",
-        "first-buffer, room for less than the prompt": "raised ValueError",
+        "first-buffer, room for less than the prompt": "different",
         "first-buffer, room for 4096": "different",
         "first-buffer, released buffers keep their room": "different",
         "last-row, the first row": "different",

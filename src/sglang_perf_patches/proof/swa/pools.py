@@ -94,7 +94,8 @@ class arguments_of_process:  # noqa: N801 - reads as what it does
     """The groups of arguments of the process, where the release has them."""
 
     def __init__(self, arguments: Any) -> None:
-        self._arguments, self._kept = arguments, {}
+        self._arguments = arguments
+        self._kept: dict[str, Any] = {}
 
     def __enter__(self) -> None:
         try:

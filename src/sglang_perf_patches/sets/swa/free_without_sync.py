@@ -71,7 +71,7 @@ def _install(patching: Patching, allocator: str, whole_pages: Callable[[Any], bo
 
 def _install_evictions(patching: Patching) -> None:
     def make(inner: Any) -> Any:
-        def maybe_evict_swa(self: Any) -> None:
+        def maybe_evict_swa(self: Any) -> Any:
             allocator = self.token_to_kv_pool_allocator
             if not serves(allocator, self, patching):
                 return inner(self)
@@ -182,7 +182,7 @@ def _ranges_of(allocator: Any, pool: Any, req: Any) -> Iterator[None]:
 
 
 def _free(inner: Any, patching: Patching) -> Any:
-    def free(self: Any, free_index: Any) -> None:
+    def free(self: Any, free_index: Any) -> Any:
         if free_index.numel() == 0 or not vars(self).get("_swa_knows_ranges"):
             return inner(self, free_index)
         if not self.is_not_in_free_group:
@@ -208,7 +208,7 @@ def _free(inner: Any, patching: Patching) -> Any:
 
 
 def _free_swa(inner: Any, whole_pages: Callable[[Any], bool]) -> Any:
-    def free_swa(self: Any, free_index: Any) -> None:
+    def free_swa(self: Any, free_index: Any) -> Any:
         if free_index.numel() == 0 or not vars(self).get("_swa_knows_ranges"):
             return inner(self, free_index)
         segments = vars(self).get("_swa_segments")
@@ -239,7 +239,7 @@ def _install_free_swa_at_once(patching: Patching) -> None:
     """0.5.19: in a group, stock finds out at once which slots are mapped, and frees them later."""
 
     def make(inner: Any) -> Any:
-        def free_swa(self: Any, free_index: Any) -> None:
+        def free_swa(self: Any, free_index: Any) -> Any:
             known = None
             if vars(self).get("_swa_knows_ranges") and free_index.numel():
                 known = segment_of(self, free_index)

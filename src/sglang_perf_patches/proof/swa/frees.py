@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -46,7 +43,11 @@ def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> d
         for part in _state(self.worker):
             digest.update(part.numpy().tobytes() + b"|")
 
-    finish, shape = DecodeWorker.finish, episodes.shape
+    finish, shape, init = DecodeWorker.finish, episodes.shape, DecodeWorker.__init__
+
+    def made(self: DecodeWorker, *args: Any) -> None:
+        init(self, *args)
+        _watch(self.allocator, waits)
 
     def in_a_group(self: DecodeWorker, reqs: Any) -> None:
         self.allocator.free_group_begin()
@@ -57,13 +58,13 @@ def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> d
     often = os.environ.get(_INTERVAL)
     os.environ[_INTERVAL] = "3"
     Witness.check = watched  # type: ignore[method-assign]
+    DecodeWorker.__init__ = made  # type: ignore[assignment, method-assign]
     episodes.shape = lambda **named: replace(shape(**named), sorts=sorts)
     if grouped:
         DecodeWorker.finish = in_a_group  # type: ignore[method-assign]
     try:
-        with _frees_watched(waits):
-            for number in range(count):
-                episodes.play(Random(seed + number))  # noqa: S311
+        for number in range(count):
+            episodes.play(Random(seed + number))  # noqa: S311
     finally:
         if often is None:
             del os.environ[_INTERVAL]
@@ -71,6 +72,7 @@ def states(seed: int, count: int, sorts: bool = True, grouped: bool = True) -> d
             os.environ[_INTERVAL] = often
         Witness.check = check  # type: ignore[method-assign]
         DecodeWorker.finish = finish  # type: ignore[method-assign]
+        DecodeWorker.__init__ = init  # type: ignore[method-assign]
         episodes.shape = shape
     return {"digest": digest.hexdigest(), "steps": steps, "waits": dict(waits)}
 
@@ -83,37 +85,21 @@ def _state(worker: DecodeWorker) -> list[Any]:
     return [*(pages.long() for pages in lists), allocator.full_to_swa_index_mapping.long()]
 
 
-@contextmanager
-def _frees_watched(waits: Counter[str]) -> Iterator[None]:
-    """Count, within the allocator's frees, calls whose result has a length of the GPU's."""
-    owner = _allocator_class()
-    kept = {name: getattr(owner, name) for name in ("free", "free_swa", "free_group_end")}
+def _watch(allocator: Any, waits: Counter[str]) -> None:
+    """Count, within this allocator's frees, calls whose result has a length of the GPU's.
 
-    def watched(name: str) -> Any:
-        def call(self: Any, *args: Any) -> Any:
+    On the instance: what is patched are the functions of its class, which nobody else may change.
+    """
+
+    def watched(function: Any) -> Any:
+        def call(*args: Any) -> Any:
             with _Waits(waits):
-                return kept[name](self, *args)
+                return function(*args)
 
         return call
 
-    own = {name for name in kept if name in vars(owner)}
-    try:
-        for name in kept:
-            setattr(owner, name, watched(name))
-        yield
-    finally:
-        for name, function in kept.items():
-            if name in own:
-                setattr(owner, name, function)
-            else:
-                delattr(owner, name)
-
-
-def _allocator_class() -> Any:
-    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
-    if not hasattr(module, "SWATokenToKVPoolAllocator"):
-        module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
-    return module.SWATokenToKVPoolAllocator
+    for name in ("free", "free_swa", "free_group_end"):
+        setattr(allocator, name, watched(getattr(allocator, name)))
 
 
 class _Waits(TorchFunctionMode):  # type: ignore[misc]

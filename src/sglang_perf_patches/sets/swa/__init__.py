@@ -253,8 +253,8 @@ PAGE_SIZE_1 = Patch(
         "s on both sides. Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 "
         "requests queued, 0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 "
         "at 32k, and at 128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of "
-        "6000 decode 6.4 -> 25.8 tokens per step. A real decode server of 0.5.17 on one H200, sliding-window "
-        "pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first token after "
+        "6000 decode 6.4 -> 25.8 tokens per step. A real decode server of 0.5.17 on one H200, "
+        "sliding-window pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first token after "
         "73.5 s -> 1.0 s; prompts of 32k are all refused by stock and all served."
     ),
     condition=(

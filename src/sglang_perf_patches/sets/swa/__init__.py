@@ -254,8 +254,8 @@ PAGE_SIZE_1 = Patch(
         "requests queued, 0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 "
         "at 32k, and at 128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens with a pool of "
         "6000 decode 6.4 -> 25.8 tokens per step. A real decode server of 0.5.17 on one H200, "
-        "sliding-window pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first token after "
-        "73.5 s -> 1.0 s; prompts of 32k are all refused by stock and all served."
+        "sliding-window pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first "
+        "token after 73.5 s -> 1.0 s; prompts of 32k are all refused by stock and all served."
     ),
     condition=(
         "Page size 1, prompts longer than the window, and a sliding-window pool that is the "

@@ -1046,11 +1046,12 @@ _PAGE_TABLE_BOUND = Patch(
     summary="FlashAttention's page tables hold what a speculative step at the context limit reads",
     why=(
         "A speculative step reads past the context by the tokens that it drafts, and for those "
-        "the request pool has room. The rows of FlashAttention's page tables end with the context. "
-        "Near the limit the kernel takes what is there for pages: the next request's, or anything "
-        "at all behind the last row, and the server ends with an illegal memory access. 0.5.13 "
-        "and 0.5.14 end with an AssertionError; up to 0.5.12.post1, and in a verify of 0.5.14 to "
-        "0.5.21, the entries past a row are written into the next request's first pages."
+        "the request pool has room. The rows of FlashAttention's page tables end with the "
+        "context. Near the limit the kernel takes what is there for pages: the next request's, or "
+        "anything at all behind the last row, and the server ends with an illegal memory access. "
+        "0.5.13 and 0.5.14 end with an AssertionError; from 0.5.10 to 0.5.12.post1, and in a "
+        "verify of 0.5.15 to 0.5.21, the entries past a row are written into the next request's "
+        "first pages."
     ),
     how=(
         "Rows of the graphs' tables go on in memory past their width, which stays: by it "

@@ -81,6 +81,7 @@ def using(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.whole_matrix  # six boots
 def test_three_turns_say_what_the_patches_bring(
     environment: Environment, model: Path, tmp_path: Path
 ) -> None:

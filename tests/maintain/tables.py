@@ -1,8 +1,8 @@
 """The documents that are made from the declarations and the released wheels.
 
 ``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``,
-all of ``tests/releases/verdicts.md`` and the page of every patch (see `pages`); ``--check`` only
-says whether they are current.
+its chart (see `gains`), all of ``tests/releases/verdicts.md`` and the page of every patch (see
+`pages`); ``--check`` only says whether they are current.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_perf_patches.judge.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
 
-from . import ROOT, pages
+from . import ROOT, gains, pages
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
@@ -56,26 +56,23 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
 
 
 def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
-    """One row a patch, with the ranges of releases of each verdict."""
-    rows = [["patch", "what it does", "applies", "built-in", "nothing to do", "upstream"]]
+    """One row a patch, with the releases on which it applies; its page has the others."""
+    rows = [["patch", "what it does", "releases", "upstream"]]
     for patch_set in patch_sets:
         for patch in patch_set.patches:
-            ranges = {
-                word: _ranges(
-                    release for release, found in words[patch.id].items() if found == word
-                )
-                for word in ("applies", "built-in", "absent")
-            }
+            applies = _ranges(
+                release for release, word in words[patch.id].items() if word == "applies"
+            )
             built = [name for variant in patch.variants for name in variant.releases]
             if not set(built) <= set(releases.KNOWN):
-                ranges["applies"] = ", ".join(filter(None, ["source builds", ranges["applies"]]))
+                applies = ", ".join(filter(None, ["source builds", applies]))
             links = [f"[#{link.rpartition('/')[2]}]({link})" for link in patch.upstream_links()]
-            opt_in = "" if patch.is_default else " (policy: opt-in)"
+            opt_in = "" if patch.is_default else " (opt-in)"
             rows.append(
                 [
                     f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}",
                     patch.summary,
-                    *(ranges[word] or "-" for word in ("applies", "built-in", "absent")),
+                    applies or "-",
                     " ".join(links) or patch.upstream_note or "beyond upstream",
                 ]
             )
@@ -122,8 +119,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     patch_sets = sets.load()
     words = judge_releases(patch_sets)
+    measured = gains.read(ROOT)
+    page_of = {
+        patch.id: f"{pages.folder(patch)}/{pages.name(patch)}"
+        for patch in by_id(patch_sets).values()
+    }
     makers: dict[str, Callable[[str], str]] = {
-        "README.md": lambda text: replace_block(text, "releases", release_table(patch_sets, words)),
+        "README.md": lambda text: replace_block(
+            replace_block(text, "releases", release_table(patch_sets, words)),
+            "gains",
+            gains.table(measured, page_of),
+        ),
+        gains.CHART: lambda _: gains.chart(measured),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
     }
     for patch in by_id(patch_sets).values():

@@ -5,8 +5,8 @@
 
 Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at every STEP-th call
 that code below the named folders of the framework makes. ``interrupts`` raises a KeyboardInterrupt
-at every line of theirs that runs: the first and the last time that it does, and in what changes
-things each STEP-th time too. Prints a list of what came of each attempt, the first of which is left
+at every line of theirs that runs: the first time that it does, and in what changes things the last
+and each STEP-th time too. Prints a list of what came of each attempt, the first of which is left
 alone.
 """
 
@@ -172,9 +172,9 @@ def at_lines(watched, step, scenario):
         times.setdefault(place, []).append(at)
     chosen = set()
     for place, of_line in times.items():
-        chosen |= {of_line[0], of_line[-1]}
+        chosen.add(of_line[0])
         if place.startswith("live"):
-            chosen |= set(of_line[::step])
+            chosen |= {*of_line[::step], of_line[-1]}
     return [whole, *(forked(interrupted, watched, scenario, at) for at in sorted(chosen))]
 
 

@@ -75,7 +75,7 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
     throwaway: Throwaway, scenario: str, folders: str
 ) -> None:
     """And whoever was interrupted can activate, and take off, as ever."""
-    whole, *outcomes = inject(throwaway, "interrupts", folders, "9", scenario)
+    whole, *outcomes = inject(throwaway, "interrupts", folders, "15", scenario)
     on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
     off = dict.fromkeys(on, False)
     assert whole["effects"] == (off if scenario == "deactivating" else on)

@@ -26,10 +26,10 @@ class _Sides:
 
         self.runner = scheduler.tp_worker.model_runner
         self.pool = self.runner.req_to_token_pool.mamba_pool
-        self.slots = [slot for each in engine._current for slot in each.slots.values()]
-        self.layers = [list(slot.layers) for slot in self.slots]
+        slots = [slot for each in engine._current for slot in each._slots.values()]
+        self.shown = [slot.shown() for slot in slots]
         self.graphs = {"patched": getattr(self.runner, "prefill_cuda_graph_runner", None)}
-        self.said = {"slots": sum(map(bool, self.layers))}
+        self.said = {"slots": sum(bool(change.layers) for change in self.shown)}
         self.kernels = {}
         backend = self.runner.attn_backend
         linear = getattr(backend, "linear_attn_backend", None)
@@ -79,8 +79,8 @@ class _Sides:
         self.turn("patched")
 
     def turn(self, side):
-        for slot, layers in zip(self.slots, self.layers, strict=True):
-            slot._show(layers if side == "patched" else [])
+        for change in self.shown:
+            change.apply() if side == "patched" else change.slot.clear()
         if side in self.kernels:
             self.dispatcher.extend_kernel = self.kernels[side]
         if self.graphs.get(side) is not None:

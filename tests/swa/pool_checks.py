@@ -51,7 +51,7 @@ def left_to_stock(page_size: int = 1) -> int:
     """Each of these alone leaves stock's ratio."""
     load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
     budget = 40 << 30
-    sglang_perf_patches.activate("swa.pool-ratio")
+    _put_on()
     _, served = pools(budget, **load)
     assert served._swa_full_tokens_ratio < 0.2, served._swa_full_tokens_ratio
     alone: tuple[dict[str, Any], ...] = (
@@ -69,14 +69,14 @@ def left_to_stock(page_size: int = 1) -> int:
         assert configurator._swa_full_tokens_ratio == ratio, changed
         sglang_perf_patches.deactivate()
         assert sizes(pools(budget, **load, **changed)[0]) == sizes(found)
-        sglang_perf_patches.activate("swa.pool-ratio")
+        _put_on()
     return len(alone)
 
 
 def by_tokens_too(page_size: int = 1) -> None:
     """A limit on the tokens, as ``--max-total-tokens`` sets: the same sliding-window pool."""
     load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
-    sglang_perf_patches.activate("swa.pool-ratio")
+    _put_on()
     found, configurator = pools(40 << 30, **load)
     limited = configurator.calculate_pool_sizes_from_max_tokens(sizes(found)[0] // 2, page_size)
     assert sizes(limited)[0] == sizes(found)[0] // 2 // page_size * page_size
@@ -99,13 +99,19 @@ def the_hint_is_what_the_patch_does() -> None:
     # Releases differ in how often they evict.
     interval = growth.eviction_interval(128, 1) + growth.kept_margin(1)
     told = pool_hint.hint(config, requests=requests, kv_bytes=budget, interval=interval)
-    sglang_perf_patches.activate("swa.pool-ratio")
+    _put_on()
     load = {"window": 128, "page_size": 1, "full": 12, "windowed": 12}
     found, configurator = pools(budget, **load, max_running_requests=requests)
     assert told.ratio == configurator._swa_full_tokens_ratio
     assert abs(told.full - sizes(found)[0]) <= 2
     sglang_perf_patches.deactivate()
     assert told.full_stock == sizes(pools(budget, **load)[0])[0]
+
+
+def _put_on() -> None:
+    """Have this patch alone live, whatever was."""
+    sglang_perf_patches.deactivate()
+    sglang_perf_patches.activate("swa.pool-ratio")
 
 
 CHECKS = {

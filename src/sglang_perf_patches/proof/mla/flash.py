@@ -30,6 +30,9 @@ VERIFY, EXTEND = ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND_V2
 
 Case = dict[str, Any]
 
+# 0.5.9 compiles what builds its tables, which takes minutes on a CPU: the same code runs eagerly.
+torch.compiler.set_stance("force_eager")
+
 
 def arguments(page: int, steps: int = DRAFT - 1) -> Room:
     """The server's."""

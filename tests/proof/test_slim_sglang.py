@@ -17,6 +17,31 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 BREAKS = {
     "mlx.kv-arena": ("mlx/kv_arena.py", "at = self.longest - 1", "at = self.longest - 2"),
+    "mlx.pool-write": (
+        "mlx/pool_write.py",
+        "inner(self, slots, k_all, v_all)",
+        "inner(self, slots, k_all, k_all)",
+    ),
+    "mlx.first-buffer": (
+        "mlx/first_buffer.py",
+        "self.max_seq_len = room_for(keys.shape[2])",
+        "self.max_seq_len = 1",
+    ),
+    "mlx.last-row": (
+        "mlx/last_row.py",
+        "return hidden[:, -self._rows :] if self.was_cut else hidden",
+        "return hidden[:, : self._rows] if self.was_cut else hidden",
+    ),
+    "mlx.merged-state": (
+        "mlx/merged_state.py",
+        "array[number : number + 1] for array in",
+        "array[:1] for array in",
+    ),
+    "mlx.next-turn": (
+        "mlx/next_turn.py",
+        "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",
+        "common = min(len(turn.tokens), len(prompt) - 1)",
+    ),
     "mlx.step-mask": ("mlx/step_mask.py", '("zeros", shape, dtype)', '("zeros", dtype)'),
     "mla.verify-mask-fill": (
         "mla/verify_mask_fill.py",
@@ -30,13 +55,38 @@ BREAKS = {
     ),
     "mla.shared-draft-tables": (
         "mla/shared_draft_tables.py",
-        "torch.arange(steps - 1, 0, -1,",
-        "torch.arange(steps, 1, -1,",
+        "torch.arange(count - 1, 0, -1,",
+        "torch.arange(count, 1, -1,",
     ),
     "mla.shared-block-tables": (
         "mla/shared_draft_tables.py",
-        "for step in self.attn_backends[1:]:",
-        "for step in self.attn_backends[2:]:",
+        "step.forward_decode_metadata = first.forward_decode_metadata",
+        "step.forward_decode_metadata = None",
+    ),
+    "mla.shared-flashmla-tables": (
+        "mla/shared_draft_tables.py",
+        "step.forward_metadata = self.attn_backends[0].forward_metadata",
+        "step.forward_metadata = None",
+    ),
+    "mla.draft-extend-metadata": (
+        "mla/draft_extend_metadata.py",
+        "metadata.max_seq_len_k = backend.max_context_len",
+        "metadata.max_seq_len_k = 1",
+    ),
+    "mla.page-table-bound": (
+        "mla/page_table_bound.py",
+        "whole[:, :width] = table",
+        "whole[:, 1:width] = table[:, 1:]",
+    ),
+    "mamba.gdn-prefill-graph": (
+        "mamba/prefill_tables.py",
+        "self.slots[:count].copy_(slots)",
+        "self.slots[:count].copy_(slots.flip(0))",
+    ),
+    "mamba.gdn-prefill-graph-triton": (
+        "mamba/prefill_tables.py",
+        "self._destinations[:count].copy_(tracked.slots)",
+        "self._destinations[:count].copy_(tracked.slots.flip(0))",
     ),
     "mamba.zero-sync": (
         "mamba/zero_sync.py",
@@ -64,9 +114,19 @@ BREAKS = {
         'record_evicted(decode, named["req"], length)',
     ),
     "swa.window-bounded-admission": (
-        "swa/window_bounded_admission.py",
+        "swa/growth.py",
         "ceil_align(held, page)",
-        "ceil_align(64 * window, page)",
+        "ceil_align(64 * held, page)",
+    ),
+    "swa.idle-admission": (
+        "swa/idle_admission.py",
+        "lambda queue: idle(queue) and serves(queue)",
+        "lambda queue: False",
+    ),
+    "swa.pool-ratio": (
+        "swa/pool_ratio.py",
+        "full_cell=cell - ratio * swa_cell,",
+        "full_cell=cell,",
     ),
     "swa.evict-before-retract": (
         "swa/evict_before_retract.py",

@@ -180,6 +180,7 @@ def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) 
     assert {outcome["reason"].partition(":")[0] for outcome in skipped} <= {"built-in", "absent"}
 
 
+@pytest.mark.whole_matrix  # everything once more
 def test_it_fails_on_each_patch_that_is_broken(
     whole: tuple[int, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -64,12 +64,15 @@ def draw_replays(random: Random) -> Replays:
 
 
 def _within(batch: Batch) -> Batch:
-    """No state is tracked after a request's last token: there metadata can say so, no kernel."""
+    """Two requests at most, which is what Triton's interpreter gets through.
+
+    No state is tracked after a request's last token: there metadata can say so, no kernel.
+    """
     ends = [request.cached + request.new for request in batch.requests]
     requests = [
         replace(request, seqlen=None if (request.seqlen or 0) > end else request.seqlen)
         for request, end in zip(batch.requests, ends, strict=True)
-    ]
+    ][:2]
     return replace(batch, requests=tuple(requests))
 
 

@@ -30,8 +30,8 @@ ROWS = "mamba.lightning-rows"
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
 
-REPLAYS = 4
-"""Drawn replays: each takes seconds."""
+REPLAYS = 1
+"""Drawn replays: each takes up to a minute of Triton's interpreter."""
 
 ONE_FORWARD = 15
 """Waits that mamba.track-mask leaves, however many layers there are."""
@@ -60,7 +60,7 @@ def prefill_graph(inputs: Inputs) -> int:
     wanted = [*BUCKETS, *inputs(draw_replays, REPLAYS)]
     replayed = Captured(gdn()).replayed
     return alike([[PREFILL_GRAPH]], replayed, wanted) + alike(
-        [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-2:]
+        [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-1:]
     )
 
 
@@ -70,7 +70,7 @@ def prefill_graph_triton(_: Inputs) -> int:
         "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
     ).FlashInferGDNKernel
     servers = object.__new__(kernels)  # nothing of it may be asked
-    wanted = BUCKETS[-2:]
+    wanted = BUCKETS[-1:]
     return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
 
 

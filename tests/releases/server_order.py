@@ -1,7 +1,8 @@
 """Switch every exact patch on, then import as a server does: ``python server_order.py FIRST …``.
 
 The release is on PYTHONPATH. After the modules that are given, each module that a waiting patch
-names is imported too. Prints one JSON line: patch → its state and the reason.
+names is imported too. Prints two JSON lines: patch → its state and the reason; and module → why
+it can't be imported here, of those that a waiting patch names.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ def main(first: list[str]) -> None:
     ours.activate("all")
     for name in first:
         importlib.import_module(name)
+    failed: dict[str, str] = {}
     waiting = [state.id for state in ours.activate().patches if state.state == "pending"]
     for id in waiting:
         for variant in by_id(sets.load())[id].variants:
             for name in variant.modules():
                 try:
                     importlib.import_module(name)
-                except ImportError:  # of another release, or it needs MLX
-                    continue
+                except ImportError as error:  # of another release, or it needs MLX or a GPU
+                    failed[name] = str(error)
     states = {state.id: [state.state, state.reason] for state in ours.activate().patches}
     print(json.dumps(states))
+    print(json.dumps({"failed": failed}))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Seen:
         states: of the patches in the scheduler, with their reasons.
         run: which of them had run.
         calls: how many times the other plugin's function was called.
-        origins: the file of the code that a name had while the server answered.
+        origins: the files of the code that a name had while the server answered.
         log: what the server said.
     """
 
@@ -55,14 +55,13 @@ class Seen:
     states: dict[str, tuple[str, str]]
     run: list[str]
     calls: int
-    origins: dict[str, str]
+    origins: dict[str, list[str]]
     log: str
 
     def is_ours(self, name: str) -> bool:
         """Whether a definition had code of ours."""
-        found = [file for reference, file in self.origins.items() if reference.endswith(name)]
-        assert len(found) == 1
-        return "sglang_perf_patches" in Path(found[0]).parts
+        [files] = [files for reference, files in self.origins.items() if reference.endswith(name)]
+        return any("sglang_perf_patches" in Path(file).parts for file in files)
 
 
 @pytest.fixture(scope="module", params=["theirs first", "ours first"])
@@ -137,7 +136,8 @@ def test_under_run_a_wrapper_is_reported(replaced: Seen) -> None:
 
 def test_what_a_patch_in_conflict_superseded_takes_its_place(replaced: Seen) -> None:
     assert replaced.states["mlx.step-mask"] == ("live", "")
-    assert replaced.run == ["mlx.step-mask"]
+    assert "mlx.step-mask" in replaced.run
+    assert "mlx.kv-arena" not in replaced.run
 
 
 def test_the_server_answers_and_alike(wrapped: Seen, replaced: Seen) -> None:

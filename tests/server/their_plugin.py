@@ -83,11 +83,15 @@ def counted():
 
 
 def origin(reference):
-    """The file of the code that a name has in this process."""
+    """The files of the code that runs for a name in this process, outermost first."""
+    from sglang_perf_patches.live.trampoline import callee_of
+
     module, _, name = reference.partition(":")
     owner, _, name = name.rpartition(".")
     held = vars(getattr(sys.modules[module], owner) if owner else sys.modules[module])[name]
-    held = getattr(held, "__func__", held)
-    while hasattr(held, "__wrapped__"):
-        held = held.__wrapped__
-    return held.__code__.co_filename
+    files = []
+    while held is not None:
+        held = getattr(held, "__func__", held)
+        files.append(held.__code__.co_filename)
+        held = callee_of(held) or getattr(held, "__wrapped__", None)
+    return files

@@ -18,6 +18,7 @@ PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
 PROMPTS = (8192, 32_768, 131_072)
 
 EPISODES = {"episodes": 30, "shrink": False}
+NOT_WHEN_IDLE = "swa,-swa.idle-admission"
 SYNCING = "swa,-swa.free-without-sync"
 FREES = [{"seed": 7, "count": 2, "sorts": n < 2, "grouped": n % 2 == 0} for n in range(4)]
 """Episodes whose pools are compared step by step: with and without sorting, groups of frees."""
@@ -31,7 +32,7 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     ),
     "0.5.12": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {}),
-        (["clear_before_tail", "unmap_pages"], "play", EPISODES),
+        (["clear_before_tail", "_unmap"], "play", EPISODES),
         ([], "play", EPISODES),
     ),
     "0.5.17": (
@@ -45,6 +46,8 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     ),
 }
 """Which functions of the patches to put out of work on a release, and the job that notices.
+
+``unmap_pages`` works where swa.free-without-sync, which unmaps by itself, is off.
 
 None of them: stock alone, which on 0.5.12 lets two requests own a slot (sgl-project/sglang#25805).
 """
@@ -90,7 +93,9 @@ def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
     if old:
         add("copies", "copies_hold_what_is_mapped")
         add("copies whole", "copies_hold_what_is_mapped", page_size=1, chunk=1000)
+        add("not when idle: select", "select", text=NOT_WHEN_IDLE)
         add("blocked", "refuses_what_would_block_for_ever")
+        add("exact beside idle: select", "select", text=EXACT)
         add("resumed", "resumes_what_fits_in_pages")
     if not before(release, "0.5.18"):
         for page in (1, 64):
@@ -139,7 +144,8 @@ def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
     add("prove", "prove", patches=proven(release))
     for names, job, arguments in BROKEN.get(release, ()):
         key = f"broken: {', '.join(names)}: {job} {arguments}"
-        given = {"names": names, "selection": EXACT if names else "none", "job": job}
+        live = SYNCING if "unmap_pages" in names else EXACT if names else "none"
+        given = {"names": names, "selection": live, "job": job}
         add(key, "broken", **given, arguments=arguments)
     return jobs
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 import released
 import tiers
+from sglang_perf_patches import sets
 
 _SCRIPT = Path(__file__).parent / "support" / "prove.py"
 
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
+Shown = Callable[[str, str, tuple[str, ...], Iterable[str]], tuple[str, ...]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_matrix: left out of the default tier")
     config.addinivalue_line("markers", "sampled: every fourth release in the default tier")
+    config.addinivalue_line("markers", "ends: oldest and newest release in the default tier")
+    if not tiers.is_whole(config):
+        os.environ.setdefault(tiers.DEPTH, "1")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -37,6 +43,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=tiers.weight)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(tiers.group_of(item)))
+
+
+@pytest.fixture(scope="session")
+def shown(pytestconfig: pytest.Config) -> Shown:
+    """``shown(name, release, patches, matrix)``: those that this run proves of a set's patches."""
+
+    def choose(
+        name: str, release: str, patches: tuple[str, ...], matrix: Iterable[str]
+    ) -> tuple[str, ...]:
+        if tiers.is_whole(pytestconfig):
+            return patches
+        return tiers.shown_there(sets.declared(name).patches, release, patches, matrix)
+
+    return choose
 
 
 @pytest.fixture(scope="session")

@@ -13,15 +13,15 @@ import released
 
 _WORKER = Path(__file__).with_name("worker.py")
 
-Found = Callable[[str], Any]
+Found = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
 def found() -> Found:
-    """``found(release)``: what `worker.py` printed on that release, run once."""
+    """``found(release)``: what `worker.py` printed on that release, run once; or of one part."""
 
     @cache
-    def run(release: str) -> Any:
-        return released.answers(released.tree(release), _WORKER)[-1]
+    def run(release: str, *parts: str) -> Any:
+        return released.answers(released.tree(release), _WORKER, *parts)[-1]
 
     return run

@@ -1,7 +1,8 @@
 """What stock sglang of the release on PYTHONPATH waits for, and what the patches leave of it.
 
-Prints one JSON object: for each part what was found, for the tests to judge. That both compute the
-same is `sglang_perf_patches.proof`'s to show.
+Prints one JSON object: for each part what was found, for the tests to judge; for ``names`` as its
+argument stock's part of that name alone. That both compute the same is shown by
+`sglang_perf_patches.proof`.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -285,4 +286,7 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["names"]:
+        print(json.dumps({"names": names()}))
+    else:
+        main()

@@ -18,13 +18,18 @@ Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def checked() -> Checked:
-    """``checked(release, checks)``: each check's traceback or None, from one process."""
+    """``checked(release, patches)``: of one process, each patch's line and each check's error.
+
+    A line is under the patch's id, a check's traceback, or None, under the check's name.
+    """
 
     @cache
-    def run(release: str, checks: tuple[str, ...]) -> dict[str, Any]:
-        lines = released.answers(released.tree(release), _WORKER, *checks)
-        found = {line["check"]: line["error"] for line in lines}
-        assert set(found) == set(checks)
-        return found
+    def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
+        lines = released.answers(released.tree(release), _WORKER, *patches)
+        found = {line["check"]: line["error"] for line in lines if "check" in line}
+        proved = {line["patch"]: line for line in lines if "patch" in line}
+        assert set(proved) == set(patches)
+        assert len(found) == len(patches)
+        return found | proved
 
     return run

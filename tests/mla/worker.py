@@ -1,6 +1,7 @@
-"""Run checks on one sglang release: ``python worker.py CHECK…``, the release on PYTHONPATH.
+"""Prove and check patches on one release: ``python worker.py PATCH…``, its tree on PYTHONPATH.
 
-Prints one JSON line per check: its name, and the traceback where it failed, else null.
+Prints the lines of the patches' cases, and one per check: its name, and the traceback where it
+failed, else null. Both in one process, whose imports take longer than most checks.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import sys
 import time
 import traceback
 
+import prove
 from sglang_perf_patches.proof import mla
 
 os.environ["SGLANG_PERF_PATCHES"] = "none"  # nothing goes live but what a check makes live
 mla.prepare()
 
 
-def main(names: list[str]) -> None:
-    """Run the checks."""
-    for name in names:
+def main(patches: list[str]) -> None:
+    """Prove the patches, then run their checks."""
+    prove.main(patches)
+    for name in (id.removeprefix("mla.").replace("-", "_") for id in patches):
         began = time.monotonic()
         error = None
         try:

@@ -13,6 +13,7 @@ from sglang_perf_patches.sets.mlx.cache_growth import ATTENTION
 Found = Callable[..., Any]
 
 
+@pytest.mark.whole_matrix  # thousands of tokens
 def test_stock_raises_when_a_batched_decode_crosses_4096_tokens(found: Found) -> None:
     stock = found("0.5.11", "crossing_4096")["stock"]
     assert stock["buffer"] == 4096

@@ -144,12 +144,19 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     assert text.count(before) == 1
 
 
-def verify(source: Path) -> tuple[int, dict[str, Any]]:
+QUICK = (
+    *("mlx.pool-write", "mla.page-table-bound", "mamba.mamba2-chunk-indices"),
+    "swa.pool-ratio",
+)
+"""One of each set, whose proof takes seconds."""
+
+
+def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
     """What the command finds with the package of a folder: its exit code, and each outcome."""
     environment = sglang_environment("0.5.23")
     install_checkout(environment)
     done = subprocess.run(
-        [environment.python, "-m", "sglang_perf_patches", "verify", "--json"],
+        [environment.python, "-m", "sglang_perf_patches", "verify", "--json", *patches],
         env=variables(PYTHONPATH=source),
         capture_output=True,
         text=True,
@@ -160,11 +167,36 @@ def verify(source: Path) -> tuple[int, dict[str, Any]]:
     return done.returncode, found
 
 
+def broken(folder: Path, *patches: str) -> Path:
+    """A copy of the package in which these patches are broken."""
+    source = shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, before, after in (BREAKS[patch] for patch in patches):
+        path = source / "sglang_perf_patches" / "sets" / file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(before, after), encoding="utf-8")
+    return source
+
+
+def test_a_patch_of_each_set_is_equal() -> None:
+    code, found = verify(SOURCE, *QUICK)
+    assert code == 0, found
+    assert {found[id]["word"] for id in QUICK} == {"equal"}
+    assert all(found[id]["compared"] > 0 for id in QUICK)
+
+
+def test_it_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
+    patch = "mla.page-table-bound"
+    code, found = verify(broken(tmp_path, patch), patch)
+    assert code == 1
+    assert found[patch]["word"] in {"different", "failed"}
+
+
 @pytest.fixture(scope="module")
 def whole() -> tuple[int, dict[str, Any]]:
     return verify(SOURCE)
 
 
+@pytest.mark.whole_matrix
 def test_every_set_has_patches_that_are_equal(whole: tuple[int, dict[str, Any]]) -> None:
     code, found = whole
     assert code == 0, found
@@ -173,6 +205,7 @@ def test_every_set_has_patches_that_are_equal(whole: tuple[int, dict[str, Any]])
     assert all(found[id]["compared"] > 0 for id in equal)
 
 
+@pytest.mark.whole_matrix
 def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) -> None:
     _, found = whole
     assert set(found) == {p.id for name in sets.NAMES for p in sets.declared(name).patches}
@@ -184,14 +217,9 @@ def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) 
 def test_it_fails_on_each_patch_that_is_broken(
     whole: tuple[int, dict[str, Any]], tmp_path: Path
 ) -> None:
-    broken = shutil.copytree(SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for file, before, after in BREAKS.values():
-        path = broken / "sglang_perf_patches" / "sets" / file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(before, after), encoding="utf-8")
     _, found = whole
     assert set(BREAKS) == {id for id, outcome in found.items() if outcome["word"] == "equal"}
-    code, found = verify(broken)
+    code, found = verify(broken(tmp_path, *BREAKS))
     assert code == 1
     unnoticed = [id for id in BREAKS if found[id]["word"] not in {"different", "failed"}]
     assert unnoticed == []

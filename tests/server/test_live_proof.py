@@ -1,7 +1,7 @@
 """Every process of a real stock server says what is live in it, and to which server it belongs.
 
 Where a release loads no plugins, or not in every process, ``run`` reaches what is left. Four
-servers of three releases: about two minutes on two free cores.
+servers of three releases, three of them in the default tier.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def two_servers(folder: Path) -> tuple[Seen, Seen]:
     )
 
 
-@pytest.fixture(scope="module", params=["by plugin", "under run"])
+@pytest.fixture(
+    scope="module",
+    params=["by plugin", pytest.param("under run", marks=pytest.mark.whole_matrix)],
+)
 def many(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Seen]:
     """The newest release with a data-parallel controller and two tokenizer workers."""
     run = request.param == "under run"

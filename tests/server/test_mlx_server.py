@@ -1,7 +1,4 @@
-"""A real stock server of the newest release: patched, it replies as it does without, and says so.
-
-Takes about a minute and a half on two cores, and as much again to make the environment once.
-"""
+"""A stock server of the newest release: patched, it replies as it does without, and says so."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from mlx_server_on_cpu import Outcome, serve, what_is_wrong, write_model
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
-_REQUESTS = workload(16)
+_REQUESTS = workload(8)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Beside another plugin in a real stock server: its wrappers work, and what it replaces is its own.
 
-Three servers of the newest release: about a minute and a half on two free cores.
+Three servers of the newest release, two of them in the default tier.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Seen:
         return any("sglang_perf_patches" in Path(file).parts for file in files)
 
 
-@pytest.fixture(scope="module", params=["theirs first", "ours first"])
+@pytest.fixture(
+    scope="module",
+    params=["theirs first", pytest.param("ours first", marks=pytest.mark.whole_matrix)],
+)
 def wrapped(request: pytest.FixtureRequest, folder: Path) -> Seen:
     """A server whose other plugin wraps one target and replaces others."""
     places = [_distribution(folder, _THEIRS)]

@@ -7,6 +7,7 @@ instead of a few seeds.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from random import Random
@@ -20,8 +21,11 @@ from sglang_perf_patches.proof import worker
 
 T = TypeVar("T")
 
-EXAMPLES = 4
-"""Besides a case's own edges, on each of some 16 releases."""
+FULL_DEPTH = 4
+"""Inputs that a case draws beside its own edges, on each of some 16 releases."""
+
+DEPTH = int(os.environ.get("SGLANG_PERF_PATCHES_TESTS_DEPTH", FULL_DEPTH))
+"""How many of them this run draws (see `tiers.DEPTH`)."""
 
 
 def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
@@ -29,7 +33,7 @@ def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
     found: list[T] = []
 
     @settings(
-        max_examples=EXAMPLES if count is None else count,
+        max_examples=DEPTH if count is None else -(-count * DEPTH // FULL_DEPTH),
         derandomize=True,
         database=None,
         deadline=None,

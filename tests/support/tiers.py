@@ -6,6 +6,9 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 - in the folder of a set, it plays the oldest and the newest release of each file, and so many more
   that each body of ours, which is what a variant names as its ``install``, runs on a release that
   it is declared for;
+- on those further releases it proves the patches alone whose bodies the oldest and the newest
+  don't show (`shown_there`), and leaves out a test marked ``ends``;
+- a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
 - a test marked ``sampled`` it plays on every fourth release and the newest;
 - a test marked ``whole_matrix`` it leaves out.
 
@@ -23,21 +26,51 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch
 
+DEPTH = "SGLANG_PERF_PATCHES_TESTS_DEPTH"
+"""The variable that tells what a test starts how many inputs to draw; all of them without it."""
+
 FIRST = ("server", "proof", "swa", "mamba", "mla", "mlx", "releases")
 """Folders in the order of their longest tests, so that no long one is left for the end."""
 
 
 def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """The tests among `items` that this run's tier does not play."""
-    if config.getoption("--all") or _names_a_release(config):
+    if is_whole(config):
         return []
-    played = _played(items)
+    played, ends = _played(items), _ends(items)
     return [
         item
         for item in items
         if item.get_closest_marker("whole_matrix")
         or ((release := release_of(item)) and release not in played.get(item.path, {release}))
+        or (release and item.get_closest_marker("ends") and release not in ends[item.path])
     ]
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether a run plays all that it collects, at full depth."""
+    return bool(config.getoption("--all")) or _names_a_release(config)
+
+
+def shown_there(
+    patches: Iterable[Patch], release: str, ids: Sequence[str], matrix: Iterable[str]
+) -> tuple[str, ...]:
+    """Of the patches that apply to a release, those that the default tier proves there.
+
+    Args:
+        patches: of the set.
+        release: one of the matrix.
+        ids: the patches that apply.
+        matrix: the releases that the set's tests know.
+    """
+    by_age = sorted(matrix, key=releases.KNOWN.index)
+    ends = {by_age[0], by_age[-1]}
+    if release in ends:
+        return tuple(ids)
+    only_there = {
+        id for (id, _), where in bodies(patches).items() if release in where and not where & ends
+    }
+    return tuple(id for id in ids if id in only_there)
 
 
 def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
@@ -109,6 +142,18 @@ def _played(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
             needed = bodies(sets.declared(path.parent.name).patches).values()
             played[path] = {by_age[0], by_age[-1]} | (covering(needed, of_set) & matrix)
     return played
+
+
+def _ends(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
+    """The oldest and the newest release of each file."""
+    matrices: dict[Path, set[str]] = {}
+    for item in items:
+        if release := release_of(item):
+            matrices.setdefault(item.path, set()).add(release)
+    return {
+        path: {min(found, key=releases.KNOWN.index), max(found, key=releases.KNOWN.index)}
+        for path, found in matrices.items()
+    }
 
 
 def _names_a_release(config: pytest.Config) -> bool:

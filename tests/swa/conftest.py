@@ -20,8 +20,8 @@ Jobs = Callable[..., list[dict[str, Any]]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--swa-episodes N``: how many random episodes each release plays."""
-    parser.addoption("--swa-episodes", type=int, default=30)
+    """``--swa-episodes N``: random episodes on each release; else 30, in the default tier 8."""
+    parser.addoption("--swa-episodes", type=int)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import released
 
 
+@pytest.mark.whole_matrix
 def test_bench_compares_stock_and_patched(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     command = ("-m", "sglang_perf_patches", "bench", "swa", "--quick", "--json", "--html", page)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from groups import ALL, EXACT, GROUPS
 
+import tiers
 from sglang_perf_patches.model import releases
 
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
@@ -53,15 +54,31 @@ None of them: stock alone, which on 0.5.12 lets two requests own a slot (sgl-pro
 """
 
 Jobs = Callable[..., list[dict[str, Any]]]
+Shown = Callable[..., tuple[str, ...]]
 
 
 def before(release: str, other: str) -> bool:
     return releases.KNOWN.index(release) < releases.KNOWN.index(other)
 
 
-def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
-    """``(key, job, arguments)`` of everything that one process does for a release."""
-    jobs: list[tuple[str, str, dict[str, Any]]] = []
+Plan = list[tuple[str, str, dict[str, Any]]]
+"""``(key, job, arguments)`` of everything that one process does for a release."""
+
+
+def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
+    """The cases of ``verify`` of these patches, and what is broken on purpose."""
+    jobs: Plan = [("prove", "prove", {"patches": patches})]
+    for names, job, arguments in BROKEN.get(release, ()):
+        key = f"broken: {', '.join(names)}: {job} {arguments}"
+        live = SYNCING if "unmap_pages" in names else EXACT if names else "none"
+        given = {"names": names, "selection": live, "job": job, "arguments": arguments}
+        jobs.append((key, "broken", given))
+    return jobs
+
+
+def plan_in_depth(release: str, episodes: int) -> Plan:
+    """Every check of a release, with so many random episodes."""
+    jobs: Plan = []
 
     def add(key: str, job: str, /, **arguments: Any) -> None:
         jobs.append((key, job, arguments))
@@ -141,12 +158,6 @@ def plan(release: str, episodes: int) -> list[tuple[str, str, dict[str, Any]]]:
     add("guard", "evicts_only_where_it_would_retract")
     add("play all", "play", episodes=episodes // 2)
     add("states all", "states")
-    add("prove", "prove", patches=proven(release))
-    for names, job, arguments in BROKEN.get(release, ()):
-        key = f"broken: {', '.join(names)}: {job} {arguments}"
-        live = SYNCING if "unmap_pages" in names else EXACT if names else "none"
-        given = {"names": names, "selection": live, "job": job}
-        add(key, "broken", **given, arguments=arguments)
     return jobs
 
 
@@ -167,12 +178,20 @@ def proven(release: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
+def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dict[str, Any]:
     """Everything one release answers; a job that failed is its traceback, as text."""
-    jobs = plan(request.param, request.config.getoption("--swa-episodes"))
+    whole = tiers.is_whole(request.config)
+    episodes = request.config.getoption("--swa-episodes") or (30 if whole else 8)
+    in_depth = whole or request.param in (GROUPS[0], GROUPS[-1])
+    jobs = plan_in_depth(request.param, episodes) if in_depth else []
+    jobs += plan_of_proof(request.param, _proved(shown, request.param))
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
     found = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}
     return {"release": request.param, **found}
+
+
+def _proved(shown: Shown, release: str) -> tuple[str, ...]:
+    return shown("swa", release, tuple(proven(release)), GROUPS)
 
 
 def value(answers: dict[str, Any], key: str) -> Any:
@@ -190,6 +209,7 @@ def test_every_check_passes(answers: dict[str, Any]) -> None:
     assert not failed, f"{answers['release']}\n" + "\n".join(failed)
 
 
+@pytest.mark.ends
 def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
     states = value(answers, "states all")
     for id in (
@@ -206,6 +226,7 @@ def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
         assert tail[0] == "built-in"
 
 
+@pytest.mark.ends
 def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> None:
     for page in (1, 64):
         stock = value(answers, f"stock: plenty {page}")
@@ -213,6 +234,7 @@ def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> 
         assert value(answers, f"all: plenty {page}") == stock
 
 
+@pytest.mark.ends
 def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
     answers: dict[str, Any],
 ) -> None:
@@ -227,6 +249,7 @@ def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
             assert exact >= value(answers, f"stock: short {page}")["admitted"] > 0
 
 
+@pytest.mark.ends
 def test_admission_at_page_64(answers: dict[str, Any]) -> None:
     if not before(answers["release"], "0.5.12"):
         return
@@ -238,6 +261,7 @@ def test_admission_at_page_64(answers: dict[str, Any]) -> None:
     assert [answer["held"] for answer in exact] == [[4096]] * 3
 
 
+@pytest.mark.ends
 def test_admission_at_page_1(answers: dict[str, Any]) -> None:
     if f"stock: unpaged {PROMPTS[0]}" not in answers:
         return
@@ -250,6 +274,7 @@ def test_admission_at_page_1(answers: dict[str, Any]) -> None:
     assert [answer["held"] for answer in exact] == [[128]] * 3
 
 
+@pytest.mark.ends
 def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
     greedy = value(answers, "stock: greedy")
     assert greedy["admitted"] == 0
@@ -262,6 +287,7 @@ def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
     assert value(answers, "bounded speculating")["admitted"] == 1
 
 
+@pytest.mark.ends
 def test_frees_leave_what_stocks_leave(answers: dict[str, Any]) -> None:
     if not before(answers["release"], "0.5.20"):
         return
@@ -276,6 +302,7 @@ def test_frees_leave_what_stocks_leave(answers: dict[str, Any]) -> None:
             assert sum(ours["waits"].values()) < sum(stock["waits"].values())
 
 
+@pytest.mark.ends
 def test_evicting_comes_before_retracting(answers: dict[str, Any]) -> None:
     exact = value(answers, "exact: pressed")
     evicting = value(answers, "all: pressed")
@@ -283,10 +310,10 @@ def test_evicting_comes_before_retracting(answers: dict[str, Any]) -> None:
     assert evicting["retractions"] < exact["retractions"]
 
 
-def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any]) -> None:
+def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any], shown: Shown) -> None:
     """The cases of ``verify``, with inputs from hypothesis."""
     lines = {line["patch"]: line for line in value(answers, "prove")}
-    assert list(lines) == proven(answers["release"])
+    assert tuple(lines) == _proved(shown, answers["release"])
     for patch, line in lines.items():
         assert line.get("compared", 0) > 0, f"{answers['release']}, {patch}: {line}"
 

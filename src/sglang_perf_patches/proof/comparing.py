@@ -11,7 +11,7 @@ import sglang_perf_patches
 
 from ..judge import source
 from ..live import engine as activation
-from . import Different
+from . import Different, Inputs
 
 T = TypeVar("T")
 
@@ -73,6 +73,11 @@ def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool 
         if difference:
             raise Different(f"{patch}, {value!r}: {difference}")
     return len(inputs)
+
+
+def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
+    """The first of a case's own scenarios: all, or fewer where `inputs` draws fewer than asked."""
+    return list(scenarios[: len(inputs(lambda random: random.random(), len(scenarios)))])
 
 
 def differs(expected: Any, found: Any, where: str = "result") -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import Different, Inputs
+from ..comparing import some
 from . import play, waits
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
@@ -57,7 +58,7 @@ def mamba2() -> Play:
 
 def prefill_graph(inputs: Inputs) -> int:
     """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
-    wanted = [*BUCKETS, *inputs(draw_replays, REPLAYS)]
+    wanted = [*some(inputs, BUCKETS), *inputs(draw_replays, REPLAYS)]
     replayed = Captured(gdn()).replayed
     return alike([[PREFILL_GRAPH]], replayed, wanted) + alike(
         [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-1:]
@@ -77,8 +78,9 @@ def prefill_graph_triton(_: Inputs) -> int:
 def track_mask(inputs: Inputs) -> int:
     """``mamba.track-mask``: forwards and metadata; it leaves the queries of one forward."""
     drawn = [*EDGES, *inputs(draw, METADATA)]
+    forwards = some(inputs, [*FORWARDS.values()])
     return (
-        alike([[TRACK_MASK]], gdn().forwards, [*FORWARDS.values()], most=2 * ONE_FORWARD)
+        alike([[TRACK_MASK]], gdn().forwards, forwards, most=2 * ONE_FORWARD)
         + alike([[TRACK_MASK]], gdn().metadata, drawn, most=None)
         + alike([[TRACK_MASK]], gdn().changed, play.UNKNOWN, most=None)
     )
@@ -86,10 +88,10 @@ def track_mask(inputs: Inputs) -> int:
 
 def zero_sync(inputs: Inputs) -> int:
     """``mamba.zero-sync``: forwards, metadata, unknown batches, the scheduler's own batches."""
-    forwards = [*FORWARDS.values()]
+    forwards = some(inputs, [*FORWARDS.values()])
     drawn = [*EDGES, *inputs(draw, METADATA), *inputs(draw_decode, METADATA // 4)]
     tracked = sum(any(r.tracked for r in batch.requests) for batch in drawn)
-    if not 10 < tracked < len(drawn):
+    if not len(drawn) / 6 < tracked < len(drawn):
         raise Different(f"{tracked} of {len(drawn)} drawn batches are tracked")
     chosen = [[ZERO_SYNC], [TRACK_MASK, ZERO_SYNC]] if play.is_old() else [[ZERO_SYNC]]
     count = alike(chosen, gdn().forwards, forwards)

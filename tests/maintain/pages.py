@@ -1,8 +1,12 @@
 """A page for each patch, made from its declaration, its verdicts, its case and what was measured.
 
-Measurements are sections of ``tests/SET/**/*.md`` that begin with ``<!-- measured: NAME … -->``,
-where a name is a patch's or a set's; a section ends at the next such comment or heading, and is
-shown with the heading that it stands below.
+Measurements are sections of ``tests/SET/**/*.md`` that begin with a comment::
+
+    <!-- measured: mla.a mla.b; H200; on 0.5.17 0.5.23 -->
+    <!-- measured: mla.a(0.5.17) mla.b(0.5.22,0.5.23); H200 -->
+
+It names patches or sets, the machine, and the releases: of all, or of each patch in parentheses. A
+section ends at the next such comment or heading. A page shows it with the heading above it.
 """
 
 from __future__ import annotations
@@ -31,11 +35,15 @@ class Section(NamedTuple):
         file: where it is, below a checkout.
         heading: what it stands below there.
         text: Markdown.
+        machine: what it was measured on.
+        on: patch or set → the releases on which it was measured.
     """
 
     file: str
     heading: str
     text: str
+    machine: str
+    on: Mapping[str, tuple[str, ...]]
 
 
 def folder(patch: Patch) -> str:
@@ -79,13 +87,23 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
 
 def sections(root: Path, patch: Patch) -> list[Section]:
     """The measured sections of a checkout that name a patch."""
+    return [one for one in all_sections(root, patch.set) if {patch.id, patch.set} & one.on.keys()]
+
+
+def all_sections(root: Path, set_name: str) -> list[Section]:
+    """The measured sections of a set, file by file."""
     found = []
-    for path in sorted((root / "tests" / patch.set).rglob("*.md")):
+    for path in sorted((root / "tests" / set_name).rglob("*.md")):
         file = path.relative_to(root).as_posix()
         for heading, below in _HEADED.findall(path.read_text(encoding="utf-8")):
-            for names, text in _MEASURED.findall(below):
-                if {patch.id, patch.set} & set(names.split()):
-                    found.append(Section(file, heading, text.strip()))
+            for comment, text in _MEASURED.findall(below):
+                names, _, rest = comment.partition(";")
+                machine, _, common = rest.partition("; on ")
+                on = {
+                    name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
+                    for name, _, own in (word.partition("(") for word in names.split())
+                }
+                found.append(Section(file, heading, text.strip(), machine.strip(), on))
     return found
 
 

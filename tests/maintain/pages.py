@@ -69,7 +69,8 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
         f"{_sentence(patch.summary)} " + _switch(patch),
         # Who gains how much, and who does not, before anything else.
         patch.gain,
-        patch.condition,
+        _table(patch.figures),
+        f"**Condition.** {patch.condition}",
         f"## Why\n\n{patch.why}",
         f"## How\n\n{patch.how}",
         f"## On which releases\n\n{_releases(patch, words)}",
@@ -82,7 +83,7 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
         parts.append(f"{section.heading}, from {link}:\n\n{section.text}")
     parts.append(f"## Verify it\n\n{_verification(patch)}")
     parts.append(f"## In the code\n\n{_code(patch)}")
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def sections(root: Path, patch: Patch) -> list[Section]:
@@ -105,6 +106,17 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
                 }
                 found.append(Section(file, heading, text.strip(), machine.strip(), on))
     return found
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as Markdown, of which the first is the heading; nothing for none."""
+    if not rows:
+        return ""
+    size = len(rows[0])
+    full = [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (size - 1)] for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in full]
+    lines.insert(1, "|" + " --- |" * size)
+    return "\n".join(lines)
 
 
 def _switch(patch: Patch) -> str:
@@ -130,7 +142,7 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     links = patch.upstream_links()
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
     has = ", ".join(filter(None, [where, patch.upstream_note]))
-    text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has nothing of the kind."
+    text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."
     for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if ids:
             text += f"\n\n{title} {', '.join(f'`{id}`' for id in ids)}."
@@ -168,7 +180,7 @@ def _code(patch: Patch) -> str:
 
 def _changes(variant: Variant) -> list[str]:
     return [f"`{reference}`" for reference in variant.targets] + [
-        f"`{reference}` (brought)" for reference in variant.adds
+        f"`{reference}` (added)" for reference in variant.adds
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
         "why": patch.why,
         "how": patch.how,
         "gain": patch.gain,
+        "figures": [list(row) for row in patch.figures],
         "condition": patch.condition,
         "requires": list(patch.requires),
         "superseded_by": list(patch.superseded_by),
@@ -122,6 +124,8 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     ):
         if text:
             parts.append(render.paragraph(title, text))
+        if title == "Gain" and patch.figures:
+            parts[-1] += "\n" + "\n".join(_figures(patch))
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
@@ -137,6 +141,15 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
+
+
+def _figures(patch: Patch) -> Iterator[str]:
+    """A line for each row of figures, each figure with the heading of its column."""
+    (what, *columns), *rows = patch.figures
+    yield f"  {what}:"
+    for row in rows:
+        named = [f"{name} {cell}" for name, cell in zip(columns, row[1:], strict=False) if cell]
+        yield render.item(f"{row[0]}: {', '.join(named)}")
 
 
 def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:

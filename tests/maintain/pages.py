@@ -120,7 +120,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _switch(patch: Patch) -> str:
-    return "On by default." if patch.is_default else "A policy: on only by its full name."
+    return "On by default." if patch.is_default else "A policy: opt-in, by its full name."
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

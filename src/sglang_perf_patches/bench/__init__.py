@@ -36,9 +36,9 @@ def parser(set_name: str) -> argparse.ArgumentParser:
     """What a set's bench can be told: ``--quick`` and its own sizes."""
     made = argparse.ArgumentParser(
         prog=f"sglang-perf-patches bench {set_name}",
-        epilog="Besides: --json, and --html FILE for one page with charts.",
+        epilog="Also: --json, and --html FILE for one page with charts.",
     )
-    made.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    made.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     _module(set_name).add_options(made)
     return made
 
@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> int:
         ended, reason = "skipped", str(error)
     except Exception as error:
         trace = traceback.format_exc()
-        ended, reason = "failed", f"it ended with {type(error).__name__}: {error}"
+        ended, reason = "failed", f"it failed with {type(error).__name__}: {error}"
     worker.emit({"ended": ended, "reason": reason, "traceback": trace})
     return 0
 

@@ -270,5 +270,5 @@ def worst(words: Sequence[str]) -> int:
 
 _HOW = (
     "Times were taken in turns in one run. A change is that of patched against stock: the median "
-    "over the rounds, with its quartiles. It counts as less or more where both quartiles do."
+    "over the rounds, with its quartiles. It counts as less or more if both quartiles do."
 )

@@ -136,7 +136,7 @@ def _private_folder(*, create: bool) -> Iterator[int]:
     try:
         about = os.fstat(folder)
         if about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise PermissionError(f"{path} is not a folder of this user alone (mode 0700)")
+            raise PermissionError(f"{path} is not a private folder of this user (mode 0700)")
         yield folder
     finally:
         os.close(folder)

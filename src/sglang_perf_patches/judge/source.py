@@ -72,7 +72,7 @@ def find(path: str | Path) -> Path:
             return archive.resolve() / "sglang"
     except OSError as error:
         raise TreeError(f"{place} can't be read: {error.strerror or error}") from error
-    raise TreeError(f"{place} is not a sglang tree: no sglang package with a folder 'srt' is there")
+    raise TreeError(f"{place} is not a sglang tree: it has no sglang package with a folder 'srt'")
 
 
 def find_installed() -> Path:
@@ -158,7 +158,7 @@ class Tree:
             for suffix in (*BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES):
                 for stem in (below / "__init__", below):
                     if os.path.isfile(f"{stem}{suffix}"):
-                        raise NoSourceError(f"no source: of {module} there is only {stem}{suffix}")
+                        raise NoSourceError(f"no source: {module} has only {stem}{suffix}")
         except OSError as error:
             raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
         return None

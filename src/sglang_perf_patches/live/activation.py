@@ -271,7 +271,9 @@ class Activation:
             named = {reference for reference, _ in patching.changes}
             unchanged = set(variant.targets + variant.adds) - named
             if unchanged:
-                raise RuntimeError(f"its install function leaves {min(unchanged)} unchanged")
+                raise RuntimeError(
+                    f"its install function did not change {min(unchanged)} unchanged"
+                )
             changes = self._changes(member, patching.changes)
         except Gated as gate:
             return _Step(partial(self._set_state, member, "gated", str(gate)))
@@ -414,7 +416,7 @@ class Activation:
                 continue
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
-                raise Foreign(f"{reference} is there already: {describe(raw(owner, name))}")
+                raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
         return wrappers
 
     def _shown_slot(self, member: _Member, reference: str) -> Slot | None:
@@ -427,8 +429,8 @@ class Activation:
         own = member.slots.get(reference)
         if own is not None and own.owner is not owner:
             raise Foreign(
-                f"{reference} is stock's own again: its class was defined anew, "
-                f"as by a reload of {module_of(reference)}"
+                f"{reference} is stock's own again: its class was defined again, "
+                f"for example by a reload of {module_of(reference)}"
             )
         slot = self._slots.get((id(owner), name))
         return slot if slot is not None and slot.layers else None
@@ -450,7 +452,7 @@ class Activation:
             again = False
         if again:
             raise Foreign(
-                f"{reference} is stock's own again: somebody put it back, "
+                f"{reference} is stock's own again: somebody restored it, "
                 f"or reloaded {module_of(reference)}"
             )
         held = raw(slot.owner, slot.name)
@@ -542,7 +544,7 @@ class Activation:
             self._set_state(member, "failed", reason)
             if self._strict and member.patch.id in self.chosen.by_name:
                 self._complain(member)
-        line = f"sglang-perf-patches: every patch is taken off: {reason}"
+        line = f"sglang-perf-patches: every patch is removed: {reason}"
         self._messages.append((logging.ERROR, line))
         self._speak()
 
@@ -555,7 +557,7 @@ class Activation:
                 try:
                     slot.clear()
                 except Exception:
-                    logger.exception("sglang-perf-patches: %s can't be given back", slot.name)
+                    logger.exception("sglang-perf-patches: %s can't be restored", slot.name)
             for member in self._members.values():
                 member.slots = {}
 

@@ -91,11 +91,11 @@ def _present() -> Activation | None:
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
-    """Say so where a later call asks for something else than the first, which decided."""
+    """Say so if a later call wants something else than the first one, which decided."""
     try:
         asked = selection.parse(text, patches)
     except selection.SelectionError as error:
-        first = f"and the first call, for {decided.text!r}, has decided already"
+        first = f"and the first call has decided already, for {decided.text!r}"
         raise selection.SelectionError(f"{error} ({first})") from None
     if asked.chosen != decided.chosen:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"

@@ -1,7 +1,7 @@
 """Which patches are chosen: the grammar of ``SGLANG_PERF_PATCHES``.
 
 Comma-separated names of sets and patches, ``all`` (every patch that is on by default) or ``none``;
-a leading ``-`` takes out. Unset means ``all``. Policy patches are chosen only by their own full
+a leading ``-`` removes. Unset means ``all``. Policy patches are chosen only by their own full
 name.
 """
 
@@ -61,7 +61,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
         raise SelectionError(f"{text!r} has an empty item: write names separated by single commas")
     for item in items:
         if item.lower() in OFF:
-            raise SelectionError(f"{text!r}: {item!r} stands alone or not at all")
+            raise SelectionError(f"{text!r}: {item!r} must stand alone")
     plus = [item for item in items if not item.startswith("-")]
     minus = [item[1:].strip() for item in items if item.startswith("-")]
 
@@ -77,7 +77,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     for patch_id in sorted(in_full - taken_out):
         lost = _requirements(patch_id, patches) & taken_out
         if lost:
-            raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} takes out")
+            raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} removes")
     keep = {
         patch_id
         for patch_id in chosen - taken_out

@@ -175,7 +175,7 @@ def _made(name: str) -> Any:
 
     def new(cls: type, *_arguments: Any, **_options: Any) -> Any:
         if name[:1].islower():
-            raise NotImplementedError(f"{name} is a kernel of a wheel that is not here")
+            raise NotImplementedError(f"{name} is a kernel of a wheel that is not installed here")
         return object.__new__(cls)
 
     def schema(cls: type, _source: Any, _handler: Any) -> Any:

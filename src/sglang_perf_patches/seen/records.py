@@ -159,7 +159,7 @@ def require_private(folder: Path) -> None:
     except OSError as error:
         raise RecordError(f"{folder} can't be read: {error.strerror}") from error
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise RecordError(f"{folder} is not a folder of this user alone (mode 0700)")
+        raise RecordError(f"{folder} is not a private folder of this user (mode 0700)")
 
 
 def _in_temporary(folder: str) -> Path:

@@ -92,7 +92,7 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
         try:
             model = client.told(plan.served, "/model_info", "/get_model_info")
             if model.get("is_generation") is False:
-                raise BenchError("it serves embeddings, and bench server compares generation alone")
+                raise BenchError("it serves embeddings; bench server compares generation only")
             given = tokens.of(plan.served)
             patches.require_side(tree.pids(), is_patched=is_patched)
         except BenchError as error:
@@ -161,7 +161,7 @@ def _loaded(
             passed = time.monotonic() - began
             if passed > plan.load_limit_s:
                 raise BenchError(
-                    f"the load was not done after {plan.load_limit_s:.0f} s (--load-timeout); "
+                    f"the load was not finished after {plan.load_limit_s:.0f} s (--load-timeout); "
                     f"the server's last line: {_last(log)} (log: {log})"
                 )
             if time.monotonic() - spoke > _SAY_S:
@@ -191,7 +191,7 @@ def _last(log: Path) -> str:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
             return load.last_line(file.read().decode(errors="replace"))
     except OSError:
-        return "it said nothing"
+        return "no output"
 
 
 def _figures(measured: Mapping[str, Any]) -> dict[str, float]:

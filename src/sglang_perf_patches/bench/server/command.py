@@ -59,13 +59,13 @@ def read(command: Sequence[str], url: str | None = None) -> Served:
         raise UsageError(f"{words[0]}: no such command")
     if option(words, "--ssl-certfile") or option(words, "--ssl-keyfile"):
         raise UsageError(
-            "bench server speaks plain HTTP: leave --ssl-certfile and --ssl-keyfile out"
+            "bench server supports only plain HTTP: remove --ssl-certfile and --ssl-keyfile"
         )
     mode = option(words, "--disaggregation-mode")
     if mode not in (None, "null") and url is None:
         raise UsageError(
-            f"a {mode} server can't be driven alone: put a script that starts prefill, decode and "
-            "router after --, and give --url of the router"
+            f"a {mode} server can't be measured alone: put a script that starts prefill, decode "
+            "and router after --, and give the router's address by --url"
         )
     api_key = option(words, "--api-key")
     if url is not None:
@@ -152,7 +152,7 @@ def _is_free(host: str, port: int) -> bool:
 def _at_url(words: list[str], url: str, api_key: str | None) -> Served:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
-        raise UsageError(f"--url {url}: give it as http://HOST:PORT")
+        raise UsageError(f"--url {url}: write it as http://HOST:PORT")
     try:
         port = parts.port or 80
     except ValueError as error:

@@ -59,7 +59,7 @@ def check(name: str, options: Sequence[str]) -> None:
     """
     for word in options:
         if word.partition("=")[0] in _OURS:
-            raise UsageError(f"{word}: bench server gives bench_serving this option itself")
+            raise UsageError(f"{word}: bench server sets this option of bench_serving itself")
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", name, "--help"],
@@ -129,7 +129,7 @@ def last_line(text: str) -> str:
         for line in text.splitlines()
         if re.search(r"\w", line) and "warnings.warn(" not in line and "Warning: " not in line
     ]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no output"
 
 
 def _environment() -> dict[str, str]:

@@ -128,10 +128,7 @@ def conclusion(found: Outcome) -> str:
     """The answer, in one or two sentences."""
     if not found.is_conclusive:
         why = f" It stopped early: {found.stopped}." if found.stopped is not None else ""
-        return (
-            "No conclusion: one turn does not show how much boots differ from each other. "
-            f"Take --turns 3.{why}"
-        )
+        return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
     said = [
         f"{word} with patches: {_named(figures)}."
         for word, figures in (("Better", _beyond(found, True)), ("Worse", _beyond(found, False)))
@@ -142,7 +139,7 @@ def conclusion(found: Outcome) -> str:
     elif not _beyond(found, False):
         said.append("Nothing got worse beyond the noise.")
     if found.tokens is not None and found.tokens.word == "different":
-        said.insert(0, "The greedy tokens are different!")
+        said.insert(0, "The greedy tokens differ!")
     if found.tokens is not None and found.tokens.word == "unsteady":
         said.append("Greedy tokens could not be compared: stock's own differ from boot to boot.")
     if found.stopped is not None:

@@ -60,7 +60,7 @@ def names_of_patches(**_: Any) -> list[str]:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Let a verb be asked for JSON."""
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_tree(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +69,10 @@ def add_tree(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--sglang-path",
         metavar="DIR",
-        help="judge this tree (the package, its parent or a checkout), not the installed one",
+        help="judge this tree instead of the installed one: the package, its parent or a checkout",
     )
     which.add_argument(
         "--sglang-version",
         metavar="V",
-        help="judge a release: fetched from the package index, not installed",
+        help="judge this release: it is fetched from the package index, not installed",
     )

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         table = listing.rows(verdicts, prospects, with_upstream=True)
         print(f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}\n")
         print(render.table(table, column=1, colours=listing.COLOURS))
-        print("\nsglang-perf-patches explain PATCH says more of each.")
+        print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(chosen, verdicts) else 0
 
 
@@ -81,9 +81,9 @@ def _choice(chosen: Selection, patch: Patch) -> str:
     """Whether the selection takes a patch in, and what would."""
     text = f"SGLANG_PERF_PATCHES={chosen.text}"
     if patch.id in chosen.chosen:
-        return f"Chosen, by {text}."
-    hint = "" if patch.is_default else ": a policy is on only by its full name"
-    return f"Not chosen, by {text}{hint}."
+        return f"Chosen by {text}."
+    hint = "" if patch.is_default else ": a policy needs its full name"
+    return f"Not chosen by {text}{hint}."
 
 
 def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:

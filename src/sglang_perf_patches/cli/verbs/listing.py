@@ -19,7 +19,7 @@ from .. import machine, render
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Without --all it leaves out what can't concern this machine and this release."
+    "epilog": "Without --all it hides what does not concern this machine and this release."
 }
 ENTRY_POINT = "perf_patches"
 """The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
@@ -99,7 +99,14 @@ def rows(
     verdicts: Iterable[Verdict], found: Mapping[str, tuple[str, str]], *, with_upstream: bool
 ) -> list[list[str]]:
     """The table of some patches, below its heading."""
-    made = [["PATCH", "HERE", *(["UPSTREAM"] if with_upstream else []), "WHAT IT DOES, OR WHY NOT"]]
+    made = [
+        [
+            "PATCH",
+            "HERE",
+            *(["UPSTREAM"] if with_upstream else []),
+            "WHAT IT DOES, OR WHY IT IS OFF",
+        ]
+    ]
     for one in verdicts:
         word, why = found[one.patch.id]
         links = " ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream) or "-"
@@ -179,7 +186,7 @@ def _without_sglang(error: TreeError) -> int:
     print(f"{len(catalogue) - 1} patches, for sglang 0.5.9 and later:\n")
     print(render.table(catalogue), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)
-    print("Judge another: --sglang-path DIR, or --sglang-version 0.5.23", file=sys.stderr)
+    print("To judge another one: --sglang-path DIR or --sglang-version 0.5.23", file=sys.stderr)
     return 2
 
 

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Become the command; its exit code is the one of this process."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        args.parser.error("it needs a command")
+        args.parser.error("a command is missing")
     environment = dict(os.environ)
     chosen = selected()
     if chosen.chosen:

@@ -10,13 +10,13 @@ CASES: tuple[Case, ...] = (
     Case(
         patch="swa.tail-prealloc",
         compare=f"{_HERE}:tail_prealloc",
-        what="order and steps if everything fits, admission in stock's order and no fewer, the KV of "
+        what="order and steps if everything fits, admission in order and no fewer, the KV of "
         "random episodes",
     ),
     Case(
         patch="swa.page-size-1",
         compare=f"{_HERE}:page_size_1",
-        what="order and steps if everything fits, admission in stock's order and no fewer, the KV of "
+        what="order and steps if everything fits, admission in order and no fewer, the KV of "
         "random episodes",
     ),
     Case(

@@ -67,13 +67,13 @@ def unserved(backend: Any, modules: Any) -> str | None:
         return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
     if type(_captured_kernel(backend)) is not gdn.TritonGDNKernel:
         return (
-            f"{type(own).__name__} picks its algorithm by the batch; what can be captured is "
-            "--linear-attn-prefill-backend triton"
+            f"{type(own).__name__} picks its algorithm by the batch; only "
+            "--linear-attn-prefill-backend triton can be captured"
         )
     if backend.enable_mis:
         return "multi-item scoring cuts a request into items"
     if backend.enable_unified_memory:
-        return "the unified memory pool was not proven"
+        return "it was not proven with the unified memory pool"
     if arguments.enable_dp_attention or arguments.enable_two_batch_overlap:
         return "data-parallel attention and two-batch overlap pad or split a batch"
     if (getattr(arguments, "attn_cp_size", 1) or 1) > 1:

@@ -25,4 +25,4 @@ def refuse_platforms(patching: Patching) -> None:
     utils = patching.module(UTILS)
     for ask, name in _PLATFORMS:
         if getattr(utils, ask)():
-            raise Gated(f"{name} run other kernels, with which it was not proven")
+            raise Gated(f"{name} run other kernels; it was not proven with those")

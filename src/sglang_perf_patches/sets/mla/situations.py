@@ -79,7 +79,7 @@ def ngram(arguments: Any) -> str | None:
 def pipelined(arguments: Any) -> str | None:
     """For what passes from the draft to the verify, and for the lengths that the host has."""
     if arguments.pp_size > 1:
-        return "pipeline parallelism verifies in other processes than it drafts in"
+        return "pipeline parallelism verifies and drafts in different processes"
     return None
 
 

@@ -469,8 +469,8 @@ PATCHES: tuple[Patch, ...] = (
                 targets=_ARENA_TARGETS,
                 depends=(*_ARENA_DEPENDS_2, _ATTENTION_CACHE),
                 note=(
-                    "for every attention layer, also gated ones and those of hybrid models; stock's "
-                    "code runs with the fused RoPE kernel"
+                    "for every attention layer, also gated ones and those of hybrid models; "
+                    "stock's code runs with the fused RoPE kernel"
                 ),
             ),
             Variant(

@@ -337,7 +337,7 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
                 break
             message = (
                 f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
-                f"want sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
+                f"need sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
             )
             logger.error(message)
             decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)

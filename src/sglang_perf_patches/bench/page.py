@@ -65,7 +65,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def bullets(texts: Iterable[str]) -> str:
-    """A list; nothing where there is nothing to list."""
+    """A list; nothing if there is nothing to list."""
     items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
     return f"<ul>{items}</ul>\n" if items else ""
 

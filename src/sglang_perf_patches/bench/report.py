@@ -264,7 +264,7 @@ def _shown(cell: Cell) -> str:
 
 
 def worst(words: Sequence[str]) -> int:
-    """The exit code of a report that ended so: 1 where something differs or failed."""
+    """The exit code of a report that ended so: 1 if something differs or failed."""
     return 1 if {"different", "failed"} & set(words) else 0
 
 

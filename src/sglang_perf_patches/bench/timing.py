@@ -20,7 +20,7 @@ class Ratio:
     Attributes:
         stock: median time, in seconds.
         patched: median time, in seconds.
-        ratio: median over the rounds of patched : stock, below 1 where patched is faster.
+        ratio: median over the rounds of patched : stock, below 1 if patched is faster.
         low: first quartile of the same.
         high: third quartile of the same.
     """

@@ -35,7 +35,7 @@ _VERBS = {
         "run a command with patches active in it and in every Python that it starts",
     ),
 }
-"""Verb → its module and what it is for. Only the module of the one that is asked is imported."""
+"""Verb → its module and its help text. Only the module of the verb in use is imported."""
 
 
 _ASKS_TO_COMPLETE = "_ARGCOMPLETE"
@@ -83,7 +83,7 @@ def _run(words: list[str]) -> int:
 
 
 def _complete() -> None:
-    """Give the shell the completions that it asks for, and end; without argcomplete, none."""
+    """Print the completions for the shell, and exit; without argcomplete, do nothing."""
     try:
         import argcomplete
     except ImportError:

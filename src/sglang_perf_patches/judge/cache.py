@@ -143,7 +143,7 @@ def _private_folder(*, create: bool) -> Iterator[int]:
 
 
 def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[str, Any]]]:
-    """What a file of the folder holds; nothing where it is missing, damaged or another's."""
+    """What a file of the folder holds; nothing if it is missing, damaged or another's."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:

@@ -38,7 +38,7 @@ def tree(version: str) -> Path:
 
     Raises:
         DownloadError: this is no version, the package index has no such release or did not answer,
-            this Python has no pip to ask it with, or there is nowhere to keep what it gives.
+            this Python has no pip to fetch it with, or there is no place to keep it.
     """
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", version):
         raise DownloadError(f"{version!r} is not a version of sglang: write it like 0.5.23")

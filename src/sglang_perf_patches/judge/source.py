@@ -1,4 +1,4 @@
-"""Reading a sglang tree as text: where it is, which version, and what its definitions say.
+"""Reading a sglang tree as text: its place, its version and the text of its definitions.
 
 Nothing here imports sglang. A definition is identified by the sha256 of its own dedented source,
 decorators included and comments as they are, so a change elsewhere in the file does not matter.
@@ -131,7 +131,7 @@ class Tree:
         return self._paths[module]
 
     def definition(self, reference: str) -> Definition | None:
-        """What the tree has under a reference; None where the module or the name is missing.
+        """What the tree has under a reference; None if the module or the name is missing.
 
         Raises:
             TreeError: the file can't be read or parsed.

@@ -26,7 +26,7 @@ from .wrappers import (
 
 
 class Foreign(Exception):
-    """A name holds somebody else's object; the message names whose, and where."""
+    """A name holds a foreign object; the message says whose, and where."""
 
 
 @dataclass(frozen=True)

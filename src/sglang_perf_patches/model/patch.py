@@ -87,7 +87,7 @@ class Patch:
         condition: when there is a gain, and when there is none.
         upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
         upstream_note: what upstream has of it that is not built in, as half a sentence.
-        built_in_since: the first release that needs no patch; None where none does.
+        built_in_since: the first release that needs no patch; None if none does.
         markers: how the source shows that; all must hold. Checked before any fingerprint, so an
             operator's own backport is left alone.
         anchors: definitions of which one must exist, else the patch is ``absent``. Empty: any

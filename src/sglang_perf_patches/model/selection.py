@@ -36,7 +36,7 @@ class Selection:
     in_full: frozenset[str]
 
     def is_lost(self, patch_id: str, word: str) -> bool:
-        """Whether the operator asked for a patch by name and can't have it: exit code 1.
+        """Whether a patch that the operator named is not available: exit code 1.
 
         Args:
             patch_id: the patch.
@@ -92,7 +92,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
 
 
 def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
-    """The ids that a name stands for. Taking a set out takes its policies out too."""
+    """The ids that a name stands for. Removing a set removes its policies too."""
     if name in patches:
         return {name}
     in_set = [patch for patch in patches.values() if patch.set == name]

@@ -76,7 +76,7 @@ def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool 
 
 
 def differs(expected: Any, found: Any, where: str = "result") -> str | None:
-    """Where two results differ, bit by bit; None where they don't."""
+    """Where two results differ, bit by bit; None if they don't."""
     if type(expected) is not type(found):
         return f"{where} is {type(found).__name__}, not {type(expected).__name__}"
     if hasattr(expected, "data_ptr"):

@@ -1,4 +1,4 @@
-"""Record files: one small file per process, from which ``status`` tells what is live where.
+"""Record files: one small file per process, which ``status`` reads to show what is live where.
 
 A record is called after its process: PID namespace, PID and start time. Its ``server`` names the
 topmost of its ancestors that has a record, which is the launcher. It is readable by its user
@@ -149,7 +149,7 @@ def topmost(folder: Path, pid: int) -> str:
 
 
 def require_private(folder: Path) -> None:
-    """Refuse a folder that somebody else owns, can write or could have put there.
+    """Refuse a folder that another user owns, can write or could have put there.
 
     Raises:
         RecordError: it is such a folder, or can't be read.

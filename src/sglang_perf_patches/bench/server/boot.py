@@ -209,7 +209,7 @@ def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _gpu_bytes() -> int | None:
-    """The memory in use on all NVIDIA GPUs of this machine; None where there is no such GPU."""
+    """The memory in use on all NVIDIA GPUs of this machine; None if there is no such GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

@@ -26,7 +26,7 @@ class Served:
         command: its words; a port is added where it named none.
         host: where it listens, as a client reaches it.
         port: likewise.
-        api_key: what requests must bear, None where it wants none.
+        api_key: what requests must bear, None if it wants none.
     """
 
     command: tuple[str, ...]

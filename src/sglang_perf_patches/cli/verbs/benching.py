@@ -1,4 +1,4 @@
-"""``bench``: times of stock and patched in turns, after showing that they give the same."""
+"""``bench``: times of stock and patched in turns, after a check that they give the same."""
 
 from __future__ import annotations
 

@@ -221,6 +221,6 @@ class _Progress:
         self.began = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Say where it stands."""
+        """Print a line about the progress."""
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)

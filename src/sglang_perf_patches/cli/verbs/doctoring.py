@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what changes; 1 where the upgrade loses a chosen patch."""
+    """Print what changes; 1 if the upgrade loses a chosen patch."""
     hints = {"hint": hinting.data(args)} if args.model is not None else {}
     if args.sglang_path is None and args.sglang_version is None:
         if not hints:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge_alone(there: Tree, args: argparse.Namespace) -> int:
-    """Without a sglang to upgrade from: the verdicts; 1 where a chosen patch is refused."""
+    """Without a sglang to upgrade from: the verdicts; 1 if a chosen patch is refused."""
     chosen = selected()
     verdicts = judged(there)
     lost = [

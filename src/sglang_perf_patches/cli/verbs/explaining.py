@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanation; 1 where the patch was chosen by name and can't be had."""
+    """Print the explanation; 1 if the patch was chosen by name and is not available."""
     members = _members(args.patch)
     chosen = selected()
     is_here = args.sglang_path is None and args.sglang_version is None

@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def hint(args: argparse.Namespace) -> pool_hint.Hint:
-    """What the options come to.
+    """The hint that the options lead to.
 
     Raises:
         ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from.
@@ -68,7 +68,7 @@ def hint(args: argparse.Namespace) -> pool_hint.Hint:
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:
-    """The hint for machines."""
+    """The hint as JSON data."""
     return asdict(hint(args))
 
 

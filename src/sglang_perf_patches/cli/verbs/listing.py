@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; 1 where something chosen by name can't be had."""
+    """Print the list; 1 if something chosen by name is not available."""
     chosen = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
-    """What is said of a patch in JSON."""
+    """A patch in JSON."""
     patch = judged.patch
     variant = judged.variant
     return {
@@ -176,7 +176,7 @@ def _counts(words: Iterable[str]) -> str:
 
 
 def _without_sglang(error: TreeError) -> int:
-    """The catalogue, for somebody who looks before installing; no sglang is still exit code 2."""
+    """The catalogue, for a look before installing; no sglang is still exit code 2."""
     catalogue = [["PATCH", "WHAT IT DOES"]]
     catalogue += [
         [patch.id, patch.summary + ("" if patch.is_default else " (opt-in)")]

@@ -32,7 +32,7 @@ _DISTRIBUTIONS = (
 
 
 class ReportError(OperatorError, OSError):
-    """The report can't be written where it was asked for."""
+    """The report can't be written to the given place."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

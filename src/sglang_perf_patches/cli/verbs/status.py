@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the records say; 1 where a process lacks what was chosen for it by name."""
+    """Print what the records say; 1 if a process lacks what was chosen for it by name."""
     if args.watch is None:
         return _once(args)
     if args.json:

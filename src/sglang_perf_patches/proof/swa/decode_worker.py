@@ -26,7 +26,7 @@ class Shape:
     """What a decode worker is given.
 
     Attributes:
-        window: sliding window, in tokens; None where the model has none.
+        window: sliding window, in tokens; None if the model has none.
         page_size: in tokens.
         swa_tokens: size of the sliding-window pool.
         full_tokens: size of the full-attention pool.

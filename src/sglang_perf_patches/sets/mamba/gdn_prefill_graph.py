@@ -50,7 +50,7 @@ def install(patching: Patching) -> None:
 
 
 def unserved(backend: Any, modules: Any) -> str | None:
-    """Why a backend's prefill stays as stock runs it; None where it can be captured.
+    """Why a backend's prefill stays as stock runs it; None if it can be captured.
 
     Args:
         backend: a GDNAttnBackend that has just been made.

@@ -48,7 +48,7 @@ class Prefill:
     Attributes:
         lens: new tokens per request.
         prefixes: tokens per request that are there already.
-        track: what is tracked; None where the batch tracks nothing or the host does not know.
+        track: what is tracked; None if the batch tracks nothing or the host does not know.
     """
 
     lens: tuple[int, ...]

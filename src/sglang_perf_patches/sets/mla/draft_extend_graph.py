@@ -59,7 +59,7 @@ def install(patching: Patching) -> None:
 
 
 def unlike(worker: Any) -> str | None:
-    """Why a draft worker's draft-extend is left to stock; None where a graph gives the same."""
+    """Why a draft worker's draft-extend is left to stock; None if a graph gives the same."""
     backend, runner = worker.draft_extend_attn_backend, worker.draft_runner
     if backend.fa_impl_ver != 3:
         return "FlashAttention 4 was not compared with its graph"

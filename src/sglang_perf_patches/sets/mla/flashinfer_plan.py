@@ -118,7 +118,7 @@ class _Batch:
         self.lengths = self.prefixes = None
 
     def arguments(self, spec_info: Any) -> tuple[Any, Any, Any] | None:
-        """What a plan that is asked for now is given; None where that is not known here."""
+        """What a plan that is asked for now is given; None if that is not known here."""
         if self.lengths is None:
             return None
         if self.prefixes is not None:

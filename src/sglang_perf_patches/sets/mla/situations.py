@@ -15,7 +15,7 @@ UTILS = "sglang.srt.utils"
 """To be awaited by every variant whose install function calls `refuse_platforms`."""
 
 Reason = Callable[[Any], str | None]
-"""Why a patch does not act on a server with these arguments; None where it may."""
+"""Why a patch does not act on a server with these arguments; None if it may."""
 
 _PLATFORMS = (
     ("is_hip", "AMD GPUs (HIP)"),

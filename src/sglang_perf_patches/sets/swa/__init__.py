@@ -507,7 +507,7 @@ _OLD_BASE = f"{_OLD_PARTS}:BaseTokenToKVPoolAllocator"
 def _waitless(
     first: str, last: str, install: str, allocator: str, parts: tuple[str, ...], *more: str
 ) -> Variant:
-    """swa.free-without-sync where requests are given back by slots: up to 0.5.18."""
+    """swa.free-without-sync where requests are freed by slots: up to 0.5.18."""
     return Variant(
         releases=releases.between(first, last),
         install=f"{_WAITLESS}:{install}",

@@ -2,7 +2,7 @@
 
 Stock wants room in that pool for the tail of the prompt and for ``min(max_new_tokens, 4096)``
 tokens more (`pop_preallocated`, ``sglang.srt.disaggregation.decode``). Where the pool is smaller,
-a request without ``max_tokens`` waits for ever, and with it every request behind it.
+a request without ``max_tokens`` waits forever, and with it every request behind it.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def hint(
 
     Args:
         model: the model's ``config.json``; of a multimodal model the text part is taken.
-        requests: ``--max-running-requests``; None where it is not given.
+        requests: ``--max-running-requests``; None if it is not given.
         kv_bytes: memory for KV on one GPU.
         page_size: in tokens.
         tensor_parallel: over how many GPUs the KV heads are spread.

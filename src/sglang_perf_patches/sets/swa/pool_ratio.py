@@ -73,7 +73,7 @@ def install(patching: Patching) -> None:
 
 
 def unserved(configurator: Any, runner: Any) -> str | None:
-    """Why a server's pools are left to stock; None where the ratio is derived.
+    """Why a server's pools are left to stock; None if the ratio is derived.
 
     Args:
         configurator: a ``HybridSWAPoolConfigurator`` that stock has initialised.
@@ -135,7 +135,7 @@ def replicas(runner: Any) -> int:
 
 
 def setting(runner: Any, name: str) -> Any:
-    """An argument of the server as it was resolved; None where the release has none of that name.
+    """An argument of the server as it was resolved; None if the release has none of that name.
 
     From 0.5.17 on the resolved arguments are in groups of the process's own, and what the runner
     has are those that the operator gave.

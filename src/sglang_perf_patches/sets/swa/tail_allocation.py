@@ -103,7 +103,7 @@ def unmaps_pages(allocator: Any) -> bool:
 def unmap_pages(allocator: Any, slots: Any) -> None:
     """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
 
-    Slots behind the end of a sequence, in its last page, are given back with the page and never
+    Slots behind the end of a sequence, in its last page, are freed with the page and never
     named: they would stay mapped to a page that has another owner.
     """
     import torch

@@ -279,7 +279,7 @@ def _swa_tokens(queue: Any, req: Any) -> int:
 
 
 def _never_fits(queue: Any, req: Any) -> str | None:
-    """Why a request can't be allocated even in empty pools; None where it can."""
+    """Why a request can't be allocated even in empty pools; None if it can."""
     allocator = queue.token_to_kv_pool_allocator
     swa, swa_size = _swa_tokens(queue, req), _whole(queue, allocator.size_swa)
     if swa > swa_size:
@@ -376,7 +376,7 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
 
     Args:
         queue: the prealloc queue.
-        retractable: what retracting every running request would free, in tokens; None where no
+        retractable: what retracting every running request would free, in tokens; None if no
             running request is to be provided for.
         count_retracted: whether to keep what retracted requests will need.
     """

@@ -1,7 +1,7 @@
 """swa.window-bounded-admission: admission expects of a request what its window lets it grow to.
 
 Stock's rule wants room for the tail of the prompt and for ``min(max_new_tokens, 4096)`` tokens
-more in the sliding-window pool, though KV behind the window is given back while a request decodes.
+more in the sliding-window pool, though KV behind the window is freed while a request decodes.
 """
 
 from __future__ import annotations

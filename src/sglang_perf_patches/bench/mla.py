@@ -109,7 +109,7 @@ def _applying(chosen: str) -> list[str]:
 
 @dataclass
 class _Row:
-    """What was found of one piece, on stock (False) and patched (True)."""
+    """The results of one piece, on stock (False) and patched (True)."""
 
     piece: Any
     act: dict[bool, Callable[[], object]]

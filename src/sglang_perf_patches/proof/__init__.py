@@ -25,7 +25,7 @@ release's own kernels; ``mlx``: whatever device mlx has here."""
 
 
 class Different(AssertionError):
-    """A patch gave another result than stock; the text says which, and where."""
+    """A patch gave another result than stock; the text names it and its place."""
 
 
 class Missing(Exception):

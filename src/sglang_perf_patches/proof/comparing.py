@@ -1,4 +1,4 @@
-"""Running the same inputs on stock sglang and with a patch live, and comparing what they give."""
+"""Running the same inputs on stock sglang and with a patch live, and comparing the results."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Outcome:
     Attributes:
         patch: its id.
         word: ``equal`` bit by bit, ``different``, ``failed`` or ``skipped``.
-        reason: what was equal, where it differs, or why it was skipped; one sentence.
+        reason: what was equal, how it differs, or why it was skipped; one sentence.
         device: where it ran, None if it did not.
         compared: how many comparisons were equal.
         seconds: how long it took.
@@ -118,7 +118,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _in_worker(together: Sequence[Case], limit_s: float) -> Iterator[Outcome]:
-    """Run cases that go together in a process of their own, which no other set's lends reach."""
+    """Run cases that go together in their own process, away from other sets' stand-ins."""
     waiting = list(together)
     words = [together[0].device, *(case.patch for case in together)]
     with worker.Child(f"{__package__}.worker", words, limit_s=limit_s) as child:

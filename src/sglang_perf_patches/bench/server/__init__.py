@@ -15,4 +15,4 @@ class BenchError(Exception):
 
 
 class UsageError(BenchError):
-    """The comparison can't begin as it was asked for."""
+    """The comparison can't start with these arguments."""

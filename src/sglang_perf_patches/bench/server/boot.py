@@ -23,7 +23,7 @@ class Plan:
     """What all boots have in common.
 
     Attributes:
-        served: the command, and where it answers.
+        served: the command and its address.
         prefix: words before the command, which put the patches into releases without plugins.
         selection: `SGLANG_PERF_PATCHES` of the patched side.
         module: sglang's ``bench_serving``.
@@ -69,11 +69,11 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
         plan: what all boots have in common.
         name: of this boot, for its files.
         is_patched: whether it gets the selection, or ``none``.
-        say: told where it stands, and now and then that it goes on.
+        say: called with a line about the progress, now and then.
 
     Raises:
         BenchError: it crashed, hung or did not answer.
-        UsageError: somebody else listens on its port, or its program can't be run.
+        UsageError: another process listens on its port, or its program can't be run.
     """
     command.require_free(plan.served)
     log = plan.folder / f"{name}.log"
@@ -177,7 +177,7 @@ def _loaded(
 
 
 def _require_alive(tree: processes.Tree, log: Path, doing: str) -> None:
-    """See that the command has not failed, nor come to its end with nothing left behind it."""
+    """Check that the command has neither failed nor ended without a server."""
     code = tree.code
     if code is None or (code == 0 and tree.pids()):
         return

@@ -1,4 +1,4 @@
-"""What a comparison of servers came to: figures, tokens, patches, and a conclusion in words."""
+"""The result of a comparison of servers: figures, tokens, patches, and a conclusion in words."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _AMOUNTS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that was found.
+    """The whole result.
 
     Attributes:
-        sglang: the release, and where it is.
+        sglang: the release and its path.
         machine: as `report.machine` gives it.
         model: what the server served.
         command: the operator's own.
         repeat: the command that does this comparison again.
         selection: `SGLANG_PERF_PATCHES` of the patched side.
         load: bench_serving's options.
-        turns: how many were asked for.
-        changes: figure → both sides; empty where no turn came to its end.
+        turns: how many were requested.
+        changes: figure → both sides; empty if no turn was completed.
         tokens: the comparison of greedy tokens; None likewise.
         live: the patches of the patched boots.
         failed: patch → why it is not live, of those that were refused or failed.
         lost: the patches that were chosen by name and can't be had.
-        stopped: why there are fewer turns than were asked for.
+        stopped: why there are fewer turns than requested.
         boots: each boot's figures, in turns: stock's, patched's.
     """
 

@@ -34,7 +34,7 @@ class Of:
 
 
 def require_side(pids: Iterable[int], *, is_patched: bool) -> None:
-    """See that a server that is ready has patches live, or has none, as its side asks.
+    """Check that a ready server has live patches on the patched side, and none on the other.
 
     Raises:
         BenchError: it is not so.

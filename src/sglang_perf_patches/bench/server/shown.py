@@ -83,7 +83,7 @@ def notes(found: Outcome) -> Iterator[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, with the lowest and the highest where there are several."""
+    """The median, with the lowest and the highest if there are several."""
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     if len(ordered) % 2 == 0:

@@ -11,7 +11,7 @@ from ..comparing import differs, live
 T = TypeVar("T")
 
 Played = tuple[Any, list[str]]
-"""What a run gives that must be equal, and the places that waited."""
+"""The results of a run that must be equal, and the places that waited."""
 
 
 def alike(

@@ -1,4 +1,4 @@
-"""Tracking of mamba states without asking the device what the host knows."""
+"""Tracking of mamba states without querying the device for what the host knows."""
 
 from ...model.patch import Marker, Patch, Variant
 from ...model.releases import between
@@ -33,7 +33,7 @@ _LISTS = (
     f"{_BATCH}._pad_inputs_to_size",
     f"{_HALVES}.filter_batch",
 )
-"""What relates the lists of lengths to the device tensors, and tells a batch from half of one."""
+"""What relates the lists of lengths to the device tensors, and a batch to its halves."""
 _LAYERS = (f"{_BASE}._track_mamba_state_extend", f"{_METADATA}:ForwardMetadata")
 _ENTRY = (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry",)
 

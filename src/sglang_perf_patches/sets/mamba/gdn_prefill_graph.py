@@ -28,7 +28,7 @@ SHORT = 2048
 MOST_REQUESTS = 64
 """Each costs every replay two programs or so a head, whether a batch has it or not."""
 _TABLES = "_sglang_perf_patches_tables"
-"""On the metadata of a captured prefill, and on the offsets that its kernels are given."""
+"""On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
 
 def install(patching: Patching) -> None:
@@ -54,7 +54,7 @@ def unserved(backend: Any, modules: Any) -> str | None:
 
     Args:
         backend: a GDNAttnBackend that has just been made.
-        modules: gives an imported module by its name.
+        modules: returns an imported module by its name.
     """
     gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
     context = modules("sglang.srt.runtime_context")
@@ -202,7 +202,7 @@ def _tracked(
     if backend._has_cpu_prefill_track_metadata(forward_batch):
         mask = forward_batch.mamba_prefill_track_mask_cpu
         seqlens = forward_batch.mamba_track_seqlens_cpu
-    else:  # a mixed batch, or the capture's own; stock asks the device too
+    else:  # a mixed batch, or the capture's own; stock queries the device too
         mask = forward_batch.mamba_track_mask[: len(lens)].tolist()
         if not any(mask):
             return None
@@ -230,7 +230,7 @@ def _tracked(
 
 
 class _Prefixes:
-    """Stands for ``extend_prefix_lens``, of which a layer asks ``> 0`` alone."""
+    """In place of ``extend_prefix_lens``, of which a layer uses only ``> 0``."""
 
     def __init__(self, has_state: Any) -> None:
         self._has_state = has_state

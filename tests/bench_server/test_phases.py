@@ -95,7 +95,7 @@ def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: i
         ("crash-load", (), r"the server ended with 3 while serving the load"),
         ("", ("--extra-request-body", "crash"), r"bench_serving ended with 1: ValueError: no such"),
         ("", ("--extra-request-body", "errors"), r"3 of 8 requests failed: refused"),
-        ("", ("--extra-request-body", "hang", "--load-timeout", "2"), r"load was not done after 2"),
+        ("", ("--extra-request-body", "hang", "--load-timeout", "2"), r"load was not finished after 2"),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_process(
@@ -162,7 +162,7 @@ def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: in
     ("words", "variables", "said"),
     [
         (("--num-prompt-s", "3"), {}, "--num-prompt-s: neither bench server nor"),
-        (("--base-url", "x"), {}, "--base-url: bench server gives bench_serving this"),
+        (("--base-url", "x"), {}, "--base-url: bench server sets this option"),
         (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
         (("mlx",), {}, "patches are chosen by SGLANG_PERF_PATCHES"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),

@@ -1,9 +1,9 @@
 """``mamba.gdn-prefill-graph``: gated-delta-net layers inside the breakable prefill graph.
 
-Stock has the way: a linear backend that runs its prefill on static tables is captured with the
-rest of the model, and KDA's does. Here the gated delta net's takes part. Its own ``forward_extend``
-runs unchanged, on metadata whose tensors are `prefill_tables.Tables`; what it can't do with shapes
-that are the batch's, keeping tracked states, is done beside it.
+Stock has the mechanism: it captures a linear backend with the rest of the model if that backend
+runs its prefill on static tables, as KDA's does. Here the gated delta net's does too. Its own
+``forward_extend`` runs unchanged, on metadata whose tensors are `prefill_tables.Tables`. What
+depends on the batch's shapes, keeping tracked states, is done beside it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
 _BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _FLA = "sglang.kernels.ops.attention.fla.index"
 KERNEL = "_sglang_perf_patches_kernel"
-"""On the backend's class, where another patch lends a kernel: given stock's own, the one that is
+"""On the backend's class, if another patch provides a kernel: from stock's own, the one that is
 captured in its place, or None."""
 SHORT = 2048
-"""Tokens up to which a lent kernel is captured: the work of more is longer than its launches."""
+"""Tokens up to which such a kernel is captured: the work of more is longer than its launches."""
 MOST_REQUESTS = 64
 """Each costs every replay two programs or so a head, whether a batch has it or not."""
 _TABLES = "_sglang_perf_patches_tables"
@@ -32,7 +32,7 @@ _TABLES = "_sglang_perf_patches_tables"
 
 
 def install(patching: Patching) -> None:
-    """Let the backend take part, and give its kernels tables in place of computed indices."""
+    """Let the backend take part, with tables in place of computed indices."""
     refuse_platforms(patching)
     adds = {
         "supports_prefill_graph_extend": _supports(patching),
@@ -286,7 +286,7 @@ def _keep_states(inner: Any) -> Any:
 def _known(part: Any) -> Any:
     """The table that belongs to static offsets; stock computes those of others.
 
-    A bucket of less than a chunk asks for smaller chunks, of which each request still has one.
+    A bucket of less than a chunk uses smaller chunks, of which each request still has one.
     """
 
     def make(inner: Any) -> Any:
@@ -300,7 +300,7 @@ def _known(part: Any) -> Any:
 
 
 def _captured_kernel(backend: Any) -> Any:
-    """Stock's own prefill kernel, or the one that is lent in its place."""
+    """Stock's own prefill kernel, or the one that replaces it."""
     own = backend.kernel_dispatcher.extend_kernel
     lend = getattr(backend, KERNEL, None)
     return (lend(own) if lend is not None else None) or own

@@ -1,4 +1,4 @@
-"""Where the patches of this set leave everything to stock."""
+"""Situations in which only stock's code runs instead of the patches of this set."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _EXACT_BY_RELAY = (f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",)
 
 
 def _kernels(module: str) -> tuple[str, ...]:
-    """What says that the verify skips the prefix cells of its mask."""
+    """What shows that the verify skips the prefix cells of its mask."""
     return (f"{module}:extend_attention_fwd", f"{module}:_fwd_kernel")
 
 

@@ -1,9 +1,9 @@
-"""swa.free-without-sync: giving back sliding-window KV does not wait for the GPU.
+"""swa.free-without-sync: freeing sliding-window KV does not wait for the GPU.
 
-Stock asks the GPU which of the named slots have sliding-window KV, and which pages they are in
-(``torch.unique``, a boolean mask): each answer has a length that the host must wait for. The host
-knows both beforehand where the slots are a range of one request's row: its evicted length says
-from where on the range is mapped, and its first position where a page begins. Upstream's changes
+Stock queries the GPU which of the named slots have sliding-window KV, and which pages they are in
+(``torch.unique``, a boolean mask). Each answer has a length that the host must wait for. The host
+knows both beforehand if the slots are a range of one request's row: the evicted length shows where
+the mapped part starts, and the first position shows where a page begins. Upstream's changes
 are sgl-project/sglang#32701 (0.5.17), #37876 and #38159 (0.5.20).
 
 What is free afterwards is the same, in the same order, as after stock's own code.
@@ -104,9 +104,9 @@ def serves(allocator: Any, batch: Any, patching: Patching) -> bool:
     """Whether an allocator's slots are known by their ranges; settled once for each allocator.
 
     Args:
-        allocator: whatever the batch allocates KV from.
+        allocator: the one from which the batch allocates KV.
         batch: a ``ScheduleBatch``.
-        patching: told why not.
+        patching: gets the reason if not.
     """
     settled = vars(allocator).get("_swa_knows_ranges")
     if settled is None:
@@ -186,7 +186,7 @@ def _free(inner: Any, patching: Patching) -> Any:
         if free_index.numel() == 0 or not vars(self).get("_swa_knows_ranges"):
             return inner(self, free_index)
         if not self.is_not_in_free_group:
-            # Stock keeps the slots until the group ends, and gives all back in one call.
+            # Stock keeps the slots until the group ends, and frees all in one call.
             _Group.of(self, "free_group").add(self.free_group, segment_of(self, free_index))
             return inner(self, free_index)
         segments = _Group.of(self, "free_group").end(self.free_group, free_index)

@@ -1,6 +1,6 @@
 """swa.pool-ratio: the sliding-window pool is sized by requests and window, not by a fixed ratio.
 
-Stock does so for DeepSeek-V4 (``DSV4PoolConfigurator``), and for other models where the prefix
+Stock does so for DeepSeek-V4 (``DSV4PoolConfigurator``), and for other models if the prefix
 cache is off (``SWAChunkCapPoolConfigurator``, later ``SWARequestCapPoolConfigurator``).
 """
 
@@ -21,7 +21,7 @@ CONFIGURATOR = "sglang.srt.model_executor.pool_configurator:HybridSWAPoolConfigu
 
 
 def install(patching: Patching) -> None:
-    """Give stock's own arithmetic another ratio, where the operator gave none."""
+    """Give stock's own arithmetic another ratio, if the operator set none."""
 
     def make_init(inner: Any) -> Any:
         @functools.wraps(inner)

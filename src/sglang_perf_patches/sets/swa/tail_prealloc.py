@@ -1,7 +1,7 @@
 """swa.tail-prealloc: sliding-window KV of a request in transfer is as long as its window.
 
 Upstream's change is sgl-project/sglang#24857 (first in 0.5.12), with the fixes #25805, #27779,
-#28085 and #33794. `install` brings it to releases before 0.5.12; the other functions bring the
+#28085 and #33794. `install` adds it to releases before 0.5.12; the other functions add the
 fixes to releases that have the change without them.
 """
 
@@ -77,7 +77,7 @@ def _install_condition(patching: Patching) -> None:
     def peak(self: Any, req: Any, held: int, idle: bool) -> int:
         """Sliding-window tokens that stock's rule wants for a request until it ends.
 
-        Whether the server is idle makes no difference here: swa.idle-admission asks.
+        Whether the server is idle makes no difference here: swa.idle-admission checks that.
         """
         new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
         return held + new

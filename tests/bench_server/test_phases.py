@@ -164,7 +164,7 @@ def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: in
         (("--num-prompt-s", "3"), {}, "--num-prompt-s: neither bench server nor"),
         (("--base-url", "x"), {}, "--base-url: bench server sets this option"),
         (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
-        (("mlx",), {}, "patches are chosen by SGLANG_PERF_PATCHES"),
+        (("mlx",), {}, "choose patches with SGLANG_PERF_PATCHES"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),
         (("--load", "'"), {}, "--load: No closing quotation"),
         (("--html", "/nowhere/page.html"), {}, "can't be written"),

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Speculative decoding of a model with multi-head latent attention (DeepSeek-V3, Kimi K2 ...).
-# STRICT: better no server than one without a patch that was asked for by name.
+# STRICT: rather no server than one without a patch that was named.
 #
 #   examples/eagle_mla.sh --model-path MODEL --speculative-draft-model-path DRAFT
 set -eu

@@ -5,7 +5,7 @@
 #   examples/mlx_on_a_mac.sh                        prove and measure them on this Mac
 #
 # The second takes some minutes, needs no model, and ends with one file, mlx-on-this-mac.txt (or
-# $FILE): please send it to us in an issue, whatever it says. No Mac has been at hand so far.
+# $FILE): please send it to us in an issue, whatever the result. We have had no Mac so far.
 # VERIFY (mlx) is what it proves; BENCH holds options of `sglang-perf-patches bench mlx`.
 set -u
 

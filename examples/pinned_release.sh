@@ -1,6 +1,6 @@
 #!/bin/sh
-# A server pinned to a release that loads no plugins (before 0.5.11): `run` puts the patches into
-# the command and into every Python that it starts.
+# A server pinned to a release that loads no plugins (before 0.5.11): `run` activates the patches
+# in the command and in every Python that it starts.
 #
 #   examples/pinned_release.sh --model-path MODEL
 set -eu

@@ -20,7 +20,7 @@ from linux_mlx.processes import Failure, last_lines, started
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 _CHECKOUT = Path(__file__).parents[2]
-_PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "src")
+_PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 _REPORT_S = 10
 _used: dict[Path, TextIO] = {}  # marks that this process holds, by path
 

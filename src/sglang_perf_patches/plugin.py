@@ -20,7 +20,7 @@ def load() -> None:
 
         activate(text, strict=strict)
     except Exception as error:
-        line = f"sglang-perf-patches: nothing is applied: {error or type(error).__name__}"
+        line = f"sglang-perf-patches: no patch is applied: {error or type(error).__name__}"
         if strict:
             from .live.ending import end_process
 

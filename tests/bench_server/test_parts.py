@@ -48,7 +48,7 @@ def test_a_script_must_say_where_its_server_answers() -> None:
     [
         (["--port", "http"], "--port http: not a port"),
         (["--ssl-certfile", "c"], "plain HTTP"),
-        (["--disaggregation-mode", "decode"], "a decode server can't be driven alone"),
+        (["--disaggregation-mode", "decode"], "a decode server can't be measured alone"),
     ],
 )
 def test_what_cannot_be_driven_is_refused(more: list[str], said: str) -> None:
@@ -193,7 +193,7 @@ def test_a_restless_machine_is_named() -> None:
     assert "smaller differences" not in to_text(made())
     restless = {"throughput": noise.change([100.0, 150.0, 120.0], [140.0, 141.0, 139.0])}
     text = " ".join(to_text(made(changes=restless)).split())
-    assert "Stock's own boots differ in throughput by 50 %." in text
+    assert "Stock's own boots differ: throughput by 50 %." in text
 
 
 def test_a_key_is_not_shown() -> None:

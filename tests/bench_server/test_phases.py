@@ -74,7 +74,7 @@ def test_other_tokens_are_said_first(bench: Bench, port: int) -> None:
     command = bench.command("--turns", "2", behaviour="other-tokens")
     done = bench.run(with_port(command, port))
     assert done.returncode == 1
-    assert done.stdout.startswith("The greedy tokens are different!")
+    assert done.stdout.startswith("The greedy tokens differ!")
 
 
 def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: int) -> None:
@@ -95,7 +95,7 @@ def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: i
         ("crash-load", (), r"the server ended with 3 while serving the load"),
         ("", ("--extra-request-body", "crash"), r"bench_serving ended with 1: ValueError: no such"),
         ("", ("--extra-request-body", "errors"), r"3 of 8 requests failed: refused"),
-        ("", ("--extra-request-body", "hang", "--load-timeout", "2"), r"load was not done after 2"),
+        ("", ("--extra-request-body", "hang", "--load-timeout", "2"), r"load was not finished after 2"),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_process(
@@ -130,7 +130,7 @@ def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench, port: int)
     assert f"It stopped early: turn 3, stock: port {port} of 127.0.0.1 is in use" in " ".join(
         out.split()
     )
-    assert "2 of 3 turns came to their end" in out
+    assert "2 of 3 turns are complete" in out
     assert bench.left() == []
 
 
@@ -162,13 +162,13 @@ def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: in
     ("words", "variables", "said"),
     [
         (("--num-prompt-s", "3"), {}, "--num-prompt-s: neither bench server nor"),
-        (("--base-url", "x"), {}, "--base-url: bench server gives bench_serving this"),
+        (("--base-url", "x"), {}, "--base-url: bench server sets this option"),
         (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
-        (("mlx",), {}, "patches are chosen by SGLANG_PERF_PATCHES"),
-        (("--turns", "0"), {}, "--turns: one at least"),
+        (("mlx",), {}, "choose patches with SGLANG_PERF_PATCHES"),
+        (("--turns", "0"), {}, "--turns must be 1 or more"),
         (("--load", "'"), {}, "--load: No closing quotation"),
         (("--html", "/nowhere/page.html"), {}, "can't be written"),
-        (("--url", "https://x"), {}, "give it as http://HOST:PORT"),
+        (("--url", "https://x"), {}, "write it as http://HOST:PORT"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_boot(

@@ -165,7 +165,7 @@ for text in ("no such thing", "one.stpe", "all,,two", "two.helper,-one,none"):
     try:
         ours.activate(text)
     except ValueError as error:
-        assert "the first call, for 'one', has decided" in str(error), error
+        assert "the first call has decided already, for 'one'" in str(error), error
     else:
         raise AssertionError(text)
 assert ours.activate().selection == "one"           # what the environment says is not asked for

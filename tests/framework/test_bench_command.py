@@ -66,7 +66,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[list[Any]]]:
 def test_every_set_and_one_closing_line(throwaway: Throwaway) -> None:
     done = bench(throwaway, "")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "2 of 2 equal to stock and measured, in 2 tables"
+    assert done.stdout.splitlines()[-1] == "2 of 2 equal to stock and measured in 2 tables"
     assert "library" not in done.stdout
     assert [line for line in done.stderr.splitlines() if line.startswith("[")] == [
         "[1/2] bench one ...",
@@ -89,7 +89,7 @@ def test_a_patch_alone(throwaway: Throwaway) -> None:
     [
         ("differs", "different", "the third value", 1),
         ("lacks", "skipped", "it needs a GPU", 0),
-        ("raises", "failed", "it ended with ZeroDivisionError: by a bench", 1),
+        ("raises", "failed", "it failed with ZeroDivisionError: by a bench", 1),
         ("dies", "failed", "its process ended: exit code 3", 1),
     ],
 )
@@ -98,7 +98,7 @@ def test_each_way_to_end(throwaway: Throwaway, how: str, word: str, said: str, c
     assert done.returncode == code
     assert f"two: {word}: {said}\n" in done.stdout
     assert done.stdout.splitlines()[-1] == (
-        f"1 of 2 equal to stock and measured, in 2 tables, 1 {word}"
+        f"1 of 2 equal to stock and measured in 2 tables, 1 {word}"
     )
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -118,7 +118,7 @@ def test_a_traceback_is_shown_to_who_asks(throwaway: Throwaway) -> None:
     ("words", "said"),
     [
         (("three",), "unknown set or patch 'three'"),
-        (("one", "two", "--size", "7"), "needs one set's name"),
+        (("one", "two", "--size", "7"), "needs the name of one set"),
         (("one", "--frobnicate"), "usage: sglang-perf-patches bench one"),
     ],
 )

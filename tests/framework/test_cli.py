@@ -198,9 +198,9 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     assert "Why:\n  why" in text
     assert f"Definitions, below {tree.parent}:" in text
     assert "changes  sglang.srt.a:Worker.step  sglang/srt/a.py:10" in text
-    assert "Chosen, by SGLANG_PERF_PATCHES=all." in text
+    assert "Chosen by SGLANG_PERF_PATCHES=all." in text
     policy = command(throwaway, "explain", "two.policy").stdout
-    assert "Not chosen, by SGLANG_PERF_PATCHES=all: a policy is on only by its full name" in policy
+    assert "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name" in policy
     assert "adds     sglang.srt.a:Worker.extra  not there" in text
     assert "needs    sglang.srt.a:Worker" in text
     built = command(throwaway, "explain", "two.built").stdout
@@ -275,7 +275,7 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
         (("list",), {"SGLANG_PERF_PATCHES": "one,tow"}, "did you mean two"),
         (("list",), {"SGLANG_PERF_PATCHES": "one,,two"}, "empty item"),
         (("list",), {"SGLANG_PERF_PATCHES": "ALL"}, "did you mean all"),
-        (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "stands alone"),
+        (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "must stand alone"),
         (("explain", "two.bth"), {}, "did you mean two.both"),
         (("verify", "none"), {}, "names no patch to verify"),
         (("list", "--sglang-path", "."), {}, "not a sglang tree"),

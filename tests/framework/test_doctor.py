@@ -78,7 +78,7 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     }
     assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
     text = doctor(throwaway, "--sglang-path", str(other))
-    assert "lost, and chosen: one.step" in text.stdout
+    assert "chosen, and lost: one.step" in text.stdout
 
     without = doctor(throwaway, "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
     assert without.returncode == 0
@@ -166,7 +166,7 @@ def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"sglang-perf-patches: sglang 0.5.22 could not be fetched: {python} has no pip to fetch it "
-        "with (install pip there, or name a folder that has this release with --sglang-path)\n"
+        "with (install pip there, or give a folder with this release by --sglang-path)\n"
     )
 
 
@@ -210,8 +210,8 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     throwaway.put("sitecustomize.py", sets.replace(str(other), str(known)))
     done = doctor(throwaway, "--sglang-path", str(other))
     assert done.returncode == 1
-    assert "no sglang is installed" in done.stdout
-    assert done.stdout.splitlines()[-1] == "refused, and chosen: one.step"
+    assert "this Python has no sglang" in done.stdout
+    assert done.stdout.splitlines()[-1] == "chosen, and refused: one.step"
 
 
 MODEL = {
@@ -260,7 +260,7 @@ def test_the_hint_stands_below_what_an_upgrade_changes(
     ("config", "words", "said"),
     [
         (None, OF_SERVER, "can't be read"),
-        ("{", OF_SERVER, "is no model's config.json"),
+        ("{", OF_SERVER, "is not a model's config.json"),
         ("[]", OF_SERVER, "does not describe a model's attention"),
         (json.dumps({**MODEL, "num_key_value_heads": None}), OF_SERVER, "does not describe"),
         (json.dumps(MODEL), (), "--model needs --kv-gib"),

@@ -140,7 +140,7 @@ def test_hooks_of_a_registry_that_we_do_not_know(throwaway: Throwaway) -> None:
     """A later sglang may keep them otherwise; its plugins work all the same."""
     throwaway.lend_plugin_loader("0.5.23")
     done = throwaway.run(UNKNOWN_HOOKS)
-    assert done.stderr.count("every patch is taken off: AttributeError") == 1
+    assert done.stderr.count("every patch is removed: AttributeError") == 1
 
 
 def test_an_unexpected_fault_under_strict_ends_with_one_line(throwaway: Throwaway) -> None:
@@ -356,7 +356,7 @@ def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaw
         assert (done.returncode, done.stdout) == (2, ""), (name, done.stderr)
         listed, loaded = done.stderr.splitlines()
         assert listed.startswith("sglang-perf-patches: the fingerprints of mamba"), name
-        assert loaded.startswith("sglang-perf-patches: nothing is applied: the fingerprints of")
+        assert loaded.startswith("sglang-perf-patches: no patch is applied: the fingerprints of")
 
 
 def test_fingerprints_that_are_missing_refuse(damaged: Path, throwaway: Throwaway) -> None:

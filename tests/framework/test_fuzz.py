@@ -46,7 +46,7 @@ selections = st.text() | st.lists(items, max_size=6).map(",".join)
 
 
 def chosen(text: str) -> Selection | None:
-    """What a text chooses, None where it is refused, which is one sentence then."""
+    """What a text chooses, None if it is refused, which is one sentence then."""
     try:
         return parse(text, PATCHES)
     except SelectionError as error:
@@ -294,7 +294,7 @@ def mangled_bytes(draw: st.DrawFn, text: bytes) -> bytes:
 
 
 def meaning(text: str | bytes, qualname: str) -> list[str] | None:
-    """The syntax of every definition of a name, as Python reads the text; None where it can't."""
+    """The syntax of every definition of a name, as Python reads the text; None if it can't."""
     try:
         nodes: list[ast.AST] = [ast.parse(text)]
     except (SyntaxError, ValueError):

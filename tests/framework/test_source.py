@@ -254,9 +254,7 @@ def test_a_module_without_its_source_is_not_missing(tmp_path: Path, name: str) -
     path = tree.root / "srt" / name
     path.parent.mkdir(exist_ok=True)
     path.touch()
-    with pytest.raises(
-        source.NoSourceError, match=r"^no source: of sglang\.srt\.work there is only"
-    ):
+    with pytest.raises(source.NoSourceError, match=r"^no source: sglang\.srt\.work has only"):
         tree.definition("sglang.srt.work:plain")
 
 

@@ -330,7 +330,7 @@ def test_a_folder_that_others_can_write_is_neither_read_nor_used(throwaway: Thro
     folder.chmod(0o777)
     code, _, said = status(throwaway)
     assert (code, said.count("\n")) == (2, 1)
-    assert "not a folder of this user alone" in said
+    assert "not a private folder of this user" in said
     process = start(throwaway)
     try:
         assert list(folder.iterdir()) == []

@@ -170,7 +170,7 @@ def _spread(values: Iterable[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 where a limit is not kept."""
+    """Measure and print; 1 if a limit is not kept."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.bench_start")
     parser.add_argument("--release", default=releases.KNOWN[-1], help="of sglang")
     parser.add_argument("--turns", type=int, default=15)

@@ -18,6 +18,8 @@ CHART = "examples/gains.svg"
 _WIDTH, _LABEL, _ROW, _TOP, _BOTTOM = 900, 430, 40, 56, 34
 _FULL = 370
 """Pixels from 0 to stock's own figure."""
+_GAIN, _LOSS = 0.97, 1.03
+"""Ratios between these are no difference."""
 _MOST = 1.15
 """The longest bar, as a multiple of stock."""
 
@@ -27,7 +29,8 @@ class Gain:
     """One set-up that was measured with stock and with patches.
 
     Attributes:
-        setup: the model and the flags, as an operator would name them.
+        setup: the model and the load, as an operator would name them.
+        flags: the options or variables that make the set-up; empty where there are none.
         release: the sglang release.
         hardware: what it ran on.
         figure: what was measured; less is better.
@@ -49,6 +52,12 @@ class Gain:
     patches: tuple[str, ...]
     source: str
     quotes: tuple[str, ...]
+    flags: str = ""
+
+    @property
+    def is_a_gain(self) -> bool:
+        """Whether the patched figure is lower than stock's by more than a few percent."""
+        return self.ratio < _GAIN
 
 
 def read(root: Path) -> list[Gain]:
@@ -73,12 +82,16 @@ def unfounded(root: Path, gains: Sequence[Gain]) -> list[str]:
 
 def table(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
     """A row for each set-up, with a link to its results and to each patch's page."""
-    lines = ["| you run | measured | stock → patched | patch |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| you run | on | measured | stock → patched | ratio | patch |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for gain in gains:
         links = " ".join(f"[`{name}`]({page_of[name]})" for name in gain.patches)
-        figures = f"[{gain.stock} → {gain.patched}]({gain.source}) ({_ratio(gain)})"
-        where = f"{gain.figure}; {gain.release}, {gain.hardware}"
-        lines.append(f"| {gain.setup} | {where} | {figures} | {links} |")
+        figures = f"[{gain.stock} → {gain.patched}]({gain.source})"
+        setup = f"{gain.setup}<br>`{gain.flags}`" if gain.flags else gain.setup
+        cells = [setup, f"{gain.release}, {gain.hardware}", gain.figure, figures]
+        lines.append(f"| {' | '.join([*cells, _ratio(gain), links])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +121,7 @@ def chart(gains: Sequence[Gain]) -> str:
     for index, gain in enumerate(gains):
         y = _TOP + _ROW * index
         length = max(2.0, _FULL * min(gain.ratio, _MOST))
-        kind = "bar" if gain.ratio < 0.97 else "same" if gain.ratio < 1.03 else "loss"
+        kind = "bar" if gain.is_a_gain else "same" if gain.ratio < _LOSS else "loss"
         # A label beside a bar that nearly reaches stock's line stands behind the line.
         end = length if gain.ratio < 0.88 else max(length, _FULL)
         parts.append(_text(_LABEL - 10, y + 11, gain.setup, "", "end"))

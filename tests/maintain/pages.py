@@ -1,8 +1,12 @@
 """A page for each patch, made from its declaration, its verdicts, its case and what was measured.
 
-Measurements are sections of ``tests/SET/**/*.md`` that begin with ``<!-- measured: NAME … -->``,
-where a name is a patch's or a set's; a section ends at the next such comment or heading, and is
-shown with the heading that it stands below.
+Measurements are sections of ``tests/SET/**/*.md`` that begin with a comment::
+
+    <!-- measured: mla.a mla.b; H200; on 0.5.17 0.5.23 -->
+    <!-- measured: mla.a(0.5.17) mla.b(0.5.22,0.5.23); H200 -->
+
+It names patches or sets, the machine, and the releases: of all, or of each patch in parentheses. A
+section ends at the next such comment or heading. A page shows it with the heading above it.
 """
 
 from __future__ import annotations
@@ -31,11 +35,15 @@ class Section(NamedTuple):
         file: where it is, below a checkout.
         heading: what it stands below there.
         text: Markdown.
+        machine: what it was measured on.
+        on: patch or set → the releases on which it was measured.
     """
 
     file: str
     heading: str
     text: str
+    machine: str
+    on: Mapping[str, tuple[str, ...]]
 
 
 def folder(patch: Patch) -> str:
@@ -61,7 +69,8 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
         f"{_sentence(patch.summary)} " + _switch(patch),
         # Who gains how much, and who does not, before anything else.
         patch.gain,
-        patch.condition,
+        _table(patch.figures),
+        f"**Condition.** {patch.condition}",
         f"## Why\n\n{patch.why}",
         f"## How\n\n{patch.how}",
         f"## On which releases\n\n{_releases(patch, words)}",
@@ -74,23 +83,44 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
         parts.append(f"{section.heading}, from {link}:\n\n{section.text}")
     parts.append(f"## Verify it\n\n{_verification(patch)}")
     parts.append(f"## In the code\n\n{_code(patch)}")
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def sections(root: Path, patch: Patch) -> list[Section]:
     """The measured sections of a checkout that name a patch."""
+    return [one for one in all_sections(root, patch.set) if {patch.id, patch.set} & one.on.keys()]
+
+
+def all_sections(root: Path, set_name: str) -> list[Section]:
+    """The measured sections of a set, file by file."""
     found = []
-    for path in sorted((root / "tests" / patch.set).rglob("*.md")):
+    for path in sorted((root / "tests" / set_name).rglob("*.md")):
         file = path.relative_to(root).as_posix()
         for heading, below in _HEADED.findall(path.read_text(encoding="utf-8")):
-            for names, text in _MEASURED.findall(below):
-                if {patch.id, patch.set} & set(names.split()):
-                    found.append(Section(file, heading, text.strip()))
+            for comment, text in _MEASURED.findall(below):
+                names, _, rest = comment.partition(";")
+                machine, _, common = rest.partition("; on ")
+                on = {
+                    name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
+                    for name, _, own in (word.partition("(") for word in names.split())
+                }
+                found.append(Section(file, heading, text.strip(), machine.strip(), on))
     return found
 
 
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as Markdown, of which the first is the heading; nothing for none."""
+    if not rows:
+        return ""
+    size = len(rows[0])
+    full = [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (size - 1)] for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in full]
+    lines.insert(1, "|" + " --- |" * size)
+    return "\n".join(lines)
+
+
 def _switch(patch: Patch) -> str:
-    return "On by default." if patch.is_default else "A policy: on only by its full name."
+    return "On by default." if patch.is_default else "A policy: opt-in, by its full name."
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:
@@ -112,7 +142,7 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     links = patch.upstream_links()
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
     has = ", ".join(filter(None, [where, patch.upstream_note]))
-    text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has nothing of the kind."
+    text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."
     for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if ids:
             text += f"\n\n{title} {', '.join(f'`{id}`' for id in ids)}."
@@ -150,7 +180,7 @@ def _code(patch: Patch) -> str:
 
 def _changes(variant: Variant) -> list[str]:
     return [f"`{reference}`" for reference in variant.targets] + [
-        f"`{reference}` (brought)" for reference in variant.adds
+        f"`{reference}` (added)" for reference in variant.adds
     ]
 
 

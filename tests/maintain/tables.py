@@ -1,8 +1,8 @@
 """The documents that are made from the declarations and the released wheels.
 
-``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``,
-its chart (see `gains`), all of ``tests/releases/verdicts.md`` and the page of every patch (see
-`pages`); ``--check`` only says whether they are current.
+``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart (see
+`gains`), all of ``tests/releases/verdicts.md``, the page of every patch (see `pages`) and the page
+of what was tested (see `tested`). ``--check`` only says whether they are current.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sglang_perf_patches.judge.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
 
-from . import ROOT, gains, pages
+from . import ROOT, gains, pages, tested
+from .gains import Gain
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
@@ -55,27 +56,29 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
     return "\n".join(parts)
 
 
-def release_table(patch_sets: Sequence[PatchSet], words: Words) -> str:
-    """One row a patch, with the releases on which it applies; its page has the others."""
-    rows = [["patch", "what it does", "releases", "upstream"]]
-    for patch_set in patch_sets:
-        for patch in patch_set.patches:
-            applies = _ranges(
-                release for release, word in words[patch.id].items() if word == "applies"
-            )
-            built = [name for variant in patch.variants for name in variant.releases]
-            if not set(built) <= set(releases.KNOWN):
-                applies = ", ".join(filter(None, ["source builds", applies]))
-            links = [f"[#{link.rpartition('/')[2]}]({link})" for link in patch.upstream_links()]
-            opt_in = "" if patch.is_default else " (opt-in)"
-            rows.append(
-                [
-                    f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}",
-                    patch.summary,
-                    applies or "-",
-                    " ".join(links) or patch.upstream_note or "beyond upstream",
-                ]
-            )
+def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequence[Gain]) -> str:
+    """One row a patch, with the releases on which it applies; its page has the others.
+
+    A patch that `measured` shows to gain comes first, the largest gain on top; then the other exact
+    ones, then the opt-in ones, each in declared order.
+    """
+    best: dict[str, float] = {}
+    for gain in measured:
+        if gain.is_a_gain:
+            for patch_id in gain.patches:
+                best[patch_id] = min(gain.ratio, best.get(patch_id, gain.ratio))
+    patches = sorted(
+        by_id(patch_sets).values(), key=lambda patch: (best.get(patch.id, 1), not patch.is_default)
+    )
+    rows = [["patch", "what it does", "releases"]]
+    for patch in patches:
+        applies = _ranges(release for release, word in words[patch.id].items() if word == "applies")
+        built = [name for variant in patch.variants for name in variant.releases]
+        if not set(built) <= set(releases.KNOWN):
+            applies = ", ".join(filter(None, ["source builds", applies]))
+        opt_in = "" if patch.is_default else " (opt-in)"
+        link = f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}"
+        rows.append([link, patch.summary, applies or "-"])
     return _markdown(rows)
 
 
@@ -126,12 +129,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     makers: dict[str, Callable[[str], str]] = {
         "README.md": lambda text: replace_block(
-            replace_block(text, "releases", release_table(patch_sets, words)),
+            replace_block(text, "releases", release_table(patch_sets, words, measured)),
             "gains",
             gains.table(measured, page_of),
         ),
         gains.CHART: lambda _: gains.chart(measured),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
+        tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
     }
     for patch in by_id(patch_sets).values():
         made = pages.page(patch, words[patch.id], pages.sections(ROOT, patch))

@@ -83,7 +83,7 @@ def prove(patches: list[str]) -> list[dict[str, Any]]:
 
 
 def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]) -> str | None:
-    """What a job says while these functions of the patches do nothing; None where it passes.
+    """What a job says while these functions of the patches do nothing; None if it passes.
 
     Args:
         names: functions of the set's modules.

@@ -1,6 +1,6 @@
 """Comparisons of stock and patched on an operator's own machine: ``sglang-perf-patches bench``.
 
-A set's module gives its tables: ``add_options(parser)`` adds the sizes that it lets an operator
+A set's module makes its tables: ``add_options(parser)`` adds the sizes that it lets an operator
 choose, and ``tables(given)`` first shows that stock and patched give the same, then yields each
 table as it is done. It raises `proof.Different` where they don't, `proof.Missing` where this
 machine can't. It imports torch, sglang and mlx in its functions only, because the command imports
@@ -29,16 +29,16 @@ NAMES = sets.NAMES
 """The sets that have a bench, in the order of ``list``."""
 
 TRACEBACK = "SGLANG_PERF_PATCHES_TRACEBACK"
-"""Set for a child: show where it failed."""
+"""Set for a child process: show the traceback of a failure."""
 
 
 def parser(set_name: str) -> argparse.ArgumentParser:
-    """What a set's bench can be told: ``--quick`` and its own sizes."""
+    """The options of a set's bench: ``--quick`` and its own sizes."""
     made = argparse.ArgumentParser(
         prog=f"sglang-perf-patches bench {set_name}",
-        epilog="Besides: --json, and --html FILE for one page with charts.",
+        epilog="Also: --json, and --html FILE for one page with charts.",
     )
-    made.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    made.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     _module(set_name).add_options(made)
     return made
 
@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> int:
         ended, reason = "skipped", str(error)
     except Exception as error:
         trace = traceback.format_exc()
-        ended, reason = "failed", f"it ended with {type(error).__name__}: {error}"
+        ended, reason = "failed", f"it failed with {type(error).__name__}: {error}"
     worker.emit({"ended": ended, "reason": reason, "traceback": trace})
     return 0
 

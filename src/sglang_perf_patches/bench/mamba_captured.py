@@ -26,7 +26,7 @@ Live = Callable[[str], AbstractContextManager[None]]
 
 
 def table(torch: Any, live: Live, selection: str, rounds: int) -> Table:
-    """Outputs and states compared to the bit, and times by turns.
+    """Outputs and states compared to the bit, and times in turns.
 
     Args:
         torch: the module, with a GPU.

@@ -109,7 +109,7 @@ def _applying(chosen: str) -> list[str]:
 
 @dataclass
 class _Row:
-    """What was found of one piece, on stock (False) and patched (True)."""
+    """The results of one piece, on stock (False) and patched (True)."""
 
     piece: Any
     act: dict[bool, Callable[[], object]]
@@ -132,7 +132,9 @@ def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]
         f"the host behind {QUEUED_S * 1e3} ms of queued work. Syncs: stream and event syncs."
     ]
     if stood_in:
-        notes.append(f"Stood in for, as it can't be loaded here: {', '.join(stood_in)}.")
+        notes.append(
+            f"Replaced by a stand-in, because it can't be loaded here: {', '.join(stood_in)}."
+        )
     return Table("mla", patch, _COLUMNS, tuple(map(_cells, rows)), tuple(notes))
 
 

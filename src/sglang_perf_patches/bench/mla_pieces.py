@@ -289,7 +289,7 @@ def _replay(backend: Any, runner: Room, lengths: list[int], topk: int = 1) -> Ca
 
 
 def _republished(act: Callable[[], object], arguments: Room, *modules: Any) -> Callable[[], object]:
-    """The work, under the arguments that it was made with, whatever was made since."""
+    """The work, under the arguments that it was made with."""
     mine: list[ExitStack] = []
 
     def again() -> object:
@@ -465,7 +465,7 @@ def _tree(
 
 
 def _chains(bs: int, draft: int) -> tuple[Any, ...]:
-    """A tree builder's arguments: two branches where there is room for them, else a chain."""
+    """A tree builder's arguments: two branches if there is room for them, else a chain."""
     nodes = [0, 1, 2, 4] if draft == 5 else list(range(draft - 1))
     parents = [-1, 0, 1] if draft == 5 else list(range(-1, draft - 2))
     topk, steps = (2, 2) if draft == 5 else (1, draft - 1)

@@ -135,7 +135,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--radix", default="on", metavar="on,off", help="the radix cache")
     parser.add_argument("--prefill", type=_numbers, metavar="N,...", help="prompts, 0 for none")
     parser.add_argument("--taken", default="read,chained", metavar="read,chained,changing")
-    parser.add_argument("--rounds", type=int, help="times that each takes its turn")
+    parser.add_argument("--rounds", type=int, help="turns of each side")
     parser.add_argument("--steps", type=int, help="steps in a turn")
 
 

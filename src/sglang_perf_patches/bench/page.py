@@ -1,7 +1,7 @@
-"""Pieces of a page that stands alone: its frame, tables that fit any width, and plots.
+"""Pieces of a self-contained page: its frame, tables that fit any width, and plots.
 
-Nothing outside the page is referred to. Colours follow the reader's scheme; they are told apart by
-those who do not see red and green, and what a colour says is said in words too.
+The page refers to nothing outside. Colours follow the reader's scheme. People who do not see red
+and green can tell them apart, and the text repeats what a colour means.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def bullets(texts: Iterable[str]) -> str:
-    """A list; nothing where there is nothing to list."""
+    """A list; nothing if there is nothing to list."""
     items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
     return f"<ul>{items}</ul>\n" if items else ""
 
 
 def facts(pairs: Mapping[str, str]) -> str:
-    """Names with what is said of each."""
+    """Names and a text for each."""
     items = "".join(
         f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>" for name, said in pairs.items()
     )

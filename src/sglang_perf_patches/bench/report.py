@@ -1,4 +1,4 @@
-"""What a benchmark found: tables, as text, as JSON and as one page that can be sent on."""
+"""The results of a benchmark: tables, as text, as JSON and as one self-contained page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Cell = str | int | float | Ratio | None
 
 
 class PageError(OperatorError, RuntimeError):
-    """The page can't be written where it was asked for."""
+    """The page can't be written to the given place."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``bench`` found for some sets.
+    """The results of ``bench`` for some sets.
 
     Attributes:
-        sglang: the release, and where it is.
+        sglang: the release and its path.
         machine: see `machine`.
         tables: in the order in which they were made.
         ended: set → how it ended: ``equal`` (and measured), ``skipped``, ``different``, ``failed``.
@@ -67,7 +67,7 @@ class Report:
 
 
 def machine() -> dict[str, str]:
-    """This machine, as far as a reader of figures needs it; asks no library that sglang uses."""
+    """What a reader of figures needs to know about this machine; imports no library of sglang's."""
     found = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
@@ -138,7 +138,7 @@ def to_html(report: Report) -> str:
     for name in report.ended:
         tables = [table for table in report.tables if table.set == name]
         parts += [_table_parts(table) for table in tables]
-        # What is said below several tables is said once.
+        # A note of several tables is shown once.
         notes = dict.fromkeys(note for table in tables for note in table.notes)
         if notes:
             parts += [page.heading(3, f"Notes on {name}"), page.bullets(notes)]
@@ -152,7 +152,7 @@ def to_html(report: Report) -> str:
 
 
 def headline(name: str, ratios: Sequence[Ratio]) -> str:
-    """What a set's ratios come to: ``mla: 11 to 36 % less time in 7 of 8 cases``."""
+    """A set's ratios in a line: ``mla: 11 to 36 % less time in 7 of 8 cases``."""
     less = [ratio for ratio in ratios if ratio.high < 1]
     more = [ratio for ratio in ratios if ratio.low > 1]
     if not less and not more:
@@ -236,7 +236,7 @@ def _bar(name: str, ratio: Cell) -> page.Bar:
 
 
 def _name(row: Sequence[Cell]) -> str:
-    """What tells a row from the others: its cells before the first time."""
+    """The name of a row: its cells before the first time."""
     before = []
     for cell in row:
         if isinstance(cell, (Ratio, float)):
@@ -264,11 +264,11 @@ def _shown(cell: Cell) -> str:
 
 
 def worst(words: Sequence[str]) -> int:
-    """The exit code of a report that ended so: 1 where something differs or failed."""
+    """The exit code of a report that ended so: 1 if something differs or failed."""
     return 1 if {"different", "failed"} & set(words) else 0
 
 
 _HOW = (
     "Times were taken in turns in one run. A change is that of patched against stock: the median "
-    "over the rounds, with its quartiles. It counts as less or more where both quartiles do."
+    "over the rounds, with its quartiles. It counts as less or more if both quartiles do."
 )

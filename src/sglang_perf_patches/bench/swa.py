@@ -108,7 +108,9 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
             raise Missing(lines[-1] if lines else str(error)) from error
     for name, result in found.items():
         if result["unbound"] != found["stock"]["unbound"]:
-            raise Different(f"{name}: where memory does not bind, order or tokens are not stock's")
+            raise Different(
+                f"{name}: order or tokens differ from stock although memory is not the limit"
+            )
     yield _admission_table(found)
     yield _decoding_table(found, decoding)
 
@@ -221,7 +223,7 @@ def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
         (
             "Lengths in tokens. The bound is min(F / prompt, rF / tail) for a full pool of F "
             "tokens, a sliding-window pool of rF, and a tail of the window's pages.",
-            "With room for everything, order of admission and tokens of each step are the same.",
+            "If everything fits, the order of admission and the tokens of each step are the same.",
         ),
     )
 

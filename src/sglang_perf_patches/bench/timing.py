@@ -20,7 +20,7 @@ class Ratio:
     Attributes:
         stock: median time, in seconds.
         patched: median time, in seconds.
-        ratio: median over the rounds of patched : stock, below 1 where patched is faster.
+        ratio: median over the rounds of patched : stock, below 1 if patched is faster.
         low: first quartile of the same.
         high: third quartile of the same.
     """
@@ -58,7 +58,7 @@ def interleaved(
         patched: makes the patch live while it is entered, as `proof.comparing.live` does.
         rounds: how many times each is timed, after one round that is thrown away.
         repeat: how many runs one time is the mean of.
-        synchronize: waits until the device has done what was asked of it.
+        synchronize: waits until the device has finished.
     """
     times: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds + 1):

@@ -15,7 +15,7 @@ def register(name: str) -> ModuleSpec | None:
     """Activate once the module `name`, which is about to be imported, has been.
 
     Returns:
-        how it is to be imported; None where it can't be.
+        how it is to be imported; None if it can't be.
     """
     from wrapt import register_post_import_hook
 

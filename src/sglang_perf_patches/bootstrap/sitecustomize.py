@@ -37,7 +37,7 @@ class _Watcher:
         try:
             return bootstrap.register(name)
         except Exception as error:
-            print(f"sglang-perf-patches: nothing is applied: {error}", file=sys.stderr)
+            print(f"sglang-perf-patches: no patch is applied: {error}", file=sys.stderr)
             return None
 
 

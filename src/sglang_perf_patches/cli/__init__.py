@@ -20,16 +20,22 @@ from ..model.errors import OperatorError
 from . import render
 
 _VERBS = {
-    "list": ("listing", "what will happen here, or what each patch would do to any sglang tree"),
-    "explain": ("explaining", "one patch or set: why, how, its gain, its targets"),
-    "status": ("status", "what is live in this user's running sglang processes"),
+    "list": ("listing", "what will happen here, or what each patch would do to another sglang"),
+    "explain": ("explaining", "a patch or a set: why, how, its gain, what it changes"),
+    "status": ("status", "what is live in your running sglang servers"),
     "doctor": ("doctoring", "what an upgrade to another sglang would do to the patches"),
-    "verify": ("verifying", "compare each patch that applies with stock, on this machine"),
-    "bench": ("benching", "time stock and patched in turns, after showing that they give the same"),
-    "report": ("reporting", "one redacted file for an issue; nothing is sent"),
-    "run": ("running", "run a command with patches active in it and in every Python it starts"),
+    "verify": (
+        "verifying",
+        "compare each patch that applies with stock on this machine, bit by bit",
+    ),
+    "bench": ("benching", "time stock and patched in turns, after a check that they give the same"),
+    "report": ("reporting", "write one redacted file for an issue; nothing is sent"),
+    "run": (
+        "running",
+        "run a command with patches active in it and in every Python that it starts",
+    ),
 }
-"""Verb → its module and what it is for. Only the module of the one that is asked is imported."""
+"""Verb → its module and its help text. Only the module of the verb in use is imported."""
 
 
 _ASKS_TO_COMPLETE = "_ARGCOMPLETE"
@@ -77,7 +83,7 @@ def _run(words: list[str]) -> int:
 
 
 def _complete() -> None:
-    """Give the shell the completions that it asks for, and end; without argcomplete, none."""
+    """Print the completions for the shell, and exit; without argcomplete, do nothing."""
     try:
         import argcomplete
     except ImportError:
@@ -91,7 +97,7 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
-        epilog="No verb, or --list, means list. Patches are chosen by SGLANG_PERF_PATCHES.",
+        epilog="Without a verb, or with --list: list. SGLANG_PERF_PATCHES chooses the patches.",
     )
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -1,4 +1,4 @@
-"""What the last ``bench`` of this user found, kept for ``report``."""
+"""The result of this user's last ``bench``, kept for ``report``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def keep(text: str) -> None:
 
 
 def read() -> str | None:
-    """What was kept, None where nothing was, or somebody else did it."""
+    """What was kept; None if there is nothing, or it belongs to another user."""
     try:
         path = _path()
         if path.lstat().st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""What this machine has, as far as a patch needs it to do any work; nothing of it is imported."""
+"""Whether this machine has what a patch needs to have any effect, found without imports."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Progress:
 
 @contextmanager
 def progress(total: int) -> Iterator[Progress]:
-    """Progress while the context is entered; the line goes with it."""
+    """Progress within the context; the line disappears at its end."""
     made = Progress(total)
     over = threading.Event()
     thread = threading.Thread(target=made._tick, args=(over,), daemon=True)

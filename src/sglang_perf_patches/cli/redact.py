@@ -1,4 +1,4 @@
-"""Taking out of a report what is nobody else's business."""
+"""Removing private data from a report."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Redaction:
 
 
 def role(text: str) -> str:
-    """A role as sglang calls it; a script's own name is not told."""
+    """A role as sglang calls it; a script's own name is not shown."""
     return text if _ROLE.match(text) else "<script>"
 
 
@@ -103,7 +103,7 @@ def flags(pid: int) -> list[str]:
 
 
 def shown_flags(words: Sequence[str]) -> list[str]:
-    """The flags among the words of a command, without what their values could tell.
+    """The flags among the words of a command, without revealing values.
 
     >>> shown_flags(["python", "--model-path", "me/secret", "--tp", "2", "--dtype=half"])
     ['--model-path <removed>', '--tp 2', '--dtype half']
@@ -122,6 +122,6 @@ def shown_flags(words: Sequence[str]) -> list[str]:
 
 def _shown(name: str, value: str) -> str:
     if _PLAIN_VALUE.fullmatch(value):
-        # A port or a seed tells nobody anything; a host's number may.
+        # A port or a seed reveals nothing; a host's number may.
         return _VALUE if re.search("host|addr|key|token|password|secret", name) else value
     return value if name in _SHOWN_FLAGS and _WORD.fullmatch(value) else _VALUE

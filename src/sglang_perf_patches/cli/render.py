@@ -42,6 +42,12 @@ def paragraph(title: str, text: str) -> str:
     return f"{title}:\n{body}"
 
 
+def item(text: str) -> str:
+    """An entry of a list below a paragraph, wrapped like it."""
+    columns = min(_PAGE, width() or _PAGE)
+    return textwrap.fill(text, columns, initial_indent="  - ", subsequent_indent="    ")
+
+
 def table(
     rows: Sequence[Sequence[str]], *, column: int = -1, colours: Mapping[str, str] | None = None
 ) -> str:

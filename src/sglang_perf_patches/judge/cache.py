@@ -136,14 +136,14 @@ def _private_folder(*, create: bool) -> Iterator[int]:
     try:
         about = os.fstat(folder)
         if about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise PermissionError(f"{path} is not a folder of this user alone (mode 0700)")
+            raise PermissionError(f"{path} is not a private folder of this user (mode 0700)")
         yield folder
     finally:
         os.close(folder)
 
 
 def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[str, Any]]]:
-    """What a file of the folder holds; nothing where it is missing, damaged or another's."""
+    """What a file of the folder holds; nothing if it is missing, damaged or another's."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:

@@ -79,7 +79,7 @@ def lines_of(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise TreeError(f"{path} can't be read: it is not {error.encoding.upper()} text") from error
     except (SyntaxError, LookupError) as error:
-        what = "it is not UTF-8 text, and names no encoding that it has"
+        what = "it is not UTF-8 text and names no other encoding that fits"
         raise TreeError(f"{path} can't be read: {what}") from error
 
 

@@ -38,10 +38,10 @@ def tree(version: str) -> Path:
 
     Raises:
         DownloadError: this is no version, the package index has no such release or did not answer,
-            this Python has no pip to ask it with, or there is nowhere to keep what it gives.
+            this Python has no pip to fetch it with, or there is no place to keep it.
     """
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", version):
-        raise DownloadError(f"{version!r} is no version of sglang: write it as in 0.5.23")
+        raise DownloadError(f"{version!r} is not a version of sglang: write it like 0.5.23")
     try:
         folder = user_folder() / "releases" / version
         if not folder.is_dir():
@@ -70,7 +70,7 @@ def _download(version: str, into: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
             f"sglang {version} could not be fetched: {sys.executable} has no pip to fetch it with "
-            "(install pip there, or name a folder that has this release with --sglang-path)"
+            "(install pip there, or give a folder with this release by --sglang-path)"
         )
     print(f"sglang-perf-patches: fetching sglang {version} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -80,7 +80,7 @@ def _download(version: str, into: Path) -> Path:
     if done.returncode or not wheels:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines
-        why = errors[-1] if errors else f"pip ended with {done.returncode} and said nothing"
+        why = errors[-1] if errors else f"pip ended with {done.returncode} without a message"
         raise DownloadError(f"sglang {version} could not be fetched: {why[:300]}")
     return wheels[0]
 

@@ -32,7 +32,7 @@ class Module:
             raise TreeError(f"{path} can't be parsed{where}: {type(error).__name__}") from error
 
     def definition(self, reference: str) -> Definition | None:
-        """What the file has under a reference of its module; None where it has no such name."""
+        """What the file has under a reference of its module; None if it has no such name."""
         nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
         for name in qualname_of(reference).split("."):
             scopes = [node for node in nodes if isinstance(node, _Scope)]

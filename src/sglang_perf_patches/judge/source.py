@@ -1,4 +1,4 @@
-"""Reading a sglang tree as text: where it is, which version, and what its definitions say.
+"""Reading a sglang tree as text: its place, its version and the text of its definitions.
 
 Nothing here imports sglang. A definition is identified by the sha256 of its own dedented source,
 decorators included and comments as they are, so a change elsewhere in the file does not matter.
@@ -72,7 +72,7 @@ def find(path: str | Path) -> Path:
             return archive.resolve() / "sglang"
     except OSError as error:
         raise TreeError(f"{place} can't be read: {error.strerror or error}") from error
-    raise TreeError(f"{place} is not a sglang tree: no sglang package with a folder 'srt' is there")
+    raise TreeError(f"{place} is not a sglang tree: it has no sglang package with a folder 'srt'")
 
 
 def find_installed() -> Path:
@@ -131,7 +131,7 @@ class Tree:
         return self._paths[module]
 
     def definition(self, reference: str) -> Definition | None:
-        """What the tree has under a reference; None where the module or the name is missing.
+        """What the tree has under a reference; None if the module or the name is missing.
 
         Raises:
             TreeError: the file can't be read or parsed.
@@ -158,7 +158,7 @@ class Tree:
             for suffix in (*BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES):
                 for stem in (below / "__init__", below):
                     if os.path.isfile(f"{stem}{suffix}"):
-                        raise NoSourceError(f"no source: of {module} there is only {stem}{suffix}")
+                        raise NoSourceError(f"no source: {module} has only {stem}{suffix}")
         except OSError as error:
             raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
         return None

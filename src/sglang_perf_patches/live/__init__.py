@@ -1,1 +1,1 @@
-"""Putting patches live in a process, and taking them off again."""
+"""Switching patches on in a process, and off again."""

@@ -3,12 +3,12 @@
 In order, for each chosen patch whose verdict is ``applies``:
 
 1. it waits until the last of its modules has been imported (`pending`);
-2. every definition it changes or relies on is verified in memory: somebody else's replacement is
-   a `conflict`, a wrapper is reported and kept;
+2. every definition it changes or relies on is verified in memory. A replacement by other code is
+   a `conflict`; a wrapper is reported and kept;
 3. its install function says what to change, and the new objects are made; only then is anything
    changed, all of it or nothing;
 4. around sglang's ``HookRegistry.apply_hooks``, which runs after every plugin, and whenever
-   somebody looks again, it is verified, and taken off as a whole where a definition was replaced.
+   somebody looks again, it is verified. If a definition was replaced, the whole patch is removed.
 
 The lock is held while states and names change. It is not held while code is imported or install
 code runs: an import waits for other threads' imports, and those may wait for the lock.
@@ -50,7 +50,7 @@ class _Member:
     """One patch in this process.
 
     Attributes:
-        gate: why it leaves everything to stock; "" while it does not.
+        gate: why it runs only stock's code; "" while it does not.
         slots: what it changes, by reference; noted before the first change.
         seen: what it touches and relies on, as it was when that was verified last.
         preparing: how many are preparing it: threads, and a thread again from its own imports.
@@ -80,7 +80,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Step:
-    """What was found to be done about a patch.
+    """What is to be done about a patch.
 
     Attributes:
         conclude: does it, with the lock held.
@@ -95,9 +95,9 @@ class Activation:
     """The patches of this process. There is one at a time.
 
     Attributes:
-        is_observed: whether observers were told that it has begun.
+        is_observed: whether observers know that it has started.
         over: nothing is done any more.
-        ended: it was told to stop; not so after a fault, of which it still reports.
+        ended: it was stopped. After a fault it is not: it still reports the fault.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class Activation:
             patches: all there are, in declared order.
             chosen: those that are to go live.
             strict: whether the loss of one that was chosen by name is more than a warning.
-            lock: held while states and names change; may be taken again by who holds it.
+            lock: held while states and names change; its holder may take it again.
             on_change: called with the lock held when the state of a patch changed.
             on_end: called when everything is off again.
-            on_loss: called without the lock, under `strict`, with a line that tells.
+            on_loss: called without the lock, under `strict`, with the line to show.
         """
         self.chosen = chosen
         self.is_observed = False
@@ -172,7 +172,7 @@ class Activation:
             self._advance()
 
     def save(self) -> None:
-        """Keep what was found out of the tree for later processes; one thread at a time."""
+        """Keep what was learned about the tree for later processes; one thread at a time."""
         self._compiled.save()
 
     def report(self) -> Report:
@@ -186,7 +186,7 @@ class Activation:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Let no fault of ours reach sglang; where one is met, everything is taken off."""
+        """Let no fault of ours reach sglang: after one, every patch is removed."""
         try:
             yield
             self._speak()
@@ -217,7 +217,7 @@ class Activation:
     # -- one patch -------------------------------------------------------------------------------
 
     def _go_on(self, member: _Member) -> None:
-        """Bring a waiting patch as far as it can be brought now."""
+        """Advance a waiting patch as far as possible now."""
         try:
             with self._lock:
                 member.preparing += 1
@@ -271,7 +271,9 @@ class Activation:
             named = {reference for reference, _ in patching.changes}
             unchanged = set(variant.targets + variant.adds) - named
             if unchanged:
-                raise RuntimeError(f"its install function leaves {min(unchanged)} unchanged")
+                raise RuntimeError(
+                    f"its install function did not change {min(unchanged)} unchanged"
+                )
             changes = self._changes(member, patching.changes)
         except Gated as gate:
             return _Step(partial(self._set_state, member, "gated", str(gate)))
@@ -291,7 +293,7 @@ class Activation:
         return None
 
     def _close(self, member: _Member, reason: str) -> None:
-        """A patch says that it now leaves everything to stock."""
+        """A patch reports that it now runs only stock's code."""
         with self._lock:
             member.gate = reason
             if member.state == "live":
@@ -352,7 +354,7 @@ class Activation:
         member.slots = {}
 
     def _end(self, member: _Member, state: State, reason: str) -> None:
-        """Take a patch off for good, and say so; what needs it goes with it."""
+        """Remove a patch for good and log it; patches that need it are removed too."""
         self._take_off(member)
         self._set_state(member, state, reason)
         self._complain(member)
@@ -375,7 +377,7 @@ class Activation:
             self._messages.append((logging.WARNING, line))
 
     def _speak(self) -> None:
-        """Log what there is to say, and under STRICT tell of a loss; without the lock."""
+        """Log what is due, and report a loss under STRICT; without the lock."""
         if self._loss:
             self._on_loss(self._loss)
         while self._messages:
@@ -391,7 +393,7 @@ class Activation:
             the foreign wrappers around its targets.
 
         Raises:
-            Foreign: somebody replaced one, or already brought what the patch would add.
+            Foreign: other code replaced one, or already added what the patch would add.
         """
         variant = member.variant
         wrappers: list[str] = []
@@ -414,7 +416,7 @@ class Activation:
                 continue
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
-                raise Foreign(f"{reference} is there already: {describe(raw(owner, name))}")
+                raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
         return wrappers
 
     def _shown_slot(self, member: _Member, reference: str) -> Slot | None:
@@ -427,8 +429,8 @@ class Activation:
         own = member.slots.get(reference)
         if own is not None and own.owner is not owner:
             raise Foreign(
-                f"{reference} is stock's own again: its class was defined anew, "
-                f"as by a reload of {module_of(reference)}"
+                f"{reference} is stock's own again: its class was defined again, "
+                f"for example by a reload of {module_of(reference)}"
             )
         slot = self._slots.get((id(owner), name))
         return slot if slot is not None and slot.layers else None
@@ -450,7 +452,7 @@ class Activation:
             again = False
         if again:
             raise Foreign(
-                f"{reference} is stock's own again: somebody put it back, "
+                f"{reference} is stock's own again: somebody restored it, "
                 f"or reloaded {module_of(reference)}"
             )
         held = raw(slot.owner, slot.name)
@@ -523,7 +525,7 @@ class Activation:
     # -- the way out -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Give every name stock's own object back, whatever was being done."""
+        """Restore stock's own object under every name, whatever was going on."""
         try:
             self.ended = True
             self._restore()
@@ -535,14 +537,14 @@ class Activation:
             self._on_end()
 
     def _abandon(self, reason: str) -> None:
-        """After an unexpected fault nobody knows what is done: leave stock, and say so."""
+        """After an unexpected fault the state is unknown: restore stock, and log it."""
         lost = [m for m in self._members.values() if m.state in _WORKING | _WAITING]
         self._restore()
         for member in lost:
             self._set_state(member, "failed", reason)
             if self._strict and member.patch.id in self.chosen.by_name:
                 self._complain(member)
-        line = f"sglang-perf-patches: every patch is taken off: {reason}"
+        line = f"sglang-perf-patches: every patch is removed: {reason}"
         self._messages.append((logging.ERROR, line))
         self._speak()
 
@@ -555,7 +557,7 @@ class Activation:
                 try:
                     slot.clear()
                 except Exception:
-                    logger.exception("sglang-perf-patches: %s can't be given back", slot.name)
+                    logger.exception("sglang-perf-patches: %s can't be restored", slot.name)
             for member in self._members.values():
                 member.slots = {}
 

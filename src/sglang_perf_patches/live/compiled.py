@@ -1,7 +1,7 @@
 """Whether code in memory is what Python compiles from a definition's source.
 
-A file name and a first line don't tell: a ``.pyc`` of another text may have been loaded, and a
-function can be given another code object. The definition is compiled by itself, below class
+A file name and a first line are not enough: a ``.pyc`` of another text may have been loaded, and a
+function can get another code object. The definition is compiled by itself, below class
 statements that stand for those around it, which costs a fraction of compiling its file. Where that
 does not give the code in memory, the whole file decides.
 """

@@ -65,13 +65,13 @@ def deactivate() -> None:
 
 
 def report() -> Report | None:
-    """What happened in this process; None where nothing has been activated."""
+    """What happened in this process; None if nothing has been activated."""
     activation = _present()
     return activation.report() if activation else None
 
 
 def look_again() -> None:
-    """Verify what is live, and put live what can be by now: for whoever ticks anyway."""
+    """Verify what is live, and switch on what is ready by now. Called by a regular tick."""
     activation = _present()
     if activation is not None:
         activation.look_again()
@@ -91,11 +91,11 @@ def _present() -> Activation | None:
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
-    """Say so where a later call asks for something else than the first, which decided."""
+    """Say so if a later call wants something other than the first one, which decided."""
     try:
         asked = selection.parse(text, patches)
     except selection.SelectionError as error:
-        first = f"and the first call, for {decided.text!r}, has decided already"
+        first = f"and the first call has decided already, for {decided.text!r}"
         raise selection.SelectionError(f"{error} ({first})") from None
     if asked.chosen != decided.chosen:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"

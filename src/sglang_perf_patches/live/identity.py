@@ -26,7 +26,7 @@ from .wrappers import (
 
 
 class Foreign(Exception):
-    """A name holds somebody else's object; the message names whose, and where."""
+    """A name holds a foreign object; the message says whose, and where."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Sto
             if not compiled.has(link.__code__, definition):
                 whose = describe(link)
                 raise Foreign(
-                    f"{definition.reference} is in memory not what its source says, by {whose}"
+                    f"{definition.reference} in memory is not what its source says, "
+                    f"because of {whose}"
                 )
             # Stock's own decorators wrap too; only what exceeds them is somebody else's.
             return Stock(link, foreign(links[: max(0, depth - definition.decorators)]))

@@ -1,4 +1,4 @@
-"""Which modules have been imported to their end, and being told when another has."""
+"""Which modules have been imported completely, and a call when another one has."""
 
 from __future__ import annotations
 

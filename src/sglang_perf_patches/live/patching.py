@@ -1,4 +1,4 @@
-"""What an install function is given: names in, changes out."""
+"""The argument of an install function: names in, changes out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Patching:
     Attributes:
         ran: the patch's run flag.
         release: the release whose code the tree has.
-        changes: ``(reference, make)``, in the order in which they were asked for.
+        changes: ``(reference, make)``, in the order of the requests.
     """
 
     def __init__(
@@ -64,5 +64,5 @@ class Patching:
         self.override(reference, lambda _: value)
 
     def gate(self, reason: str) -> None:
-        """From changed code at run time: it now leaves everything to stock, for this reason."""
+        """Called at run time by changed code that from now on runs only stock's code, and why."""
         self._on_gate(reason)

@@ -1,7 +1,7 @@
 """Changing attributes so that changes compose, come off singly, and leave stock's own objects.
 
 One rule: an attribute of a class is assigned. A function of a module, which others may have bound
-by ``from … import``, and a method that somebody else has wrapped, keep their identity and get
+by ``from … import``, and a method that other code has wrapped, keep their identity and get
 another ``__code__`` instead; so nobody's binding goes stale and no wrapper is lost.
 
 What is going to be put somewhere is noted before it is put there, and taking off looks at what is
@@ -119,7 +119,7 @@ class Slot:
         Change(self, (), self.original).apply()
 
     def wrappers(self, decorators: int = 0) -> tuple[str, ...] | None:
-        """The foreign wrappers around what is shown; None where that is no longer reached.
+        """The foreign wrappers around what is shown; None if that is no longer reached.
 
         Args:
             decorators: how many decorators stock's function has.

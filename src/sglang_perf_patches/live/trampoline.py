@@ -1,4 +1,4 @@
-"""Code that a stock function can be given instead of its own, and that calls another function.
+"""Code that can replace a stock function's own code and calls another function.
 
 It has stock's own parameters, file, first line and name, so that signatures, tracebacks and
 compilers see the function that they know. What it calls is a global of the function's module under

@@ -99,7 +99,7 @@ def look_like(value: Any, inner: Any) -> None:
     if function is stock or _is_marked_by_this_copy(function):
         return
     if _is_coroutine(function) != _is_coroutine(stock):
-        raise TypeError(f"only one of {stock.__qualname__} and what replaces it is a coroutine")
+        raise TypeError(f"only one of {stock.__qualname__} and its replacement is a coroutine")
     functools.update_wrapper(function, stock)
     function.__dict__[_MARK] = (_THIS_COPY, id(function))
     if value is not function:  # a descriptor, which took such names when it was made

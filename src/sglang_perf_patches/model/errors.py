@@ -1,7 +1,7 @@
-"""The base of every fault that an operator is told in one sentence."""
+"""The base of all errors that an operator sees, each one sentence."""
 
 from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """What was asked can't be done; the text says why. The command prints it and ends with 2."""
+    """The request can't be fulfilled; the text says why. The command prints it and exits with 2."""

@@ -81,11 +81,13 @@ class Patch:
         summary: one line for ``list``.
         why: what stock does, and what it costs.
         how: what the patch does instead, and when it leaves the work to stock.
-        gain: what was measured.
+        gain: who gains how much, and who does not.
+        figures: what was measured: rows of cells, of which the first is the heading. A row with
+            nothing but its first cell is a heading too.
         condition: when there is a gain, and when there is none.
         upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
         upstream_note: what upstream has of it that is not built in, as half a sentence.
-        built_in_since: the first release that needs no patch; None where none does.
+        built_in_since: the first release that needs no patch; None if none does.
         markers: how the source shows that; all must hold. Checked before any fingerprint, so an
             operator's own backport is left alone.
         anchors: definitions of which one must exist, else the patch is ``absent``. Empty: any
@@ -103,6 +105,7 @@ class Patch:
     why: str
     how: str
     gain: str
+    figures: tuple[tuple[str, ...], ...] = ()
     condition: str
     upstream: tuple[str, ...] = ()
     upstream_note: str = ""

@@ -1,4 +1,4 @@
-"""What an install function is given and may raise. A set imports nothing else of the framework."""
+"""What an install function gets and may raise. A set imports nothing else of the framework."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Protocol
 from .state import RunFlag
 
 MISSING: Any = object()
-"""In place of an attribute that its owner does not have of its own."""
+"""Stands for an attribute that its owner does not have itself."""
 
 Make = Callable[[Any], Any]
 """Makes the new attribute from the present one (`MISSING` where there is none)."""
 
 
 class Gated(Exception):
-    """Raised by an install function: this process is in a situation the patch does not serve."""
+    """Raised by an install function: the patch does not support the situation of this process."""
 
 
 class Patching(Protocol):
-    """What an install function is given: names in, changes out. Nothing changes while it runs.
+    """The argument of an install function: names in, changes out. Nothing changes while it runs.
 
     Attributes:
         ran: the patch's run flag; its changed code sets ``ran.seen = True``.
@@ -47,15 +47,15 @@ class Patching(Protocol):
 
         Args:
             reference: as declared.
-            make: given the attribute as the layers below left it, returns the new one. Call what
-                it is given to run stock's code.
+            make: takes the attribute as the layers below left it and returns the new one. Call its
+                argument to run stock's code.
         """
         ...
 
     def add(self, reference: str, value: Any) -> None:
-        """Bring a declared new attribute."""
+        """Add a declared new attribute."""
         ...
 
     def gate(self, reason: str) -> None:
-        """From changed code at run time: it now leaves everything to stock, for this reason."""
+        """Called at run time by changed code that from now on runs only stock's code, and why."""
         ...

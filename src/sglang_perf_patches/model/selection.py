@@ -1,7 +1,7 @@
 """Which patches are chosen: the grammar of ``SGLANG_PERF_PATCHES``.
 
 Comma-separated names of sets and patches, ``all`` (every patch that is on by default) or ``none``;
-a leading ``-`` takes out. Unset means ``all``. Policy patches are chosen only by their own full
+a leading ``-`` removes. Unset means ``all``. Policy patches are chosen only by their own full
 name.
 """
 
@@ -36,7 +36,7 @@ class Selection:
     in_full: frozenset[str]
 
     def is_lost(self, patch_id: str, word: str) -> bool:
-        """Whether the operator asked for a patch by name and can't have it: exit code 1.
+        """Whether a patch that the operator named is not available: exit code 1.
 
         Args:
             patch_id: the patch.
@@ -61,7 +61,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
         raise SelectionError(f"{text!r} has an empty item: write names separated by single commas")
     for item in items:
         if item.lower() in OFF:
-            raise SelectionError(f"{text!r}: {item!r} stands alone or not at all")
+            raise SelectionError(f"{text!r}: {item!r} must stand alone")
     plus = [item for item in items if not item.startswith("-")]
     minus = [item[1:].strip() for item in items if item.startswith("-")]
 
@@ -77,7 +77,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     for patch_id in sorted(in_full - taken_out):
         lost = _requirements(patch_id, patches) & taken_out
         if lost:
-            raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} takes out")
+            raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} removes")
     keep = {
         patch_id
         for patch_id in chosen - taken_out
@@ -92,7 +92,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
 
 
 def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
-    """The ids that a name stands for. Taking a set out takes its policies out too."""
+    """The ids that a name stands for. Removing a set removes its policies too."""
     if name in patches:
         return {name}
     in_set = [patch for patch in patches.values() if patch.set == name]

@@ -58,7 +58,7 @@ class Report:
 
 
 class Observer(Protocol):
-    """Who is told what happens to the patches of this process; `seen` registers one."""
+    """An observer of the patches of this process; `seen` registers one."""
 
     def keep(self, report: Callable[[], Report | None], look_again: Callable[[], None]) -> None:
         """Patches were chosen.

@@ -19,7 +19,7 @@ def from_environment() -> str:
 
 
 def strict_from_environment() -> bool:
-    """Whether ``SGLANG_PERF_PATCHES_STRICT`` asks for an end instead of a warning."""
+    """Whether ``SGLANG_PERF_PATCHES_STRICT`` demands an exit instead of a warning."""
     return os.environ.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
 
 

@@ -1,9 +1,9 @@
-"""Proof on this machine: each patch beside stock, on the installed sglang's own classes.
+"""Proof on this machine: each patch compared with stock, on the installed sglang's own classes.
 
-Each set brings its cases: a `Case` names a function that plays the same inputs on stock and with
+Each set has its cases: a `Case` names a function that plays the same inputs on stock and with
 the patch live, and raises `Different` where anything that a kernel, a request or the scheduler
-sees is not the same. A worker process of its own runs the cases of a set (see `worker`), so that
-what one set lends to this machine never reaches another. The tests run the same cases, over every
+sees is not the same. The cases of a set run in their own worker process (see `worker`), so that
+the stand-ins of one set never reach another. The tests run the same cases, over every
 release, with inputs from hypothesis.
 """
 
@@ -25,7 +25,7 @@ release's own kernels; ``mlx``: whatever device mlx has here."""
 
 
 class Different(AssertionError):
-    """A patch gave another result than stock; the text says which, and where."""
+    """A patch gave another result than stock; the text names it and its place."""
 
 
 class Missing(Exception):

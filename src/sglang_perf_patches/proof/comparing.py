@@ -1,4 +1,4 @@
-"""Running the same inputs on stock sglang and with a patch live, and comparing what they give."""
+"""Running the same inputs on stock sglang and with a patch live, and comparing the results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
 
 
 def differs(expected: Any, found: Any, where: str = "result") -> str | None:
-    """Where two results differ, bit by bit; None where they don't."""
+    """Where two results differ, bit by bit; None if they don't."""
     if type(expected) is not type(found):
         return f"{where} is {type(found).__name__}, not {type(expected).__name__}"
     if hasattr(expected, "data_ptr"):

@@ -1,6 +1,6 @@
-"""What stock sglang asks of a GPU machine while it is imported, lent to it on a CPU.
+"""Stand-ins on a CPU for what stock sglang needs of a GPU machine while it is imported.
 
-Only what can't be here is stood in for: sgl_kernel and flashinfer, two torchvision operators that
+Only what can't be here has a stand-in: sgl_kernel and flashinfer, two torchvision operators that
 its CPU build lacks, the folders of C++ sources that are compiled at run time, and what Triton's
 interpreter has under another name. The classes under test, the pools that they read and the Triton
 kernels that they launch are sglang's own.
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 KERNELS = ("sgl_kernel", "flashinfer")
-"""Wheels of CUDA kernels, which a CPU can't run even where they are installed."""
+"""Wheels of CUDA kernels, which a CPU can't run even if they are installed."""
 
 OPTIONAL = (
     "deep_gemm",
@@ -118,7 +118,7 @@ def _lend_kernel_sources() -> None:
 
 
 def _lend_triton() -> None:
-    """Triton's interpreter knows no device context, and tries every configuration it is given."""
+    """Triton's interpreter knows no device context and tries every configuration."""
     torch: Any = importlib.import_module("torch")
     triton: Any = importlib.import_module("triton")
     from . import triton_names
@@ -156,7 +156,7 @@ def _kept(value: Any) -> Any:
 
 
 class _Names(type):
-    """A class that has whatever attribute is asked of it."""
+    """A class that has any attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -165,7 +165,7 @@ class _Names(type):
 
 
 def _made(name: str) -> Any:
-    """What stands for a name of a lent module.
+    """The stand-in for a name of a replaced module.
 
     A class without content, which also serves as a field of a pydantic model and as a base class;
     called by a name in lower case it is a kernel, which raises.
@@ -175,7 +175,7 @@ def _made(name: str) -> Any:
 
     def new(cls: type, *_arguments: Any, **_options: Any) -> Any:
         if name[:1].islower():
-            raise NotImplementedError(f"{name} is a kernel of a wheel that is not here")
+            raise NotImplementedError(f"{name} is a kernel of a wheel that is not installed here")
         return object.__new__(cls)
 
     def schema(cls: type, _source: Any, _handler: Any) -> Any:
@@ -197,13 +197,13 @@ class _Lent(ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules in which every name is a stand-in, and whatever is asked for below them."""
+    """Finds modules in which every name is a stand-in, and all modules below them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
-        """The specification of a lent module."""
+        """The specification of a replaced module."""
         package, dot, _ = name.partition(".")
         lent = isinstance(sys.modules.get(package), _Lent)
         if name in self.names or (package in self.names and (lent or not dot)):

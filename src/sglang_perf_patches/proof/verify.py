@@ -15,24 +15,24 @@ from . import Case, Device, cases
 Word = Literal["equal", "different", "failed", "skipped"]
 
 ON = {
-    "cpu": "the CPU, Triton's interpreter",
-    "cuda": "the GPU, the release's kernels",
-    "mlx": "mlx's device",
+    "cpu": "the CPU with Triton's interpreter",
+    "cuda": "the GPU with the release's kernels",
+    "mlx": "MLX's device",
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case, or of a patch that has none here.
+    """The result of one case, or of a patch that has no case here.
 
     Attributes:
         patch: its id.
         word: ``equal`` bit by bit, ``different``, ``failed`` or ``skipped``.
-        reason: what was equal, where it differs, or why it was skipped; one sentence.
-        device: where it ran, None where it did not.
+        reason: what was equal, how it differs, or why it was skipped; one sentence.
+        device: where it ran, None if it did not.
         compared: how many comparisons were equal.
         seconds: how long it took.
-        traceback: where something else than a difference ended it, for who mends it.
+        traceback: if anything but a difference ended it.
     """
 
     patch: str
@@ -118,7 +118,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _in_worker(together: Sequence[Case], limit_s: float) -> Iterator[Outcome]:
-    """Run cases that go together in a process of their own, which no other set's lends reach."""
+    """Run cases that go together in their own process, away from other sets' stand-ins."""
     waiting = list(together)
     words = [together[0].device, *(case.patch for case in together)]
     with worker.Child(f"{__package__}.worker", words, limit_s=limit_s) as child:

@@ -23,7 +23,7 @@ from . import Case, Different, Inputs, Missing, all_cases
 T = TypeVar("T")
 
 COUNT = 8
-"""Inputs a case draws, unless it asks for a number itself."""
+"""Inputs that a case draws, unless it sets a number itself."""
 
 
 def main(words: Sequence[str]) -> int:

@@ -48,14 +48,14 @@ def keep(
 
 
 def changed() -> None:
-    """Tell the keeper that something changed; nothing is asked or written here."""
+    """Notify the keeper of a change; nothing is read or written here."""
     for keeper in _keepers:
         keeper.begin(at_once=False)
         keeper.wake.set()
 
 
 def resume() -> None:
-    """Have a record in this process too, where it is the forked child of one that has."""
+    """Start a record in this process too, if it was forked from one that has a record."""
     for keeper in _keepers:
         keeper.begin()
 
@@ -134,7 +134,7 @@ class _Keeper:
         """Bring the record up to date, and back where a cleaner of temporary files took it.
 
         Returns:
-            what the record says; None where nothing is activated any more.
+            what the record says; None if nothing is activated any more.
         """
         report = self.report()
         if report is None:
@@ -218,7 +218,7 @@ os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
 
 def _role() -> str:
-    """What this process is, as far as its start tells: sglang's own titles say more later."""
+    """The role of this process as its start shows it; sglang's own titles say more later."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     name = spec.name if spec else os.path.basename(getattr(main, "__file__", "") or "python")

@@ -1,4 +1,4 @@
-"""The states of this process in the server's own ``/metrics``, where ``--enable-metrics`` is given.
+"""The states of this process in the server's own ``/metrics``, with ``--enable-metrics``.
 
 sglang's exporter reads what every process of the server leaves in one folder, the multiprocess
 mode of prometheus_client: so each process puts in its own, whichever process answers. The library

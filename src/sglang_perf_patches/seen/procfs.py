@@ -1,4 +1,4 @@
-"""What the system says about processes: ``/proc`` where there is one, else ``ps``."""
+"""What the system knows about processes: ``/proc`` where there is one, else ``ps``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HAS_PROC = os.path.isdir("/proc/self")
 
 @lru_cache(maxsize=1)
 def namespace() -> str:
-    """What tells the PIDs of this process's namespace from those of another container or host.
+    """A mark of this process's PID namespace; another container or host has another one.
 
     A PID means something in its namespace only, and two containers, or two hosts, may share the
     folder of the records.
@@ -28,7 +28,7 @@ def namespace() -> str:
 
 
 def start_token(pid: int) -> str | None:
-    """What tells a process from a later one with the same PID; None where there is none."""
+    """A mark that no later process with this PID has; None if there is no such process."""
     if _HAS_PROC:
         fields = _stat(pid)
         return None if not fields or fields[0] == "Z" else fields[19]
@@ -36,10 +36,10 @@ def start_token(pid: int) -> str | None:
 
 
 def image(pid: int) -> str:
-    """What tells the program that a process runs from the one that it runs after an exec.
+    """A mark of the program that a process runs; after an exec it is another one.
 
     The path of the executable, and the addresses that the kernel drew for it: the same Python
-    that starts anew has others. "" where the system does not say.
+    that starts anew has others. "" if the system does not say.
     """
     try:
         executable = os.readlink(f"/proc/{pid}/exe")
@@ -50,7 +50,7 @@ def image(pid: int) -> str:
 
 
 def parent(pid: int) -> int:
-    """The PID of a process's parent, 0 where it has none or there is no such process."""
+    """The PID of a process's parent, 0 if it has none or there is no such process."""
     if _HAS_PROC:
         fields = _stat(pid)
         return int(fields[1]) if fields else 0
@@ -58,13 +58,13 @@ def parent(pid: int) -> int:
 
 
 def title(pid: int) -> str:
-    """The role that a sglang process shows in its title, "" where it shows none."""
+    """The role that a sglang process shows in its title, "" if it shows none."""
     words = " ".join(command(pid)) or ("" if _HAS_PROC else _ps(pid, "command"))
     return words.removeprefix("sglang::").split(" ")[0] if words.startswith("sglang::") else ""
 
 
 def command(pid: int) -> list[str]:
-    """The words of a process's command, none where the system does not give them apart."""
+    """The words of a process's command, none if the system does not give them apart."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -73,7 +73,7 @@ def command(pid: int) -> list[str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the state on; none where there is no such process."""
+    """The fields of ``/proc/PID/stat`` from the state on; none if there is no such process."""
     try:
         about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -64,7 +64,7 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
 
 
 def _is_ready(role: str) -> bool | None:
-    """Whether sglang's HTTP server in this process is up; None where there is none that tells.
+    """Whether sglang's HTTP server in this process is up; None if there is none that tells.
 
     sglang sets ``server_status`` of its tokenizer manager to ``Up`` when the warm-up request has
     been answered. It is only read here.

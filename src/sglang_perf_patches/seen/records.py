@@ -1,4 +1,4 @@
-"""Record files: one small file per process, from which ``status`` tells what is live where.
+"""Record files: one small file per process, which ``status`` reads to show what is live where.
 
 A record is called after its process: PID namespace, PID and start time. Its ``server`` names the
 topmost of its ancestors that has a record, which is the launcher. It is readable by its user
@@ -149,7 +149,7 @@ def topmost(folder: Path, pid: int) -> str:
 
 
 def require_private(folder: Path) -> None:
-    """Refuse a folder that somebody else owns, can write or could have put there.
+    """Refuse a folder that another user owns, can write or could have put there.
 
     Raises:
         RecordError: it is such a folder, or can't be read.
@@ -159,7 +159,7 @@ def require_private(folder: Path) -> None:
     except OSError as error:
         raise RecordError(f"{folder} can't be read: {error.strerror}") from error
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise RecordError(f"{folder} is not a folder of this user alone (mode 0700)")
+        raise RecordError(f"{folder} is not a private folder of this user (mode 0700)")
 
 
 def _in_temporary(folder: str) -> Path:

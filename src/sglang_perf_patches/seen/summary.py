@@ -1,4 +1,4 @@
-"""What the records of a server's processes come to: one state a patch, and a line of counts."""
+"""The records of a server's processes summed up: one state per patch, and a line of counts."""
 
 from __future__ import annotations
 

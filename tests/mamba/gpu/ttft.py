@@ -3,7 +3,7 @@
 usage: python tests/mamba/gpu/ttft.py OUT.json
 Boots the sglang on PYTHONPATH once, with dummy weights (the same in each boot) for 24 layers, 18
 of them gated delta nets. Run it plain for stock, and under ``python -m sglang_perf_patches run``
-for the patches; boots of both kinds by turns show the spread between boots. A release is given
+for the patches; boots of both kinds in turns show the spread between boots. A release is given
 those of the arguments below that it knows, and of a JSON object in the variable ``ARGUMENTS``: so
 ``{"disable_prefill_cuda_graph": true}`` asks a recent release for eager prefills, as old ones have.
 """

@@ -1,4 +1,4 @@
-"""One patched Engine of a hybrid model in which the whole set is off and on by turns.
+"""One patched Engine of a hybrid model in which the whole set is off and on in turns.
 
 usage: python tests/mamba/gpu/turns.py OUT.json [PART …] [OPTION=VALUE …]
 Boots differ by more than a patch does, so both sides are measured in one: the time to the first

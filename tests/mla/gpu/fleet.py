@@ -1,4 +1,4 @@
-"""Several Engines on one GPU, measured by turns: ``python fleet.py OUT.json PLAN.json``.
+"""Several Engines on one GPU, measured in turns: ``python fleet.py OUT.json PLAN.json``.
 
 A plan is a list of boots: ``{"name", "group", "patches", "path", "options", "env", "profile"}``.
 `path` goes in front of PYTHONPATH (another release), `patches` is SGLANG_PERF_PATCHES. Those of the
@@ -166,7 +166,7 @@ def compared(seat: Seat) -> dict[str, Any]:
 
 
 def turns(members: list[Seat], count: int) -> dict[str, Any]:
-    """Have the members generate by turns, in another order each round."""
+    """Have the members generate in turns, in another order each round."""
 
     def turn(seat: Seat, *words: Any) -> dict[str, Any]:
         seat.rest(False)

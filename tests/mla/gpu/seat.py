@@ -1,7 +1,7 @@
 """One Engine that does what it is told: ``python seat.py REPLIES [OPTION=VALUE …]``.
 
 Options are as of ``engine.py``. Each line on standard input is a JSON list, ``[what, …]``; each
-answer is a line of JSON in the file REPLIES. ``fleet.py`` tells several of them by turns. With
+answer is a line of JSON in the file REPLIES. ``fleet.py`` tells several of them in turns. With
 $COMPARE_OUT set the Engine compares each draft-extend, as ``compare/`` says.
 """
 

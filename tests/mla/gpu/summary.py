@@ -1,4 +1,4 @@
-"""Compare the Engines of one file: ``python summary.py OUT.jsonl``; 1 where their tokens differ.
+"""Compare the Engines of one file: ``python summary.py OUT.jsonl``; 1 if their tokens differ.
 
 The lines are engine.py's, one per boot. Of boots with simulated acceptance the time per token and
 the calls per verify step are printed; of those with real acceptance, whether all gave the same
@@ -17,7 +17,7 @@ from engine import BATCHES
 
 
 def main(path: str) -> int:
-    """Print the comparison; 1 where two boots disagree or one is not complete."""
+    """Print the comparison; 1 if two boots disagree or one is not complete."""
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     boots: list[dict[str, Any]] = [json.loads(line) for line in lines]
     real = [boot for boot in boots if boot["acceptance"] == "real"]

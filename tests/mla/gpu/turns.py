@@ -1,4 +1,4 @@
-"""One patched EAGLE Engine, in which one patch works and does not by turns: what it does to time.
+"""One patched EAGLE Engine, in which one patch works and does not in turns: what it does to time.
 
 ``python turns.py OUT.json PATCH [OPTION=VALUE …]``, under ``python -m sglang_perf_patches run`` and
 with SGLANG_PERF_PATCHES=mla; options as of ``engine.py``. Boots differ by more than a patch does,
@@ -36,7 +36,7 @@ SIDES = ("stock", "patched")
 
 
 def main(out: Path, patch: str, given: list[str]) -> None:
-    """Boot, measure by turns; write `out` after each part."""
+    """Boot, measure in turns; write `out` after each part."""
     words = WORDS["simulated"]
     off = Path(tempfile.mkdtemp()) / "off"
     os.environ |= {

@@ -68,7 +68,7 @@ REQUESTS, OUTPUT = 64, 192
 
 
 def main(out: str, page_size: str, *lengths: str) -> int:
-    """Boot, measure and write; 0 where the pools are whole at the end."""
+    """Boot, measure and write; 0 if the pools are whole at the end."""
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(CONFIG))
     probe = folder / "probe.json"

@@ -7,7 +7,7 @@ FOLDER holds the releases (FOLDER/VERSION/sglang). Half of each release's episod
 the exact patches, half with all of them, in batches that each have a seed of their own: the same
 arguments play the same episodes again. No GPU is used, and whatever sglang imports on a CPU
 must be on this interpreter's path. Writes a JSON line a batch to OUT/batches.jsonl, with the
-shortest sequence of steps to a failure, and the sums to OUT/summary.json; 0 where every batch was
+shortest sequence of steps to a failure, and the sums to OUT/summary.json; 0 if every batch was
 played and nothing broke. After S seconds it stops, and tells what was played until then.
 """
 
@@ -113,7 +113,7 @@ class _Run:
             self._write({"release": release, "selection": selection, "error": f"ended:\n{said}"})
 
     def summarise(self, episodes: int) -> int:
-        """Sum up by release; 0 where all has as many episodes as wanted and nothing broke."""
+        """Sum up by release; 0 if all has as many episodes as wanted and nothing broke."""
         sums: dict[str, Counter[str]] = {}
         for line in self._found:
             sums.setdefault(line["release"], Counter()).update(line.get("value") or {"failures": 1})

@@ -2,7 +2,7 @@
 
 usage: python transfer_check.py SOURCE DESTINATION      (GPU numbers, or ``cpu cpu``)
 
-Prints one JSON object: whether all bytes arrived, and at what rate; 0 where they did. Which ways
+Prints one JSON object: whether all bytes arrived, and at what rate; 0 if they did. Which ways
 UCX may take is its own setting ($UCX_TLS).
 """
 

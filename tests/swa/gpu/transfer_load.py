@@ -65,7 +65,7 @@ class Reply:
 
 
 def main() -> int:
-    """Boot, play and write; 0 where every part was played as it should."""
+    """Boot, play and write; 0 if every part was played as it should."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--page-size", type=int, default=1)

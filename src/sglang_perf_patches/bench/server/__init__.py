@@ -1,6 +1,6 @@
-"""``bench server``: an operator's own server, started by turns with patches and without.
+"""``bench server``: an operator's own server, started in turns with patches and without.
 
-`turns` starts the command by turns and hands each boot to `boot`, which waits until the server is
+`turns` starts the command in turns and hands each boot to `boot`, which waits until the server is
 ready, compares greedy tokens (`tokens`), drives it with sglang's own ``bench_serving`` (`load`),
 reads its memory (`processes`) and its records (`patches`), and leaves no process. `noise` says
 which differences are more than chance, `outcome` what it all came to, `shown` and `page` say so to
@@ -15,4 +15,4 @@ class BenchError(Exception):
 
 
 class UsageError(BenchError):
-    """The comparison can't begin as it was asked for."""
+    """The comparison can't start with these arguments."""

@@ -23,7 +23,7 @@ class Plan:
     """What all boots have in common.
 
     Attributes:
-        served: the command, and where it answers.
+        served: the command and its address.
         prefix: words before the command, which put the patches into releases without plugins.
         selection: `SGLANG_PERF_PATCHES` of the patched side.
         module: sglang's ``bench_serving``.
@@ -69,11 +69,11 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
         plan: what all boots have in common.
         name: of this boot, for its files.
         is_patched: whether it gets the selection, or ``none``.
-        say: told where it stands, and now and then that it goes on.
+        say: called with a line about the progress, now and then.
 
     Raises:
         BenchError: it crashed, hung or did not answer.
-        UsageError: somebody else listens on its port, or its program can't be run.
+        UsageError: another process listens on its port, or its program can't be run.
     """
     command.require_free(plan.served)
     log = plan.folder / f"{name}.log"
@@ -92,7 +92,7 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
         try:
             model = client.told(plan.served, "/model_info", "/get_model_info")
             if model.get("is_generation") is False:
-                raise BenchError("it serves embeddings, and bench server compares generation alone")
+                raise BenchError("it serves embeddings; bench server compares generation only")
             given = tokens.of(plan.served)
             patches.require_side(tree.pids(), is_patched=is_patched)
         except BenchError as error:
@@ -161,7 +161,7 @@ def _loaded(
             passed = time.monotonic() - began
             if passed > plan.load_limit_s:
                 raise BenchError(
-                    f"the load was not done after {plan.load_limit_s:.0f} s (--load-timeout); "
+                    f"the load was not finished after {plan.load_limit_s:.0f} s (--load-timeout); "
                     f"the server's last line: {_last(log)} (log: {log})"
                 )
             if time.monotonic() - spoke > _SAY_S:
@@ -177,7 +177,7 @@ def _loaded(
 
 
 def _require_alive(tree: processes.Tree, log: Path, doing: str) -> None:
-    """See that the command has not failed, nor come to its end with nothing left behind it."""
+    """Check that the command has neither failed nor ended without a server."""
     code = tree.code
     if code is None or (code == 0 and tree.pids()):
         return
@@ -191,7 +191,7 @@ def _last(log: Path) -> str:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
             return load.last_line(file.read().decode(errors="replace"))
     except OSError:
-        return "it said nothing"
+        return "no output"
 
 
 def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
@@ -209,7 +209,7 @@ def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _gpu_bytes() -> int | None:
-    """The memory in use on all NVIDIA GPUs of this machine; None where there is no such GPU."""
+    """The memory in use on all NVIDIA GPUs of this machine; None if there is no such GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

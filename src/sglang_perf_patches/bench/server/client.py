@@ -1,4 +1,4 @@
-"""What is asked of a running server by HTTP: whether it is ready, what it is, and tokens."""
+"""HTTP requests to a running server: whether it is ready, what it is, and tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ready(served: Served) -> bool:
 
 
 def told(served: Served, *paths: str) -> dict[str, Any]:
-    """The object that the first path which the server knows gives; empty where it knows none."""
+    """The object from the first path that the server knows; empty if it knows none."""
     for path in paths:
         try:
             found = _json(served, path, None)

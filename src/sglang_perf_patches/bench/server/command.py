@@ -1,4 +1,4 @@
-"""An operator's command: where its server will answer, and what has to be said in addition."""
+"""An operator's command: the address of its server, and the options to add."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Served:
     """A command that is complete.
 
     Attributes:
-        command: its words; a port is added where it named none.
+        command: its words; a port is added if it names none.
         host: where it listens, as a client reaches it.
         port: likewise.
-        api_key: what requests must bear, None where it wants none.
+        api_key: what requests must bear, None if it wants none.
     """
 
     command: tuple[str, ...]
@@ -46,10 +46,10 @@ def read(command: Sequence[str], url: str | None = None) -> Served:
 
     Args:
         command: the operator's words.
-        url: where it answers, where the command does not say so.
+        url: its address, if the command does not name it.
 
     Raises:
-        UsageError: there is no such program, nobody can tell where it will answer, or it can't be
+        UsageError: there is no such program, its address is unknown, or it can't be
             driven alone.
     """
     words = list(command)
@@ -59,13 +59,13 @@ def read(command: Sequence[str], url: str | None = None) -> Served:
         raise UsageError(f"{words[0]}: no such command")
     if option(words, "--ssl-certfile") or option(words, "--ssl-keyfile"):
         raise UsageError(
-            "bench server speaks plain HTTP: leave --ssl-certfile and --ssl-keyfile out"
+            "bench server supports only plain HTTP: remove --ssl-certfile and --ssl-keyfile"
         )
     mode = option(words, "--disaggregation-mode")
     if mode not in (None, "null") and url is None:
         raise UsageError(
-            f"a {mode} server can't be driven alone: put a script that starts prefill, decode and "
-            "router after --, and give --url of the router"
+            f"a {mode} server can't be measured alone: put a script that starts prefill, decode "
+            "and router after --, and give the router's address by --url"
         )
     api_key = option(words, "--api-key")
     if url is not None:
@@ -109,10 +109,10 @@ def shown(words: Sequence[str]) -> str:
 
 
 def require_free(served: Served) -> None:
-    """See that nobody listens where the server is to listen.
+    """Check that no process listens on the server's port.
 
     Raises:
-        UsageError: somebody does.
+        UsageError: one does.
     """
     if not _is_free(served.host, served.port):
         raise UsageError(
@@ -122,7 +122,7 @@ def require_free(served: Served) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on.
+    """A free port.
 
     It is well below 55536, because 0.5.11 adds 10000 to it for a port that it does not even open.
     """
@@ -133,7 +133,7 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there; a host that is not this machine's is not asked."""
+    """Whether a server could listen there; a host of another machine is not checked."""
     with suppress(socket.gaierror):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -152,7 +152,7 @@ def _is_free(host: str, port: int) -> bool:
 def _at_url(words: list[str], url: str, api_key: str | None) -> Served:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
-        raise UsageError(f"--url {url}: give it as http://HOST:PORT")
+        raise UsageError(f"--url {url}: write it as http://HOST:PORT")
     try:
         port = parts.port or 80
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception, held back where a process is made or ended."""
+"""Ctrl-C, SIGTERM and SIGHUP as one exception, held back while a process is started or ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked this process to end.
+    """A signal to end this process.
 
     Attributes:
         number: the signal's.
@@ -45,7 +45,7 @@ def turned_into_exceptions() -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let nothing interrupt the block; what came meanwhile is raised where the block ends."""
+    """Let nothing interrupt the block; a signal in between is raised at its end."""
     _State.held += 1
     try:
         yield

@@ -45,7 +45,7 @@ def module(source: Source) -> str:
 
 
 def completed(options: Sequence[str]) -> list[str]:
-    """The operator's options, with a load of random prompts where they say nothing else."""
+    """The operator's options, with a load of random prompts as the default."""
     given = {word.partition("=")[0] for word in options if word.startswith("-")}
     added = [word for pair in _DEFAULTS.items() if pair[0] not in given for word in pair]
     return [*added, *options]
@@ -55,11 +55,11 @@ def check(name: str, options: Sequence[str]) -> None:
     """See that ``bench_serving`` runs here and has these options, before a server is started.
 
     Raises:
-        UsageError: it does not, or has not, or one of them is for this tool to give.
+        UsageError: it does not, or has not, or this tool sets one of them itself.
     """
     for word in options:
         if word.partition("=")[0] in _OURS:
-            raise UsageError(f"{word}: bench server gives bench_serving this option itself")
+            raise UsageError(f"{word}: bench server sets this option of bench_serving itself")
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", name, "--help"],
@@ -123,13 +123,13 @@ def read(result: Path, log: Path) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, short enough for one line of a terminal."""
+    """The last line that is not empty, cut to one line of a terminal."""
     lines = [
         line.strip()
         for line in text.splitlines()
         if re.search(r"\w", line) and "warnings.warn(" not in line and "Warning: " not in line
     ]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no output"
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a comparison of servers came to: figures, tokens, patches, and a conclusion in words."""
+"""The result of a comparison of servers: figures, tokens, patches, and a conclusion in words."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _AMOUNTS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that was found.
+    """The whole result.
 
     Attributes:
-        sglang: the release, and where it is.
+        sglang: the release and its path.
         machine: as `report.machine` gives it.
         model: what the server served.
         command: the operator's own.
         repeat: the command that does this comparison again.
         selection: `SGLANG_PERF_PATCHES` of the patched side.
         load: bench_serving's options.
-        turns: how many were asked for.
-        changes: figure → both sides; empty where no turn came to its end.
+        turns: how many were requested.
+        changes: figure → both sides; empty if no turn was completed.
         tokens: the comparison of greedy tokens; None likewise.
         live: the patches of the patched boots.
         failed: patch → why it is not live, of those that were refused or failed.
         lost: the patches that were chosen by name and can't be had.
-        stopped: why there are fewer turns than were asked for.
+        stopped: why there are fewer turns than requested.
         boots: each boot's figures, in turns: stock's, patched's.
     """
 
@@ -128,10 +128,7 @@ def conclusion(found: Outcome) -> str:
     """The answer, in one or two sentences."""
     if not found.is_conclusive:
         why = f" It stopped early: {found.stopped}." if found.stopped is not None else ""
-        return (
-            "No conclusion: one turn does not show how much boots differ from each other. "
-            f"Take --turns 3.{why}"
-        )
+        return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
     said = [
         f"{word} with patches: {_named(figures)}."
         for word, figures in (("Better", _beyond(found, True)), ("Worse", _beyond(found, False)))
@@ -142,7 +139,7 @@ def conclusion(found: Outcome) -> str:
     elif not _beyond(found, False):
         said.append("Nothing got worse beyond the noise.")
     if found.tokens is not None and found.tokens.word == "different":
-        said.insert(0, "The greedy tokens are different!")
+        said.insert(0, "The greedy tokens differ!")
     if found.tokens is not None and found.tokens.word == "unsteady":
         said.append("Greedy tokens could not be compared: stock's own differ from boot to boot.")
     if found.stopped is not None:

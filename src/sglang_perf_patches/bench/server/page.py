@@ -60,7 +60,7 @@ def _bar(figure: Figure, change: Change) -> page.Bar:
 
 
 def _live(found: Outcome) -> list[str]:
-    """The facts without the tokens', which stand above."""
+    """The facts without the tokens', which are shown above."""
     facts = list(shown.facts(found))
     return facts[1:] if found.tokens is not None else facts
 

@@ -34,7 +34,7 @@ class Of:
 
 
 def require_side(pids: Iterable[int], *, is_patched: bool) -> None:
-    """See that a server that is ready has patches live, or has none, as its side asks.
+    """Check that a ready server has live patches on the patched side, and none on the other.
 
     Raises:
         BenchError: it is not so.
@@ -43,8 +43,8 @@ def require_side(pids: Iterable[int], *, is_patched: bool) -> None:
     live = {of.patch for of in summary([found])}
     if live and not is_patched:
         raise BenchError(
-            f"{', '.join(sorted(live))} was live though SGLANG_PERF_PATCHES was none: does the "
-            "command set it itself?"
+            f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
+            "the command set it?"
         )
     if is_patched and not live:
         raise BenchError(_why_none(found))
@@ -113,8 +113,8 @@ def _why_none(found: Sequence[dict[str, Any]]) -> str:
     if not found:
         return (
             "no process of the server has a record of patches: is sglang-perf-patches installed "
-            "beside the sglang that the command starts, and does the command keep "
-            "SGLANG_PERF_PATCHES as it is?"
+            "beside the sglang that the command starts, and does the command leave "
+            "SGLANG_PERF_PATCHES unchanged?"
         )
     said = "; ".join(f"{id} is {why}" for id, why in failed([found]).items())
     return "no patch was live in it" + (f": {said}" if said else ", so there is nothing to compare")

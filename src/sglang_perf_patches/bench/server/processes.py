@@ -27,7 +27,7 @@ _HAS_PROC = os.path.isdir("/proc/self")
 
 @dataclass(frozen=True)
 class _Process:
-    """A line of the process table; `born` tells it from a later process with its PID."""
+    """A line of the process table; `born` distinguishes it from a later process with its PID."""
 
     pid: int
     parent: int
@@ -63,7 +63,7 @@ def started(
 
 
 def end_all() -> None:
-    """End what `started` could not, for a signal came just where a block ended."""
+    """End what `started` could not, because a signal came just as a block ended."""
     while _trees:
         _trees[-1].end()
 
@@ -126,7 +126,7 @@ class Tree:
         return sum(found.resident for found in self._members())
 
     def end(self) -> None:
-        """End all members: ask first, then kill. A signal that comes meanwhile ends the asking.
+        """End all members: terminate first, then kill. A signal in between ends the waiting.
 
         Raises:
             BenchError: one of them can't be killed.
@@ -239,7 +239,7 @@ def _table_of_proc() -> list[_Process]:
 
 
 def _table_of_ps() -> list[_Process]:
-    """As `_table_of_proc`, where there is only POSIX's ``ps``, which does not tell the session."""
+    """As `_table_of_proc`, with POSIX's ``ps`` alone, which does not show the session."""
     asked = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     found = []

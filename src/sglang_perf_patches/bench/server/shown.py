@@ -54,12 +54,12 @@ def facts(found: Outcome) -> Iterator[str]:
     if found.tokens is not None:
         yield f"greedy tokens: {found.tokens.sentence}"
     for of in found.live:
-        run = "none of them ran it" if not of.ran else f"run in {of.ran}"
+        run = "none has run it" if not of.ran else f"run in {of.ran}"
         yield f"{of.patch}: live in {of.live} {of.role} process{_es(of.live)}, {run}"
     for id, why in found.failed.items():
         yield f"{id}: {why}"
     if found.stopped is not None:
-        yield f"{found.turns_done} of {found.turns} turns came to their end"
+        yield f"{found.turns_done} of {found.turns} turns are complete"
 
 
 def notes(found: Outcome) -> Iterator[str]:
@@ -77,13 +77,13 @@ def notes(found: Outcome) -> Iterator[str]:
     ]
     if restless:
         yield (
-            f"Stock's own boots differ in {', '.join(restless)}. On a quieter machine, or with "
+            f"Stock's own boots differ: {', '.join(restless)}. On a quieter machine, or with "
             "more --turns, smaller differences are seen."
         )
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, with the lowest and the highest where there are several."""
+    """The median, with the lowest and the highest if there are several."""
     ordered = sorted(values)
     middle = ordered[len(ordered) // 2]
     if len(ordered) % 2 == 0:

@@ -24,7 +24,7 @@ Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the tokens of all boots come to.
+    """The tokens of all boots compared.
 
     Attributes:
         word: ``equal``; ``different``: stock's boots agree on a prompt and a patched one does not
@@ -53,7 +53,7 @@ def prompts() -> list[list[int]]:
 
 
 def of(served: Served) -> Tokens:
-    """What the server gives: some prompts one after another, then the others all at once.
+    """The server's tokens: some prompts one after another, then the others all at once.
 
     Raises:
         BenchError: it did not answer one of them.

@@ -49,7 +49,7 @@ def judged(tree: source.Tree) -> list[Verdict]:
 
 
 def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
-    """Whether the operator asked for a patch by name and can't have it."""
+    """Whether a patch that the operator named is not available."""
     return any(chosen.is_lost(verdict.patch.id, verdict.word) for verdict in verdicts)
 
 
@@ -59,20 +59,20 @@ def names_of_patches(**_: Any) -> list[str]:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Let a verb be asked for JSON."""
-    parser.add_argument("--json", action="store_true", help="for machines")
+    """Add the option for JSON."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_tree(parser: argparse.ArgumentParser) -> None:
-    """Let a verb be told which tree to judge."""
+    """Add the options for the tree to judge."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--sglang-path",
         metavar="DIR",
-        help="judge this tree (the package, its parent or a checkout), not the installed one",
+        help="judge this tree instead of the installed one: the package, its parent or a checkout",
     )
     which.add_argument(
         "--sglang-version",
         metavar="V",
-        help="judge a release: fetched from the package index, not installed",
+        help="judge this release: it is fetched from the package index, not installed",
     )

@@ -1,4 +1,4 @@
-"""``bench``: times of stock and patched in turns, after showing that they give the same."""
+"""``bench``: times of stock and patched in turns, after a check that they give the same."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..progress import progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "bench server compares your own server, with patches and without; see its --help. "
-    "One set or patch may be given options of its own; bench SET --help names them. "
-    "Exit code 1 where stock and patched differ, something fails, or nothing could be measured.",
+    "epilog": "bench server compares your own server with and without patches; see its --help. "
+    "A single set or patch takes more options; bench SET --help lists them. "
+    "Exit code 1: stock and patched differ, something failed, or nothing could be measured.",
     "add_help": False,
 }
 
@@ -34,7 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names.completer = names_of_patches
     add_json(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
-    parser.add_argument("--traceback", action="store_true", help="of a set that fails")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the traceback of a set that fails"
+    )
     parser.set_defaults(takes_unknown=True)
 
 
@@ -102,7 +104,7 @@ def _closing(ended: dict[str, str], tables: Sequence[report.Table]) -> str:
     """One line for all: ``2 sets equal and measured in 5 tables, 1 skipped``."""
     words = list(ended.values())
     equal = words.count("equal")
-    parts = [f"{equal} of {len(words)} equal to stock and measured, in {len(tables)} tables"]
+    parts = [f"{equal} of {len(words)} equal to stock and measured in {len(tables)} tables"]
     parts += [
         f"{words.count(word)} {word}"
         for word in ("different", "failed", "skipped")
@@ -130,10 +132,10 @@ def _chosen(named: Sequence[str], options: Sequence[str]) -> dict[str, tuple[str
                 chosen[of_set] = (*chosen.get(of_set, ()), name)
         else:
             raise SelectionError(
-                f"unknown set or patch {name!r}: the sets are {', '.join(bench.NAMES)}"
+                f"unknown set or patch {name!r}; the sets are {', '.join(bench.NAMES)}"
             )
     if len(chosen) == 1:
         bench.parser(next(iter(chosen))).parse_args(list(options))  # says what is wrong, and ends
     elif set(options) - {"--quick"}:
-        raise SelectionError(f"{options[0]}: such an option needs one set's name before it")
+        raise SelectionError(f"{options[0]}: this option needs the name of one set before it")
     return chosen

@@ -1,4 +1,4 @@
-"""``bench server``: an operator's own server in turns, with patches and without."""
+"""``bench server``: an operator's own server in turns with and without patches."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .listing import ENTRY_POINT
 
 _EPILOG = """
 Any other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
---dataset-name, --dataset-path ... Left to itself, the load is 128 prompts of random ids.
+--dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
 
-The patched side has the patches of SGLANG_PERF_PATCHES (all exact ones where it is not set), the
-other one none. Both run the same command on the same port, one boot at a time.
+One side has the patches of SGLANG_PERF_PATCHES (if it is not set: all exact ones), the other
+none. Both run the same command on the same port, one boot at a time.
 
-Exit codes: 0 measured, with equal greedy tokens; 1 no conclusion, different tokens, a boot that
-failed, or a patch chosen by name that is not live; 2 it could not begin; 128 + N after signal N.
+Exit codes: 0 measured, with equal greedy tokens; 1 no conclusion, different tokens, a failed boot,
+or a patch that you named and that is not live; 2 it could not start; 128 + N after signal N.
 
   sglang-perf-patches bench server -- python -m sglang.launch_server --model-path MODEL
   SGLANG_PERF_PATCHES=mla sglang-perf-patches bench server --turns 5 --request-rate 4 \\
@@ -55,11 +55,11 @@ def main(words: Sequence[str]) -> int:
     at = words.index("--") if "--" in words else len(words)
     given, options = parser.parse_known_args(list(words[:at]))
     if given.turns < 1:
-        parser.error("--turns: one at least")
+        parser.error("--turns must be 1 or more")
     if at == len(words) or not words[at + 1 :]:
         parser.error("put the server's command at the end, after --")
     if options and not options[0].startswith("-"):
-        parser.error(f"{options[0]}: patches are chosen by SGLANG_PERF_PATCHES")
+        parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")
     try:
         options = [*shlex.split(given.load), *options]
     except ValueError as error:
@@ -98,7 +98,7 @@ def _compare(
     with _Folder(given.keep) as folder:
         module = load.module(tree)
         progress = _Progress()
-        progress.say(f"checking that {module} runs here and knows its options")
+        progress.say(f"checking that {module} runs here and knows these options")
         load.check(module, options)
         plan = Plan(
             served=served,
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches bench server",
         usage="%(prog)s [--turns N] [--load FLAGS] [options] -- COMMAND ...",
-        description="Start your own server by turns with patches and without, and compare.",
+        description="Start your own server in turns with and without patches, and compare.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -145,10 +145,10 @@ def _parser() -> argparse.ArgumentParser:
         "--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)"
     )
     parser.add_argument(
-        "--load", default="", metavar="FLAGS", help="bench_serving's options, in one word"
+        "--load", default="", metavar="FLAGS", help="options for bench_serving, as one word"
     )
     parser.add_argument(
-        "--url", metavar="URL", help="where the server answers, if COMMAND has no --port"
+        "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
     )
     for what, seconds in (("boot", 1800.0), ("load", 3600.0)):
         parser.add_argument(
@@ -221,6 +221,6 @@ class _Progress:
         self.began = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Say where it stands."""
+        """Print a line about the progress."""
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from .. import render
 from . import add_json, add_tree, hinting, judged, listing, selected, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Where no sglang is installed here, it says what the patches would do to that one."
+    "epilog": "If no sglang is installed here, it says what the patches would do to the other one."
 }
 _COLOURS = {"lost": "red", "gained": "green"}
 
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what changes; 1 where the upgrade loses a chosen patch."""
+    """Print what changes; 1 if the upgrade loses a chosen patch."""
     hints = {"hint": hinting.data(args)} if args.model is not None else {}
     if args.sglang_path is None and args.sglang_version is None:
         if not hints:
@@ -75,14 +75,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"to   sglang {there.version} at {there.root}\n")
         print(render.table(rows, column=3, colours=_COLOURS))
         if lost:
-            print(f"\nlost, and chosen: {', '.join(lost)}")
+            print(f"\nchosen, and lost: {', '.join(lost)}")
         if hints:
             print(f"\n{hinting.hint(args).text}")
     return 1 if lost else 0
 
 
 def _judge_alone(there: Tree, args: argparse.Namespace) -> int:
-    """Without a sglang to upgrade from: the verdicts; 1 where a chosen patch is refused."""
+    """Without a sglang to upgrade from: the verdicts; 1 if a chosen patch is refused."""
     chosen = selected()
     verdicts = judged(there)
     lost = [
@@ -111,12 +111,12 @@ def _judge_alone(there: Tree, args: argparse.Namespace) -> int:
         print(json.dumps(data, indent=2))
     else:
         prospects = listing.prospects(chosen, verdicts, is_here=False)
-        print("no sglang is installed for this Python to upgrade from")
+        print("this Python has no sglang to upgrade from")
         print(f"to   sglang {there.version} at {there.root}\n")
         table = listing.rows(verdicts, prospects, with_upstream=False)
         print(render.table(table, column=1, colours=listing.COLOURS))
         if lost:
-            print(f"\nrefused, and chosen: {', '.join(lost)}")
+            print(f"\nchosen, and refused: {', '.join(lost)}")
         if args.model is not None:
             print(f"\n{hinting.hint(args).text}")
     return 1 if lost else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanation; 1 where the patch was chosen by name and can't be had."""
+    """Print the explanation; 1 if the patch was chosen by name and is not available."""
     members = _members(args.patch)
     chosen = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         table = listing.rows(verdicts, prospects, with_upstream=True)
         print(f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}\n")
         print(render.table(table, column=1, colours=listing.COLOURS))
-        print("\nsglang-perf-patches explain PATCH says more of each.")
+        print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(chosen, verdicts) else 0
 
 
@@ -80,9 +81,9 @@ def _choice(chosen: Selection, patch: Patch) -> str:
     """Whether the selection takes a patch in, and what would."""
     text = f"SGLANG_PERF_PATCHES={chosen.text}"
     if patch.id in chosen.chosen:
-        return f"Chosen, by {text}."
-    hint = "" if patch.is_default else ": a policy is on only by its full name"
-    return f"Not chosen, by {text}{hint}."
+        return f"Chosen by {text}."
+    hint = "" if patch.is_default else ": a policy needs its full name"
+    return f"Not chosen by {text}{hint}."
 
 
 def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
         "why": patch.why,
         "how": patch.how,
         "gain": patch.gain,
+        "figures": [list(row) for row in patch.figures],
         "condition": patch.condition,
         "requires": list(patch.requires),
         "superseded_by": list(patch.superseded_by),
@@ -122,6 +124,8 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     ):
         if text:
             parts.append(render.paragraph(title, text))
+        if title == "Gain" and patch.figures:
+            parts[-1] += "\n" + "\n".join(_figures(patch))
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
@@ -137,6 +141,15 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
+
+
+def _figures(patch: Patch) -> Iterator[str]:
+    """A line for each row of figures, each figure with the heading of its column."""
+    (what, *columns), *rows = patch.figures
+    yield f"  {what}:"
+    for row in rows:
+        named = [f"{name} {cell}" for name, cell in zip(columns, row[1:], strict=False) if cell]
+        yield render.item(f"{row[0]}: {', '.join(named)}")
 
 
 def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:

@@ -19,22 +19,25 @@ class ModelError(OperatorError, ValueError):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The model, and the arguments of its server that the pools follow from."""
     group = parser.add_argument_group(
-        "a model", "what another --swa-full-tokens-ratio would bring it; as the server has them:"
+        "a model",
+        "what another --swa-full-tokens-ratio would bring; give the options of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="its folder, or its config.json")
     group.add_argument("--max-running-requests", type=_positive, metavar="N")
     group.add_argument(
-        "--kv-gib", type=float, metavar="G", help="memory for KV on one GPU, in GiB (needed)"
+        "--kv-gib", type=float, metavar="G", help="memory for KV on one GPU, in GiB (required)"
     )
     group.add_argument("--page-size", type=_positive, default=1, metavar="N")
     group.add_argument("--tp-size", type=_positive, default=1, metavar="N")
     group.add_argument("--chunked-prefill-size", type=_positive, default=8192, metavar="N")
-    group.add_argument("--kv-cache-bytes", type=_positive, default=2, metavar="N", help="a value")
+    group.add_argument(
+        "--kv-cache-bytes", type=_positive, default=2, metavar="N", help="bytes per value"
+    )
     group.add_argument("--disable-radix-cache", action="store_true")
 
 
 def hint(args: argparse.Namespace) -> pool_hint.Hint:
-    """What the options come to.
+    """The hint that the options lead to.
 
     Raises:
         ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from.
@@ -59,13 +62,13 @@ def hint(args: argparse.Namespace) -> pool_hint.Hint:
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise ModelError(f"{path} is no model's config.json: {error}") from error
+        raise ModelError(f"{path} is not a model's config.json: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:
-    """The hint for machines."""
+    """The hint as JSON data."""
     return asdict(hint(args))
 
 

@@ -19,7 +19,7 @@ from .. import machine, render
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Without --all it leaves out what can't concern this machine and this release."
+    "epilog": "Without --all it hides what does not concern this machine and this release."
 }
 ENTRY_POINT = "perf_patches"
 """The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; 1 where something chosen by name can't be had."""
+    """Print the list; 1 if something chosen by name is not available."""
     chosen = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
-    """What is said of a patch in JSON."""
+    """A patch in JSON."""
     patch = judged.patch
     variant = judged.variant
     return {
@@ -99,7 +99,14 @@ def rows(
     verdicts: Iterable[Verdict], found: Mapping[str, tuple[str, str]], *, with_upstream: bool
 ) -> list[list[str]]:
     """The table of some patches, below its heading."""
-    made = [["PATCH", "HERE", *(["UPSTREAM"] if with_upstream else []), "WHAT IT DOES, OR WHY NOT"]]
+    made = [
+        [
+            "PATCH",
+            "HERE",
+            *(["UPSTREAM"] if with_upstream else []),
+            "WHAT IT DOES, OR WHY IT IS OFF",
+        ]
+    ]
     for one in verdicts:
         word, why = found[one.patch.id]
         links = " ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream) or "-"
@@ -169,7 +176,7 @@ def _counts(words: Iterable[str]) -> str:
 
 
 def _without_sglang(error: TreeError) -> int:
-    """The catalogue, for somebody who looks before installing; no sglang is still exit code 2."""
+    """The catalogue, for a look before installing; no sglang is still exit code 2."""
     catalogue = [["PATCH", "WHAT IT DOES"]]
     catalogue += [
         [patch.id, patch.summary + ("" if patch.is_default else " (opt-in)")]
@@ -179,7 +186,7 @@ def _without_sglang(error: TreeError) -> int:
     print(f"{len(catalogue) - 1} patches, for sglang 0.5.9 and later:\n")
     print(render.table(catalogue), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)
-    print("Judge another: --sglang-path DIR, or --sglang-version 0.5.23", file=sys.stderr)
+    print("To judge another one: --sglang-path DIR or --sglang-version 0.5.23", file=sys.stderr)
     return 2
 
 

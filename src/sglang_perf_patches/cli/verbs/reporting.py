@@ -23,7 +23,7 @@ from .listing import verdict_data
 
 PARSER: dict[str, Any] = {
     "description": "Writes versions, verdicts, states, server flags and the last bench to one "
-    "file, and prints it. Paths, hosts, tokens and names of models are taken out. Nothing is sent."
+    "file, and prints it. Paths, hosts, tokens and model names are removed. Nothing is sent."
 }
 _DISTRIBUTIONS = (
     *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python"),
@@ -32,7 +32,7 @@ _DISTRIBUTIONS = (
 
 
 class ReportError(OperatorError, OSError):
-    """The report can't be written where it was asked for."""
+    """The report can't be written to the given place."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

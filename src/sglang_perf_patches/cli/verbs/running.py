@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Become the command; its exit code is the one of this process."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        args.parser.error("it needs a command")
+        args.parser.error("a command is missing")
     environment = dict(os.environ)
     chosen = selected()
     if chosen.chosen:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606
     except OSError as error:
-        # As shells do: 127 where there is no such command, 126 where it can't be run.
+        # As shells do: 127 if there is no such command, 126 if it can't be run.
         print(f"sglang-perf-patches: {command[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
 

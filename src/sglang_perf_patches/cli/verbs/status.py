@@ -20,7 +20,7 @@ from .. import render
 from . import add_json
 
 PARSER: dict[str, Any] = {
-    "epilog": "Exit code 1 where something chosen by name is refused, in conflict or failed."
+    "epilog": "Exit code 1: a patch that you named is refused, in conflict or failed."
 }
 _TROUBLE = {"refused", "conflict", "failed", "gated"}
 _COLOURS = {"live": "green", "refused": "red", "conflict": "red", "failed": "red"}
@@ -38,17 +38,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         const=_EVERY_S,
         metavar="S",
-        help=f"again every S seconds (default: {_EVERY_S:g}), until Ctrl-C",
+        help=f"repeat every S seconds (default: {_EVERY_S:g}), until Ctrl-C",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the records say; 1 where a process lacks what was chosen for it by name."""
+    """Print what the records say; 1 if a process lacks what was chosen for it by name."""
     if args.watch is None:
         return _once(args)
     if args.json:
-        args.parser.error("--watch is for people: without --json")
+        args.parser.error("--watch and --json exclude each other")
     if not args.watch > 0:
         args.parser.error("--watch needs a number of seconds above 0")
     code = 0
@@ -70,7 +70,7 @@ def _once(args: argparse.Namespace) -> int:
         shown = [{k: v for k, v in data.items() if k != "selection"} for data in processes]
         print(json.dumps({"processes": shown}, indent=2))
     elif not processes:
-        print("no running sglang process of this user has patches of ours")
+        print("no running sglang process of this user has these patches")
     else:
         print("\n\n".join(_servers(processes, show_all=args.all)))
     return 1 if any(_lacks_something(data) for data in processes) else 0

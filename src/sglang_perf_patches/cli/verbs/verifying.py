@@ -17,20 +17,26 @@ from ..progress import progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Exit code 1 where something differs or fails, or nothing could be compared."
+    "epilog": "Exit code 1: something differs or fails, or nothing could be compared."
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What to compare, and for how long."""
     names: Any = parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="sets or patches; all of them"
+        "names", nargs="*", metavar="NAME", help="sets or patches (default: all)"
     )
     names.completer = names_of_patches
     parser.add_argument(
-        "--timeout", type=float, default=900.0, metavar="S", help="seconds that a set may take"
+        "--timeout",
+        type=float,
+        default=900.0,
+        metavar="S",
+        help="seconds that a set may take (default: %(default)g)",
     )
-    parser.add_argument("--traceback", action="store_true", help="of a case that fails")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the traceback of a case that fails"
+    )
     add_json(parser)
 
 

@@ -11,7 +11,7 @@ from ..comparing import differs, live
 T = TypeVar("T")
 
 Played = tuple[Any, list[str]]
-"""What a run gives that must be equal, and the places that waited."""
+"""The results of a run that must be equal, and the places that waited."""
 
 
 def alike(
@@ -27,7 +27,7 @@ def alike(
         chosen: ids of the patches that are live together, for each time that they are.
         run: gives what must be equal, and what waited.
         inputs: at least one.
-        most: how often a patched run may wait; None where that says nothing. With a number, stock
+        most: how often a patched run may wait; None if that says nothing. With a number, stock
             must have waited more often in all.
 
     Returns:

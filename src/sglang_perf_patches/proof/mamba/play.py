@@ -52,7 +52,7 @@ def known_batch(rig: Rig, wanted: Batch) -> Any:
 
 
 class Play:
-    """A rig on the CPU that stands for a GPU."""
+    """A rig on the CPU in place of a GPU."""
 
     def __init__(self, rig: Rig) -> None:
         """Take the rig's tensors for the device's."""

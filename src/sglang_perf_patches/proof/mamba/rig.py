@@ -40,10 +40,10 @@ WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
 
 
 class Without(SimpleNamespace):
-    """Stands for a ModelRunner or a configuration whose features, but for those given, are off."""
+    """A stand-in for a ModelRunner or a configuration, with all features off but the named ones."""
 
     def __getattr__(self, name: str) -> None:
-        """None for whatever is not given."""
+        """None for every other name."""
         if name.startswith("__"):
             raise AttributeError(name)
 

@@ -207,7 +207,7 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
 
 
 def counting_kernels_as_device(counter: Counter) -> None:
-    """Let Triton's interpreter read what it is given: on a GPU no value leaves the device there."""
+    """Let Triton's interpreter read its input: on a GPU no value leaves the device there."""
     from triton.runtime import interpreter
 
     run = interpreter.GridExecutor.__call__

@@ -1,4 +1,4 @@
-"""A graph of the draft-extend gives FlashAttention what the eager draft-extend gives it."""
+"""A graph of the draft-extend gives FlashAttention the same input as the eager one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlashAttention backends of a speculative server with topk = 1, and what they are given to build.
+"""FlashAttention backends of a speculative server with topk = 1, and their batches.
 
 The kernel itself is a CUDA wheel; what it reads is the backend's own: lengths, their sums, and a
 page table of which each row holds a request's pages.

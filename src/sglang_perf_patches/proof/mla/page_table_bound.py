@@ -1,4 +1,4 @@
-"""Page tables give what stock's give, and go on where a step at the context limit reads."""
+"""Page tables hold what stock's hold, and continue as far as a step at the context limit reads."""
 
 from __future__ import annotations
 

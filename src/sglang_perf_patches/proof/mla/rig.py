@@ -1,4 +1,4 @@
-"""A model runner and request pools, as much of them as the attention backends ask for."""
+"""A model runner and request pools, as far as the attention backends need them."""
 
 from __future__ import annotations
 

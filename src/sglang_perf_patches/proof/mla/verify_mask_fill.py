@@ -1,4 +1,4 @@
-"""The Triton verify attends as on stock, with whatever the mask's prefix cells hold."""
+"""The Triton verify attends as on stock, whatever the mask's prefix cells contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting the stand-ins for CUDA wheels where the attention backends would hold the real ones."""
+"""Putting stand-ins for CUDA wheels into the attention backends."""
 
 from __future__ import annotations
 

@@ -10,19 +10,19 @@ CASES: tuple[Case, ...] = (
     Case(
         patch="swa.tail-prealloc",
         compare=f"{_HERE}:tail_prealloc",
-        what="order and steps with room for everything, admission in order and no less, the KV of "
+        what="order and steps if everything fits, admission in order and no fewer, the KV of "
         "random episodes",
     ),
     Case(
         patch="swa.page-size-1",
         compare=f"{_HERE}:page_size_1",
-        what="order and steps with room for everything, admission in order and no less, the KV of "
+        what="order and steps if everything fits, admission in order and no fewer, the KV of "
         "random episodes",
     ),
     Case(
         patch="swa.idle-admission",
         compare=f"{_HERE}:idle_admission",
-        what="order and steps with room for everything, requests without max_tokens on an idle "
+        what="order and steps if everything fits, requests without max_tokens on an idle "
         "server, the KV of random episodes",
     ),
     Case(
@@ -33,13 +33,13 @@ CASES: tuple[Case, ...] = (
     Case(
         patch="swa.window-bounded-admission",
         compare=f"{_HERE}:window_bounded_admission",
-        what="order and steps with room for everything, admission whatever max_new_tokens is, the "
+        what="order and steps if everything fits, admission whatever max_new_tokens is, the "
         "KV of random episodes",
     ),
     Case(
         patch="swa.evict-before-retract",
         compare=f"{_HERE}:evict_before_retract",
-        what="order and steps with room for everything, all tokens of a load that is retracted, "
+        what="order and steps if everything fits, all tokens of a load that is retracted, "
         "the KV of random episodes",
     ),
     Case(

@@ -55,7 +55,7 @@ def free_without_sync(inputs: Inputs) -> int:
     patch = "swa.free-without-sync"
     seeds = inputs(lambda random: random.getrandbits(30), 2)
     loads = [(seed, sorts, grouped) for seed in seeds for sorts, grouped in _WAYS]
-    # Beside the patch that it needs, which mends what is free afterwards.
+    # Beside the patch that it needs, which fixes what is free afterwards.
     needed = "swa.tail-prealloc"
     with live(needed, ran=None) if _applies(needed) else nullcontext():
         stock = [states(seed, 1, sorts, grouped) for seed, sorts, grouped in loads]
@@ -156,7 +156,7 @@ def evict_before_retract(inputs: Inputs) -> int:
     patch = "swa.evict-before-retract"
     loads = ((16, 1, 420), (32, 1, 440), (32, 1, 520))
     same = _histories(inputs, PAGES)
-    # On stock alone, whose pools other patches of the set mend.
+    # On stock alone, whose pools other patches of the set fix.
     stock = [pressed(*load, watched=False) for load in loads]
     with live(patch, ran=False):
         count = same(patch)

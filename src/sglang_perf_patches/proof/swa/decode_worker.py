@@ -23,10 +23,10 @@ _DECODE = "sglang.srt.disaggregation.decode"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a decode worker is given.
+    """The settings of a decode worker.
 
     Attributes:
-        window: sliding window, in tokens; None where the model has none.
+        window: sliding window, in tokens; None if the model has none.
         page_size: in tokens.
         swa_tokens: size of the sliding-window pool.
         full_tokens: size of the full-attention pool.
@@ -172,7 +172,7 @@ class DecodeWorker:
         self.decode_one()
 
     def admit(self) -> list[Any]:
-        """Resume retracted requests, and where none is left admit new ones; returns the new."""
+        """Resume retracted requests; if none is left, admit new ones. Returns the new ones."""
         resumed = self.queue.resume_retracted_reqs()
         self.scheduler.waiting_queue.extend(resumed)
         if self.queue.retracted_queue:
@@ -244,7 +244,7 @@ class DecodeWorker:
             self.counts.finished += 1
 
     def end_all(self) -> None:
-        """End every request where it is, as when clients go away."""
+        """End every request at once, as when clients disconnect."""
         while self.transfers.queue:
             self.abort_in_transfer(0)
         for req in self.scheduler.waiting_queue:

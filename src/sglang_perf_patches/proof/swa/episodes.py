@@ -93,7 +93,7 @@ class Episode:
         self.witness.check()
 
     def end(self) -> int:
-        """End every request where it is; how often everything was checked."""
+        """End every request at once; returns how often everything was checked."""
         self.worker.end_all()
         self.witness.check_drained()
         return self.witness.checks

@@ -1,4 +1,4 @@
-"""Loads of a decode worker, and what is told of them."""
+"""Loads of a decode worker, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracking of mamba states without asking the device what the host knows."""
+"""Tracking of mamba states without querying the device for what the host knows."""
 
 from ...model.patch import Marker, Patch, Variant
 from ...model.releases import between
@@ -33,7 +33,7 @@ _LISTS = (
     f"{_BATCH}._pad_inputs_to_size",
     f"{_HALVES}.filter_batch",
 )
-"""What relates the lists of lengths to the device tensors, and tells a batch from half of one."""
+"""What relates the lists of lengths to the device tensors, and a batch to its halves."""
 _LAYERS = (f"{_BASE}._track_mamba_state_extend", f"{_METADATA}:ForwardMetadata")
 _ENTRY = (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry",)
 
@@ -73,26 +73,31 @@ def _zero_sync(
 
 _TRACK_MASK = Patch(
     id="mamba.track-mask",
-    summary="ask once a forward, not once a layer, which requests are tracked",
+    summary="query once a forward, not once a layer, which requests are tracked",
     why=(
         "With --mamba-scheduler-strategy extra_buffer, each linear-attention layer of a prefill "
-        "asks the device whether any request is tracked, and which: three waits a layer for a "
-        "value that is the same in every layer."
+        "queries the device whether any request is tracked, and which. That makes three waits a "
+        "layer for a value that is the same in every layer."
     ),
     how=(
-        "The metadata of a prefill takes the answer of the one query that it makes anyway, under "
+        "The metadata of a prefill keeps the answer of the one query that it makes anyway, under "
         "upstream's names (has_mamba_track_mask, mamba_track_mask_indices, "
-        "conv_states_mask_indices), and the layers are handed the mask with that answer on it. "
-        "Decoding, speculative phases and replayed prefill graphs are left to stock."
+        "conv_states_mask_indices). The layers get the mask with that answer attached. Stock's "
+        "code runs for decoding, speculative phases and replayed prefill graphs."
     ),
     gain=(
-        "Servers of 0.5.9 to 0.5.10.post1 that track states, together with mamba.zero-sync (see "
-        "there); alone nothing was measured end to end. Syncs of a tracked prefill with 36 such "
-        "layers, on one H200: 120 to 13 on 0.5.10.post1, 122 to 15 on 0.5.9; stock 0.5.11 makes 14."
+        "Servers of 0.5.9 to 0.5.10.post1 that track states gain, together with mamba.zero-sync "
+        "(see there). Alone nothing was measured end to end. One H200:"
+    ),
+    figures=(
+        ("syncs of a tracked prefill with 36 such layers", "stock", "patched"),
+        ("0.5.10.post1", "120", "13"),
+        ("0.5.9", "122", "15"),
+        ("0.5.11, which has the change itself", "14", ""),
     ),
     condition=(
-        "Prefills with tracking on; most where the host is slower than the device, that is for "
-        "short prompts and small batches."
+        "Prefills with tracking on. The gain is largest if the host is slower than the device: "
+        "with short prompts and small batches."
     ),
     upstream=("sgl-project/sglang#20522",),
     built_in_since="0.5.11",
@@ -128,34 +133,47 @@ _ZERO_SYNC = Patch(
     id="mamba.zero-sync",
     summary="build a prefill's mamba metadata from the host's lists, without a sync",
     why=(
-        "A prefill of a model with gated-delta-net layers waits for the device to learn what the "
-        "scheduler decided on the host: which requests are tracked and up to which token, how "
-        "long each is, and from that the FLA chunk indices. 120 waits a forward with 36 layers in "
-        "0.5.10, 13 or 14 in 0.5.11 to 0.5.20, 4 from 0.5.21 on; 3 to 78 even where nothing is "
-        "tracked."
+        "The scheduler decides on the host which requests are tracked and up to which token, and "
+        "it knows how long each one is. Still, a prefill of a model with gated-delta-net layers "
+        "waits for the device to learn that, and to compute the FLA chunk indices from it. It "
+        "waits even if nothing is tracked."
     ),
     how=(
-        "The scheduler's decision per request travels on the mask tensor that stock makes of it "
-        "(since 0.5.21 the batch has it). Stock's own arithmetic then runs on CPU tensors made of "
-        "those lists, and its results go to the device in pinned, non-blocking copies; slots "
-        "stay on the device. Layers that ask the mask, also those of Mamba2 and KDA, are answered "
-        "from the host. A batch whose lists are missing or of another length (data-parallel "
-        "padding, two-batch overlap, speculative phases, replayed graphs) is stock's. "
-        "SGLANG_PERF_PATCHES_DEBUG=1 compares the host's lists with the device on each forward "
-        "and raises with both where they differ. A decode without a CUDA graph, which from 0.5.11 "
-        "on asks the device once or twice, is answered from the list that its mask was made of. "
-        "Not covered: the index plan of FlashInfer's prefill, which is mamba.flashinfer-plan."
+        "The scheduler's decision per request travels on the mask tensor that stock makes from it; "
+        "since 0.5.21 the batch has it. Stock's own arithmetic then runs on CPU tensors made from "
+        "those lists. Its results go to the device in pinned, non-blocking copies; slots stay on "
+        "the device. Layers that query the mask, also those of Mamba2 and KDA, get the answer from "
+        "the host. A decode without a CUDA graph, which from 0.5.11 on queries the device once or "
+        "twice, gets it from the list from which its mask was made. Stock's code runs for a batch "
+        "whose lists are missing or have another length: data-parallel padding, two-batch overlap, "
+        "speculative phases, replayed graphs. SGLANG_PERF_PATCHES_DEBUG=1 compares the host's "
+        "lists with the device on each forward and raises an error that shows both if they differ. "
+        "The index plan of FlashInfer's prefill is not covered; mamba.flashinfer-plan covers it."
     ),
     gain=(
-        "Servers of 0.5.9 to 0.5.10.post1 that track states: time to the first token of 4 x 2048 "
-        "tokens on an H200, 0.5.10.post1, 111 and 116 ms to 95 and 95 ms. No difference from "
-        "0.5.11 on. Syncs of a prefill of 36 layers: none in place of 122 on 0.5.9, 120 on "
-        "0.5.10.post1, 13 or 14 up to 0.5.20 and 4 from 0.5.21 on; none in an eager decode, where "
-        "stock makes 1 or 2. Time of such a forward, 4 requests of 1k tokens, patched to stock: "
-        "0.69 on 0.5.10.post1, 0.85 on 0.5.9, no difference from 0.5.11 on."
+        "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token sooner. From "
+        "0.5.11 on there are fewer syncs, but no difference in time. One H200:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        (
+            "time to the first token of 4 x 2048 tokens, 0.5.10.post1",
+            "111 and 116 ms",
+            "95 and 95 ms",
+        ),
+        ("the same from 0.5.11 on", "", "no difference"),
+        ("time of a forward, 4 requests of 1k tokens, 0.5.10.post1", "1", "0.69"),
+        ("the same, 0.5.9", "1", "0.85"),
+        ("the same from 0.5.11 on", "", "no difference"),
+        ("syncs of a prefill of 36 layers, 0.5.9", "122", "0"),
+        ("the same, 0.5.10.post1", "120", "0"),
+        ("the same, 0.5.11 to 0.5.20", "13 or 14", "0"),
+        ("the same, from 0.5.21 on", "4", "0"),
+        ("the same where nothing is tracked", "3 to 78", "0"),
+        ("syncs of an eager decode, from 0.5.11 on", "1 or 2", "0"),
     ),
     condition=(
-        "Prefills that the host's launches bound: short prompts and small batches, above all "
+        "Prefills that the host's launches limit: short prompts and small batches, above all "
         "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there, and nothing from 0.5.11 on."
     ),
     variants=(
@@ -225,15 +243,15 @@ _FLASHINFER_PLAN = Patch(
     id="mamba.flashinfer-plan",
     summary="plan FlashInfer's GDN checkpoints from the host's lists, without a sync",
     why=(
-        "FlashInfer's gated-delta-net prefill, the default on Hopper GPUs in recent releases, "
+        "FlashInfer's gated-delta-net prefill is the default on Hopper GPUs in recent releases. It "
         "plans its state checkpoints by reading four tensors back from the device, each time a "
         "tracked request ends off a chunk boundary."
     ),
     how=(
-        "Stock's own planning runs on CPU tensors made of the lists that mamba.zero-sync brings, "
-        "and its two results go to the device in one pinned, non-blocking copy."
+        "Stock's own planning runs on CPU tensors made from the lists that mamba.zero-sync "
+        "provides. Its two results go to the device in one pinned, non-blocking copy."
     ),
-    gain="Nothing was measured end to end. Four waits less in such a forward.",
+    gain="Nothing was measured end to end. Such a forward has four waits less.",
     condition="A tracked prefill with FlashInfer's GDN kernels.",
     absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
     requires=("mamba.zero-sync",),
@@ -261,21 +279,29 @@ _LIGHTNING_ROWS = Patch(
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
     why=(
         "Each lightning-attention layer of a prefill selects the tracked rows by a mask on the "
-        "device, which waits for it: from 0.5.17 on once a layer with the seg_la kernel and twice "
-        "with the minimax kernel, from 0.5.13 to 0.5.16 twice with either. The minimax kernel's "
-        "layers also cut the batch into requests by device scalars, six or seven waits a request."
+        "device, and waits for it. From 0.5.17 on it waits once a layer with the seg_la kernel and "
+        "twice with the minimax kernel; from 0.5.13 to 0.5.16 twice with either. The minimax "
+        "kernel's layers also cut the batch into requests by device scalars: six or seven waits a "
+        "request."
     ),
     how=(
-        "From the lists that mamba.zero-sync brings: the mask becomes row numbers, the cuts become "
-        "CPU scalars, and stock's own plan of the states that seg_la stores is made once a forward "
-        "on the CPU. Left: with minimax one wait a forward, to learn the slots of the states, "
-        "which no list on the host has, and a batch that also decodes keeps one a request in each "
-        "layer. A batch that the host does not know is stock's."
+        "The patch uses the lists that mamba.zero-sync provides. The mask becomes row numbers and "
+        "the cuts become CPU scalars. Stock's own plan of the states that seg_la stores is made "
+        "once a forward on the CPU. With minimax one wait a forward remains, to learn the slots of "
+        "the states, which no list on the host has. A batch that also decodes keeps one wait a "
+        "request in each layer. Stock's code runs for a batch that the host does not know."
     ),
     gain=(
-        "Nothing was measured end to end. Syncs of a forward of 2 layers on an H200, 0.5.14, half "
-        "of its requests tracked: 14 to 0 with seg_la, 64 to 1 with minimax. Its time on 0.5.23: "
-        "1.55 to 1.45 ms and 5.0 to 4.1 ms; where nothing is tracked, 0.1 ms more with seg_la."
+        "Nothing was measured end to end. Forwards of 2 layers on one H200, half of their requests "
+        "tracked:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("syncs with seg_la, 0.5.14", "14", "0"),
+        ("syncs with minimax, 0.5.14", "64", "1"),
+        ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
+        ("time with minimax, 0.5.23", "5.0 ms", "4.1 ms"),
+        ("time with seg_la where nothing is tracked, 0.5.23", "", "0.1 ms more"),
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
@@ -309,23 +335,31 @@ _CHUNK_INDICES = Patch(
     id="mamba.mamba2-chunk-indices",
     summary="compute Mamba2's logical chunks on the host, without a sync",
     why=(
-        "A Mamba2 prefill asks the device whether any request has a cached prefix; where one has, "
-        "stock computes the logical chunks by a loop over device scalars: 1, and 5(B - 1) + 2 "
-        "more waits for B requests."
+        "A Mamba2 prefill queries the device whether any request has a cached prefix. If one has, "
+        "stock computes the logical chunks by a loop over device scalars: 1 wait, and 5(B - 1) + 2 "
+        "more for B requests."
     ),
     how=(
-        "The chunks follow from the lengths alone, which the host has; they go to the device in "
-        "one pinned, non-blocking copy. Stock asks for prefixes of a CPU tensor made of the host's "
-        "list; 0.5.14 asks the track mask as well, and where the host does not know that, the one "
-        "question stays. A batch whose list of lengths is missing or does not add up to its tokens "
-        "is stock's."
+        "The chunks follow from the lengths alone, and the host has those. They go to the device "
+        "in one pinned, non-blocking copy. Stock looks for prefixes in a CPU tensor made from the "
+        "host's list. 0.5.14 queries the track mask as well; if the host does not know it, that "
+        "one query stays. Stock's code runs for a batch whose list of lengths is missing or does "
+        "not add up to its tokens."
     ),
-    gain=(
-        "Nothing was measured end to end. Time of a prefill's metadata on an H200, 0.5.23, every "
-        "request with a cached prefix: 11.6 to 0.29 ms for 64 of them, 2.6 to 0.23 ms for 16, 0.19 "
-        "to 0.23 ms for one. No wait in place of 8, 78 and 318 for 2, 16 and 64 requests."
+    gain=("Nothing was measured end to end. One H200, 0.5.23, every request with a cached prefix:"),
+    figures=(
+        ("metadata of a prefill", "stock", "patched"),
+        ("time, 64 requests", "11.6 ms", "0.29 ms"),
+        ("time, 16 requests", "2.6 ms", "0.23 ms"),
+        ("time, 1 request", "0.19 ms", "0.23 ms"),
+        ("waits, 64 requests", "318", "0"),
+        ("waits, 16 requests", "78", "0"),
+        ("waits, 2 requests", "8", "0"),
     ),
-    condition="Mamba2 models; most with a prefix hit, or a later chunk of a chunked prefill.",
+    condition=(
+        "Mamba2 models. The gain is largest with a prefix hit, or in a later chunk of a chunked "
+        "prefill."
+    ),
     variants=tuple(
         Variant(
             releases=releases,
@@ -354,33 +388,43 @@ _PREFILL_GRAPH = Patch(
     id="mamba.gdn-prefill-graph",
     summary="capture gated-delta-net layers in the breakable prefill graph",
     why=(
-        "The breakable prefill graph, the default of recent releases, is broken at each "
-        "gated-delta-net layer, whose kernels are then launched one by one from Python: a short "
+        "The breakable prefill graph, the default of recent releases, breaks at each "
+        "gated-delta-net layer. Python then launches that layer's kernels one by one, and a short "
         "prefill leaves the GPU idle for most of its time."
     ),
     how=(
-        "As stock does for KDA since 0.5.22: the layer's own code is captured on tables of a fixed "
-        "size, one set a token bucket, which are filled from the host's lists before each replay "
-        "with one pinned copy and no wait. The kernels' grids span the most rows that a batch of "
-        "the bucket can have; rows that a batch does not use write nothing. Tracked states are "
-        "copied by two small kernels of its own. With FlashInfer's prefill, whose algorithm "
-        "depends on the batch, with data-parallel attention, context parallelism, two-batch "
-        "overlap, multi-item scoring or the unified memory pool stock's breaks remain. "
-        "A batch of more than 64 requests, or than SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS, runs without "
-        "a prefill graph, as with stock's KDA. SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it "
-        "off."
+        "Stock captures KDA layers since 0.5.22; the patch does the same for gated delta nets. The "
+        "layer's own code is captured on tables of a fixed size, one set for each token bucket. "
+        "Before each replay they are filled from the host's lists, with one pinned copy and no "
+        "wait. The kernels' grids span the most rows that a batch of the bucket can have; unused "
+        "rows write nothing. Two small kernels of the patch copy tracked states. Stock's breaks "
+        "remain with FlashInfer's prefill, whose algorithm depends on the batch, and with "
+        "data-parallel attention, context parallelism, two-batch overlap, multi-item scoring or "
+        "the unified memory pool. A batch of more than 64 requests, or of more than "
+        "SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS, runs without a prefill graph, as with stock's KDA. "
+        "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it off."
     ),
     gain=(
-        "Time to the first token of 519 tokens on an H200, 0.5.23, a model of 24 layers, by turns "
-        "in one Engine: 27.8 to 14.9 ms, and 25 graph launches to 7. 8 x 512, 4 x 2048 and 1 x "
-        "8000 tokens, which keep the GPU busy: no difference beyond the spread. The captures of 58 "
-        "buckets took 34 s and 1.9 GB, stock's after them 16 s and 0.4 GB."
+        "Short prompts get their first token in about half the time. Prompts that keep the GPU "
+        "busy gain nothing. One H200, 0.5.23, a model of 24 layers, in turns in one Engine:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("time to the first token of 519 tokens", "27.8 ms", "14.9 ms"),
+        ("graph launches of that prefill", "25", "7"),
+        (
+            "time to the first token of 8 x 512, 4 x 2048 and 1 x 8000 tokens",
+            "",
+            "no difference beyond the spread",
+        ),
+        ("capture of 58 buckets, stock's after the patched one", "16 s, 0.4 GB", "34 s, 1.9 GB"),
     ),
     condition=(
         "Prefills of up to some 2000 tokens, with Triton's gated-delta-net kernels and breakable "
-        "prefill graphs. Nothing on a server with FlashInfer's, and nothing for long prefills."
+        "prefill graphs. A server with FlashInfer's kernels gains nothing, and long prefills gain "
+        "nothing."
     ),
-    absent_because="this release has no way to capture a linear layer in the prefill graph",
+    absent_because="this release can't capture a linear layer in the prefill graph",
     anchors=(f"{_BASE}.supports_prefill_graph_extend",),
     variants=(
         Variant(
@@ -456,21 +500,22 @@ _PREFILL_GRAPH = Patch(
 _PREFILL_GRAPH_TRITON = Patch(
     id="mamba.gdn-prefill-graph-triton",
     kind="policy",
-    summary="run short captured prefills by Triton's kernels on a FlashInfer server",
+    summary="run short captured prefills with Triton's kernels on a FlashInfer server",
     why=(
-        "On Hopper GPUs recent releases run a gated delta net's prefill by FlashInfer's kernel "
-        "where CuTe DSL is installed. It is the faster one for long prefills; but it picks its "
-        "algorithm by the batch, so it can't be captured, and a short prefill waits for launches."
+        "On Hopper GPUs recent releases run a gated delta net's prefill with FlashInfer's kernel "
+        "if CuTe DSL is installed. That kernel is the faster one for long prefills. But it picks "
+        "its algorithm by the batch, so it can't be captured, and a short prefill waits for "
+        "launches."
     ),
     how=(
-        "mamba.gdn-prefill-graph captures Triton's kernel in buckets of up to 2048 tokens; longer "
-        "prefills, and those that run without a graph, stay with FlashInfer's. The two kernels "
-        "round differently, as they do where a server is started with the one or the other, so "
-        "tokens may differ from stock's: hence it is chosen by its own name."
+        "mamba.gdn-prefill-graph captures Triton's kernel in buckets of up to 2048 tokens. Longer "
+        "prefills, and those without a graph, stay with FlashInfer's. The two kernels round "
+        "differently, as they do on servers that are started with one or the other. So tokens may "
+        "differ from stock's, and the patch is opt-in."
     ),
-    gain="Nothing was measured; a server of 0.5.23 with it boots and captures on an H200.",
+    gain=("Nothing was measured. A server of 0.5.23 with it boots and captures on an H200."),
     condition="Short prefills on a server whose gated-delta-net prefill is FlashInfer's.",
-    absent_because="this release has no way to capture a linear layer in the prefill graph",
+    absent_because="this release can't capture a linear layer in the prefill graph",
     anchors=(f"{_BASE}.supports_prefill_graph_extend",),
     requires=("mamba.gdn-prefill-graph",),
     variants=(

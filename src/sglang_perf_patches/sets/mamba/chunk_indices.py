@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata"
 
 _lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
-"""Of the batch that ``prepare_mixed`` is preparing: its chunk function is not given the batch."""
+"""Of the batch that ``prepare_mixed`` is preparing: its chunk function does not get the batch."""
 
 
 def install(patching: Patching) -> None:
@@ -106,7 +106,7 @@ def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
 
 
 def _with_prefixes(forward_batch: Any, known: Any) -> Any:
-    """A copy whose prefix lengths are on the CPU, for stock asks them whether there is any."""
+    """A copy with prefix lengths on the CPU, because stock looks there for any prefix."""
     import torch
 
     shadow = copy.copy(forward_batch)
@@ -116,7 +116,7 @@ def _with_prefixes(forward_batch: Any, known: Any) -> Any:
 
 
 def _with_prefixes_and_mask(forward_batch: Any, known: Any) -> Any:
-    """As `_with_prefixes`, with the track mask too; the batch itself where that is not known."""
+    """As `_with_prefixes`, with the track mask too; the batch itself if that is not known."""
     import torch
 
     mask = forward_batch.mamba_track_mask

@@ -1,9 +1,9 @@
 """``mamba.gdn-prefill-graph``: gated-delta-net layers inside the breakable prefill graph.
 
-Stock has the way: a linear backend that runs its prefill on static tables is captured with the
-rest of the model, and KDA's does. Here the gated delta net's takes part. Its own ``forward_extend``
-runs unchanged, on metadata whose tensors are `prefill_tables.Tables`; what it can't do with shapes
-that are the batch's, keeping tracked states, is done beside it.
+Stock has the mechanism: it captures a linear backend with the rest of the model if that backend
+runs its prefill on static tables, as KDA's does. Here the gated delta net's does too. Its own
+``forward_extend`` runs unchanged, on metadata whose tensors are `prefill_tables.Tables`. What
+depends on the batch's shapes, keeping tracked states, is done beside it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
 _BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _FLA = "sglang.kernels.ops.attention.fla.index"
 KERNEL = "_sglang_perf_patches_kernel"
-"""On the backend's class, where another patch lends a kernel: given stock's own, the one that is
+"""On the backend's class, if another patch provides a kernel: from stock's own, the one that is
 captured in its place, or None."""
 SHORT = 2048
-"""Tokens up to which a lent kernel is captured: the work of more is longer than its launches."""
+"""Tokens up to which such a kernel is captured: the work of more is longer than its launches."""
 MOST_REQUESTS = 64
 """Each costs every replay two programs or so a head, whether a batch has it or not."""
 _TABLES = "_sglang_perf_patches_tables"
-"""On the metadata of a captured prefill, and on the offsets that its kernels are given."""
+"""On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
 
 def install(patching: Patching) -> None:
-    """Let the backend take part, and give its kernels tables in place of computed indices."""
+    """Let the backend take part, with tables in place of computed indices."""
     refuse_platforms(patching)
     adds = {
         "supports_prefill_graph_extend": _supports(patching),
@@ -50,11 +50,11 @@ def install(patching: Patching) -> None:
 
 
 def unserved(backend: Any, modules: Any) -> str | None:
-    """Why a backend's prefill stays as stock runs it; None where it can be captured.
+    """Why a backend's prefill stays as stock runs it; None if it can be captured.
 
     Args:
         backend: a GDNAttnBackend that has just been made.
-        modules: gives an imported module by its name.
+        modules: returns an imported module by its name.
     """
     gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
     context = modules("sglang.srt.runtime_context")
@@ -67,13 +67,13 @@ def unserved(backend: Any, modules: Any) -> str | None:
         return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
     if type(_captured_kernel(backend)) is not gdn.TritonGDNKernel:
         return (
-            f"{type(own).__name__} picks its algorithm by the batch; what can be captured is "
-            "--linear-attn-prefill-backend triton"
+            f"{type(own).__name__} picks its algorithm by the batch; only "
+            "--linear-attn-prefill-backend triton can be captured"
         )
     if backend.enable_mis:
         return "multi-item scoring cuts a request into items"
     if backend.enable_unified_memory:
-        return "the unified memory pool was not proven"
+        return "it was not proven with the unified memory pool"
     if arguments.enable_dp_attention or arguments.enable_two_batch_overlap:
         return "data-parallel attention and two-batch overlap pad or split a batch"
     if (getattr(arguments, "attn_cp_size", 1) or 1) > 1:
@@ -202,7 +202,7 @@ def _tracked(
     if backend._has_cpu_prefill_track_metadata(forward_batch):
         mask = forward_batch.mamba_prefill_track_mask_cpu
         seqlens = forward_batch.mamba_track_seqlens_cpu
-    else:  # a mixed batch, or the capture's own; stock asks the device too
+    else:  # a mixed batch, or the capture's own; stock queries the device too
         mask = forward_batch.mamba_track_mask[: len(lens)].tolist()
         if not any(mask):
             return None
@@ -230,7 +230,7 @@ def _tracked(
 
 
 class _Prefixes:
-    """Stands for ``extend_prefix_lens``, of which a layer asks ``> 0`` alone."""
+    """In place of ``extend_prefix_lens``, of which a layer uses only ``> 0``."""
 
     def __init__(self, has_state: Any) -> None:
         self._has_state = has_state
@@ -286,7 +286,7 @@ def _keep_states(inner: Any) -> Any:
 def _known(part: Any) -> Any:
     """The table that belongs to static offsets; stock computes those of others.
 
-    A bucket of less than a chunk asks for smaller chunks, of which each request still has one.
+    A bucket of less than a chunk uses smaller chunks, of which each request still has one.
     """
 
     def make(inner: Any) -> Any:
@@ -300,7 +300,7 @@ def _known(part: Any) -> Any:
 
 
 def _captured_kernel(backend: Any) -> Any:
-    """Stock's own prefill kernel, or the one that is lent in its place."""
+    """Stock's own prefill kernel, or the one that replaces it."""
     own = backend.kernel_dispatcher.extend_kernel
     lend = getattr(backend, KERNEL, None)
     return (lend(own) if lend is not None else None) or own

@@ -14,7 +14,7 @@ _BACKEND = f"{_LINEAR}.gdn_backend:GDNAttnBackend"
 
 
 def install(patching: Patching) -> None:
-    """Lend Triton's kernel to `gdn_prefill_graph` where the server's own is FlashInfer's."""
+    """Provide Triton's kernel to `gdn_prefill_graph` if the server's own is FlashInfer's."""
     refuse_platforms(patching)
     from .gdn_prefill_graph import KERNEL
 

@@ -1,4 +1,4 @@
-"""What the host knows of a batch, without asking the device.
+"""What the host knows of a batch, without querying the device.
 
 Needs torch: imported by the install functions only.
 """
@@ -48,7 +48,7 @@ class Prefill:
     Attributes:
         lens: new tokens per request.
         prefixes: tokens per request that are there already.
-        track: what is tracked; None where the batch tracks nothing or the host does not know.
+        track: what is tracked; None if the batch tracks nothing or the host does not know.
     """
 
     lens: tuple[int, ...]
@@ -165,7 +165,7 @@ def decode_mask(forward_batch: Any) -> tuple[bool, ...] | None:
 def attach_rows(mask: torch.Tensor, rows: Callable[[], Sequence[bool]]) -> None:
     """Remember on a decode's track mask, shape ``[batch]``, how to know what it holds.
 
-    Most decodes are replayed graphs, which never ask.
+    Most decodes are replayed graphs, which never need it.
     """
     setattr(mask, _ROWS, rows)
 
@@ -281,7 +281,7 @@ def is_pinned(device: Any) -> bool:
 
 
 def is_debugging() -> bool:
-    """Whether ``SGLANG_PERF_PATCHES_DEBUG=1`` asks to compare the host's data with the device's."""
+    """Whether ``SGLANG_PERF_PATCHES_DEBUG=1`` turns on the comparison of host and device."""
     return os.environ.get("SGLANG_PERF_PATCHES_DEBUG") == "1"
 
 

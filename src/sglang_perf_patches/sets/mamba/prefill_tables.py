@@ -2,7 +2,7 @@
 
 A breakable prefill graph is captured once for a number of tokens, its *bucket*, and replayed for
 every batch that fits. The kernels' grids are those of the capture, so they span the most rows that
-a batch of that many tokens can have; a row that a batch does not use says so, and its program
+a batch of that many tokens can have; a row that a batch does not use is marked, and its program
 returns or writes nothing.
 
 Needs torch, numpy and triton: imported by the install function only.

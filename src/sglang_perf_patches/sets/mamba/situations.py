@@ -1,4 +1,4 @@
-"""Where the patches of this set leave everything to stock."""
+"""Situations in which only stock's code runs instead of the patches of this set."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def refuse_platforms(patching: Patching) -> None:
     utils = patching.module(UTILS)
     for ask, name in _PLATFORMS:
         if getattr(utils, ask)():
-            raise Gated(f"{name} run other kernels, with which it was not proven")
+            raise Gated(f"{name} run other kernels; it was not proven with those")

@@ -1,7 +1,7 @@
 """Copies of tracked states into the slots that the prefix cache keeps, with a grid of fixed size.
 
 Stock selects the tracked rows first, so the shapes of its copies are the batch's, and a graph can't
-hold them. Here each row says what of it is kept, and a row of which nothing is kept returns.
+hold them. Here each row holds what of it is kept, and a row without anything to keep returns.
 Nothing is computed: values are copied, and rounded to the states' dtype as stock's assignment does.
 
 Needs triton: imported by the install function only.

@@ -1,4 +1,4 @@
-"""``mamba.track-mask``: which rows of a prefill are tracked, asked of the device once a forward."""
+"""``mamba.track-mask``: which rows of a prefill are tracked, in one query a forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata"
 
 
 def install(patching: Patching) -> None:
-    """Bring the three names to ``ForwardMetadata``, and let each layer read what one query found.
+    """Add the three names to ``ForwardMetadata``, and let each layer read the result of one query.
 
     The layers of these releases ask ``forward_batch.mamba_track_mask`` itself, so they are handed
     that mask with the answers on it (`host.KnownMask`).
@@ -31,7 +31,7 @@ def install(patching: Patching) -> None:
             if mask is None or not host.is_prefill(forward_batch):
                 return metadata
             ran.seen = True
-            # Stock has just asked the device; this is what it did upon the answer.
+            # Stock has just queried the device; this is what it did with the answer.
             has = metadata.track_conv_indices is not None
             rows = mask.nonzero(as_tuple=True)[0] if has else ()
             metadata.has_mamba_track_mask = has

@@ -30,7 +30,7 @@ recompute_dst."""
 
 
 def install_before_decode_asks(patching: Patching) -> None:
-    """0.5.9 to 0.5.10.post1: rows in lists, and a decode that asks nothing."""
+    """0.5.9 to 0.5.10.post1: rows in lists, and a decode without queries."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_lists)
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
@@ -214,7 +214,7 @@ def _known_batches(patching: Patching) -> None:
                 return inner(self, forward_batch)
             ran.seen = True
             if known.track is not None and not isinstance(mask, host.KnownMask):
-                # It stays in the batch, for the layers that ask it.
+                # It stays in the batch, for the layers that read it.
                 forward_batch.mamba_track_mask = host.KnownMask.of(mask, known.track.mask)
             metadata = inner(self, forward_batch)
             host.attach_lens(metadata.query_start_loc, known.lens)

@@ -43,7 +43,7 @@ _EXACT_BY_RELAY = (f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",)
 
 
 def _kernels(module: str) -> tuple[str, ...]:
-    """What says that the verify skips the prefix cells of its mask."""
+    """What shows that the verify skips the prefix cells of its mask."""
     return (f"{module}:extend_attention_fwd", f"{module}:_fwd_kernel")
 
 
@@ -73,22 +73,28 @@ _DRAFT_METADATA = Patch(
     summary="the TRT-LLM MLA draft skips the index work of FlashInfer's kernel",
     why=(
         "The multi-step draft backend of TRT-LLM MLA inherits its preparation from FlashInfer's. "
-        "Before every draft it fills kv_indices and kv_indptr, one entry per token of context and "
-        "step, and in eager batches it also allocates and copies them. The TRT-LLM kernel reads "
+        "Before every draft it fills kv_indices and kv_indptr, with one entry per token of context "
+        "and step. In eager batches it also allocates and copies them. The TRT-LLM kernel reads "
         "neither: each step builds its own page table."
     ),
     how=(
-        "Adds the two preparation methods to the draft backend; both call the steps' own "
-        "preparation and nothing else. TokenSpeed MLA inherits them. Graph capture is stock's."
+        "Adds the two preparation methods to the draft backend. Both call only the steps' own "
+        "preparation. TokenSpeed MLA inherits them. Graph capture is stock's."
     ),
     gain=(
-        "One H200, 0.5.12.post1: preparing the replay of a draft takes 35 instead of 117 µs with 3 "
-        "steps and 52 instead of 123 µs with 4, for one request of 80,000 tokens; 36 instead of 71 "
-        "and 52 instead of 88 µs for 16 requests of 32,768."
+        "Drafts on TRT-LLM MLA are prepared faster, the more the longer the context; nothing was "
+        "measured end to end. One H200, 0.5.12.post1:"
+    ),
+    figures=(
+        ("preparing the replay of a draft", "stock", "patched"),
+        ("1 request of 80,000 tokens, 3 steps", "117 µs", "35 µs"),
+        ("1 request of 80,000 tokens, 4 steps", "123 µs", "52 µs"),
+        ("16 requests of 32,768 tokens, 3 steps", "71 µs", "36 µs"),
+        ("16 requests of 32,768 tokens, 4 steps", "88 µs", "52 µs"),
     ),
     condition=(
-        "EAGLE or MTP with --attention-backend trtllm_mla (or tokenspeed_mla) for the draft; grows "
-        "with the context. The attention kernel itself needs a Blackwell GPU."
+        "EAGLE or MTP with --attention-backend trtllm_mla (or tokenspeed_mla) for the draft. The "
+        "gain grows with the context. The attention kernel itself needs a Blackwell GPU."
     ),
     upstream=("sgl-project/sglang#26241",),
     built_in_since="0.5.13",
@@ -139,37 +145,48 @@ def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
 
 _VERIFY_MASK_FILL = Patch(
     id="mla.verify-mask-fill",
-    summary="the Triton verify's tree mask is not filled where nothing reads it",
+    summary="the tree mask of the Triton verify is not filled if nothing reads it",
     why=(
-        "The tree mask of the Triton verify holds draft x (context + draft) cells per request, and "
-        "is allocated for the largest batch and context. Building a tree fills all of it with ones "
-        "each step; its kernel then writes the draft x draft cells of each request. Attention "
-        "never reads the others: extend_attention_fwd skips the prefix part of a custom mask "
-        "unless told otherwise, and the backend does not tell it. Verifying trees of one node, "
-        "from 0.5.14 on, fills the buffer too."
+        "The Triton verify has a tree mask of draft x (context + draft) cells per request, "
+        "allocated for the largest batch and context. At each step stock fills all of it with "
+        "ones; then its kernel writes the draft x draft cells of each request. Attention never "
+        "reads the other cells: extend_attention_fwd skips the prefix part of a custom mask by "
+        "default, and the backend does not change that. From 0.5.14 on, verifying trees of one "
+        "node fills the buffer too."
     ),
     how=(
-        "Up to 0.5.16 the tree builder is shown the buffer as a tensor that a fill leaves as it "
-        "is; from 0.5.17 on the backend says of its mask that its prefix is not read, which the "
-        "builder heeds. For trees of one node the cell of each request is written instead, "
-        "where the buffer has 16 MiB or more. The deterministic kernel reads the prefix, so the "
-        "patch stays out there, as on HIP, NPU, XPU and MUSA. Rows that only pad a replayed graph "
-        "attend by what an earlier step left in their cells; their outputs are dropped. Where "
-        "activations may be quantised with one scale over all rows, padding included (FP8 "
-        "without block scales, and the like), the mask is left to stock."
+        "Up to 0.5.16 the tree builder gets the buffer as a tensor on which a fill has no effect. "
+        "From 0.5.17 on the backend declares that nothing reads the prefix of its mask, and the "
+        "builder respects that. For trees of one node the patch writes the cell of each request "
+        "instead, if the buffer has 16 MiB or more. The deterministic kernel reads the prefix, so "
+        "the patch stays off with it; it also stays off on HIP, NPU, XPU and MUSA. Padding rows of "
+        "a replayed graph attend with what an earlier step left in their cells; their outputs are "
+        "dropped. If activations may be quantised with one scale over all rows, padding included "
+        "(FP8 without block scales, for example), stock fills the mask."
     ),
     gain=(
-        "One H200, 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23: building the verify input takes "
-        "45 to 52 µs instead of 111 to 113 with a mask of 336 MB (512 requests x 4 draft tokens x "
-        "163,840 tokens). With 67 or 84 MB (128 x 4 or 5 x 131,072) the GPU saves a fill of 24 µs "
-        "or more; the call itself, in which the host's launches are the longer part, takes 0.79 "
-        "to 0.95 of stock on the newer two. On the older two it took 1.02 to 1.14 with a form that "
-        "still filled one cell; the present one launches no fill. In a real Engine on 0.5.17 no "
-        "difference of time was seen."
+        "EAGLE servers whose verify mask is large build each verify faster. A real Engine on "
+        "0.5.17 showed no difference in time. With 67 or 84 MB the GPU saves a fill of 24 µs or "
+        "more, but the host's launches take longer than that. The present form launches no fill. "
+        "One H200; 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23:"
+    ),
+    figures=(
+        (
+            "building the verify input, by mask (requests x draft tokens x tokens)",
+            "stock",
+            "patched",
+        ),
+        ("336 MB (512 x 4 x 163,840), all four releases", "111 to 113 µs", "45 to 52 µs"),
+        ("67 or 84 MB (128 x 4 or 5 x 131,072), 0.5.17, 0.5.23", "1", "0.79 to 0.95"),
+        (
+            "the same, 0.5.12.post1, 0.5.13.post1, a form that still filled one cell",
+            "1",
+            "1.02 to 1.14",
+        ),
     ),
     condition=(
-        "EAGLE or MTP with spec v2 and --attention-backend triton for the verify, CUDA graphs on; "
-        "by captured batch size x context length, whatever the load."
+        "EAGLE or MTP with spec v2, --attention-backend triton for the verify, and CUDA graphs. "
+        "The gain depends on the captured batch size times the context length, not on the load."
     ),
     variants=(
         Variant(
@@ -228,30 +245,37 @@ _FLASHINFER_HOST_INDPTR = Patch(
     summary="the FlashInfer draft plans without waiting for the GPU",
     why=(
         "Before the steps of a draft are planned, the FlashInfer backend copies kv_indptr to the "
-        "host, and so waits each speculative step for everything that is queued on the stream. "
-        "The kernel that wrote it only summed sequence lengths that the host has."
+        "host. So at each speculative step it waits for everything that is queued on the stream. "
+        "The kernel that wrote kv_indptr only summed sequence lengths that the host has already."
     ),
     how=(
-        "While the replay of a draft is prepared, the backend's kv_indptr answers that one copy "
-        "with the same numbers computed from the host's lengths, padding rows included. The "
-        "device's kv_indptr is computed as before. Graph capture, eager drafts, whose plan makes a "
-        "copy of its own, batches padded for data parallelism, windowed drafts and batches "
-        "without host lengths are left to stock."
+        "While the replay of a draft is prepared, that one copy gets the same numbers, computed "
+        "from the host's lengths with the padding rows. The device's kv_indptr is computed as "
+        "before. Stock's code runs for graph capture, for eager drafts (their plan makes its own "
+        "copy), for batches padded for data parallelism, for windowed drafts and for batches "
+        "without host lengths."
     ),
     gain=(
-        "One copy from the GPU, and one wait for it, less per speculative step. One H200, "
-        "0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23, behind 2.8 ms of queued work: the host is "
-        "held 0.10 to 0.21 ms a step instead of 2.86 to 2.93 ms. In a real Engine (0.5.12.post1, "
-        "the draft alone with FlashInfer) 9.38 of 10.40 stream syncs a verify step are left, the "
-        "tokens are the same, and no difference of time was seen."
+        "Drafts on FlashInfer save one copy from the GPU and one wait per speculative step. A real "
+        "Engine, only its draft on FlashInfer, showed no difference in time. One H200; "
+        "0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        (
+            "host held a step, behind 2.8 ms of queued work, all four releases",
+            "2.86 to 2.93 ms",
+            "0.10 to 0.21 ms",
+        ),
+        ("stream syncs per verify step, Engine on 0.5.12.post1, same tokens", "10.40", "9.38"),
     ),
     condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft, the "
-        "default on Hopper with topk > 1, CUDA graphs on. Where the GPU is idle there is nothing "
-        "to wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on the verify's plan "
-        "waits all the same unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves "
-        "topk = 1. Upstream's own switch plans with other numbers in the padding rows; where it is "
-        "on, this patch leaves all to stock, and says so."
+        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft (the "
+        "default on Hopper with topk > 1) and CUDA graphs. If the GPU is idle there is nothing to "
+        "wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on the plan of the verify "
+        "still waits unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves topk = 1. "
+        "Upstream's own switch plans with other numbers in the padding rows. If it is on, this "
+        "patch does nothing and says so."
     ),
     upstream_note=("since 0.5.23 behind `SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR`, off by default"),
     variants=(
@@ -326,27 +350,40 @@ _SCRATCH_DEPENDS = (
 
 _MASK_SCRATCH = Patch(
     id="mla.mask-scratch",
-    summary="the verify mask that TRT-LLM MLA never reads takes kilobytes, and is not filled",
+    summary=("the verify mask that TRT-LLM MLA never reads shrinks to kilobytes and is not filled"),
     why=(
-        "From 0.5.13 on TRT-LLM MLA lends the tree builder a mask so that no length is asked of "
-        "the GPU. It has draft x (context + draft) cells per request of the largest batch, and is "
-        "filled whole each step, though the attention kernel takes no mask. A batch larger than "
-        "the captured ones makes the builder write past it."
+        "From 0.5.13 on TRT-LLM MLA gives the tree builder a preallocated mask, so that the "
+        "builder need not ask the GPU for a length. The mask has draft x (context + draft) cells "
+        "per request of the largest batch. Each step fills all of it, though the attention kernel "
+        "takes no mask. For a batch larger than the captured ones the builder writes past its end."
     ),
     how=(
-        "The mask has draft x draft cells per request, trees are built in that layout, and it is "
-        "not filled: the kernel writes each cell. A batch that does not fit gets a mask of its own."
+        "The mask has draft x draft cells per request. Trees are built in that layout. Nothing "
+        "fills the mask, because the kernel writes each cell. A batch that does not fit gets its "
+        "own mask."
     ),
     gain=(
-        "67 MB to 336 MB of GPU memory down to 2 KB to 8 KB. One H200: the fill of 67 MB takes 24 "
-        "µs a step, that of 336 MB 103 µs, that of 1.07 GB 320 µs. On 0.5.13.post1 building the "
-        "verify input takes 48 instead of 111 to 113 µs where the mask had 336 MB. Where it had 67 "
-        "or 84 MB the host's launches are the longer part, and the call took 1 to 2 µs more with a "
-        "form that still filled the small mask; the present one launches no fill."
+        "Every server with TRT-LLM MLA for the verify saves GPU memory. With a large mask it also "
+        "builds each verify faster; nothing was measured end to end. With 67 or 84 MB the host's "
+        "launches take longer than the fill. The present form launches no fill. One H200:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("memory of the mask", "67 to 336 MB", "2 to 8 KB"),
+        ("fill of 67 MB, each step", "24 µs", "none"),
+        ("fill of 336 MB, each step", "103 µs", "none"),
+        ("fill of 1.07 GB, each step", "320 µs", "none"),
+        ("building the verify input with 336 MB, 0.5.13.post1", "111 to 113 µs", "48 µs"),
+        (
+            "the same with 67 or 84 MB, a form that still filled the small mask",
+            "",
+            "1 to 2 µs more",
+        ),
     ),
     condition=(
-        "EAGLE or MTP with spec v2 and --attention-backend trtllm_mla (or tokenspeed_mla) for the "
-        "verify, CUDA graphs on; by captured batch size x context length."
+        "EAGLE or MTP with spec v2, --attention-backend trtllm_mla (or tokenspeed_mla) for the "
+        "verify, and CUDA graphs. The gain depends on the captured batch size times the context "
+        "length."
     ),
     upstream=(
         "sgl-project/sglang#31527",
@@ -417,37 +454,41 @@ _SYNC_OPT_OUT = Patch(
     summary="no wait for sequence lengths that no backend of a speculative step reads",
     why=(
         "Before each step with spec v2 the scheduler copies the lengths of the last verify to the "
-        "host and waits for the copy. Triton and TRT-LLM MLA declare from 0.5.13 on that they "
-        "don't need them there, but 0.5.13 and 0.5.13.post1 copy regardless unless piecewise CUDA "
-        "graphs, on by default, are off. With different backends for prefill and decode, 0.5.13 "
-        "to 0.5.16 copy too: up to 0.5.15.post1 always, in 0.5.16 where either backend needs "
-        "the lengths, also one that no step runs on."
+        "host and waits for the copy. From 0.5.13 on Triton and TRT-LLM MLA declare that they do "
+        "not need the lengths there. But 0.5.13 and 0.5.13.post1 copy anyway unless piecewise CUDA "
+        "graphs, on by default, are off. 0.5.13 to 0.5.16 also copy if prefill and decode have "
+        "different backends: up to 0.5.15.post1 always, and 0.5.16 if either backend needs the "
+        "lengths, even one that no step runs on."
     ),
     how=(
-        "The scheduler's question is answered from the backends that a step runs on: a hybrid "
-        "counts with the one that decodes, and with the one for prefill only where that verifies "
-        "(or belongs to a draft worker); a draft-extend that the worker does not name keeps the "
-        "copy. A hybrid then lends the verify mask of the backend that verifies, and a batch "
-        "that does not fit it gets a mask of its own. A piecewise graph never sees a verify or a "
-        "draft-extend in these releases, except breakable or enforced ones, with which the copy "
-        "stays, as with two-batch overlap, ngram and every other algorithm than EAGLE, EAGLE3 "
-        "and STANDALONE, adaptive speculation, multimodal rotary positions and forward pass "
-        "metrics."
+        "The patch decides by the backends that a step runs on. Of a hybrid backend the one that "
+        "decodes counts; the one for prefill counts only if it verifies or belongs to a draft "
+        "worker. A draft-extend that the worker does not name keeps the copy. A hybrid then uses "
+        "the verify mask of the backend that verifies, and a batch that does not fit gets its own "
+        "mask. In these releases a piecewise graph never sees a verify or a draft-extend, except "
+        "breakable or enforced ones. The copy stays with those, with two-batch overlap, with "
+        "adaptive speculation, multimodal rotary positions and forward pass metrics, and with "
+        "every algorithm but EAGLE, EAGLE3 and STANDALONE."
     ),
     gain=(
-        "One copy to the host and one wait for it less per speculative step. One H200, "
-        "0.5.13.post1: with an idle GPU they take 29 of 62 to 65 µs; behind 2.8 ms of queued work "
-        "they hold the host for 2.8 ms. In a real Engine (Triton, piecewise graphs on; "
-        "mla.verify-mask-fill was on too) a verify step makes 0.10 instead of 1.12 stream syncs, "
-        "the tokens are the same, and time per token, two boots a side, is 0.96 and 1.01 instead "
-        "of 1.09 and 1.12 ms for one request and 4.27 and 4.33 instead of 4.48 and 4.55 for 64; "
-        "for 16 the boots of one side differ by more than the sides do."
+        "EAGLE servers on Triton or TRT-LLM MLA save one copy to the host and one wait per "
+        "speculative step. Time per token was lower with 1 and 64 requests; with 16 the boots of "
+        "one side differ by more than the sides do. One H200, 0.5.13.post1. The Engine is a real "
+        "one (Triton, piecewise graphs on, mla.verify-mask-fill on too); its tokens are the same."
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("the copy and the wait, idle GPU", "29 of 62 to 65 µs", "none"),
+        ("host held behind 2.8 ms of queued work", "2.8 ms", "none"),
+        ("stream syncs per verify step, Engine", "1.12", "0.10"),
+        ("time per token, 1 request, two boots a side", "1.09 and 1.12 ms", "0.96 and 1.01 ms"),
+        ("time per token, 64 requests, two boots a side", "4.48 and 4.55 ms", "4.27 and 4.33 ms"),
     ),
     condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, --attention-backend triton or trtllm_mla "
-        "for target and draft: on 0.5.13 and 0.5.13.post1 unless piecewise CUDA graphs are off "
-        "already; on 0.5.13 to 0.5.16 where prefill and decode have different backends, on 0.5.16 "
-        "with triton alone. Engines with different backends were not run on a GPU."
+        "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, and --attention-backend triton or "
+        "trtllm_mla for target and draft. 0.5.13 and 0.5.13.post1 gain unless piecewise CUDA "
+        "graphs are off already. 0.5.13 to 0.5.16 gain if prefill and decode have different "
+        "backends, 0.5.16 with triton only. Engines with different backends were not run on a GPU."
     ),
     upstream=(
         "sgl-project/sglang#26824",
@@ -463,10 +504,10 @@ _SYNC_OPT_OUT = Patch(
     ),
     anchors=(f"{_OVERLAP}:decide_needs_cpu_seq_lens",),
     absent_because=(
-        "before 0.5.13 the step waits by other code (#26128 replaced it), and that wait also keeps "
-        "the next batch's preparation from rewriting req_to_token while the running step still "
-        "reads it: without it, and without the barrier that upstream built, the KV of a shared "
-        "prefix could be overwritten. It is not backported"
+        "before 0.5.13 the step waits in other code (#26128 replaced it). That wait also keeps the "
+        "preparation of the next batch from rewriting req_to_token while the running step still "
+        "reads it. Without it, and without the barrier that upstream built, the KV of a shared "
+        "prefix could be overwritten, so it is not backported"
     ),
     requires=("mla.mask-scratch",),
     variants=(
@@ -532,29 +573,34 @@ _FLASHINFER_PLAN = Patch(
     summary="FlashInfer MLA plans verify and draft-extend without waiting for the GPU",
     why=(
         "Before each verify and each draft-extend FlashInfer MLA plans its kernel from three "
-        "tensors on the GPU, which the plan copies to the host first: each copy waits for the "
-        "stream. They are sums of lengths that the host has."
+        "tensors on the GPU. The plan first copies them to the host, and each copy waits for the "
+        "stream. They are sums of lengths that the host has already."
     ),
     how=(
-        "The plan is given stock's tensors together with their copies on the host, computed from "
-        "the batch's host lengths, so that it fetches none: for a verify, replayed or eager, and "
-        "for the draft-extend of spec v2, which this backend runs eagerly. What waiting also "
-        "did is kept: the plan's pinned memory is written again only when it has been copied. "
-        "Prefill, the draft-extend of spec v1, batches without host lengths and decode context "
-        "parallelism are left to stock."
+        "The plan gets stock's tensors together with host copies, which the patch computes from "
+        "the batch's host lengths. So it fetches nothing, neither for a verify, replayed or eager, "
+        "nor for the draft-extend of spec v2, which this backend runs eagerly. Stock's wait also "
+        "protects the plan's pinned memory; the patch rewrites that memory only after it has been "
+        "copied. Stock's code runs for prefill, the draft-extend of spec v1, batches without host "
+        "lengths and decode context parallelism."
     ),
     gain=(
-        "Three blocking copies from the GPU less per verify and per draft-extend. One H200, "
-        "0.5.17, behind 2.8 ms of queued work: the host is held 0.20 to 0.26 ms a call instead of "
-        "2.86 to 2.91 ms. In a real Engine (0.5.17, target and draft with FlashInfer) a verify "
-        "step makes 1.13 instead of 7.25 stream syncs, and the tokens are the same."
+        "MLA servers on FlashInfer save three blocking copies from the GPU per verify and per "
+        "draft-extend. A real Engine with a tiny model showed no difference in time. One H200, "
+        "0.5.17:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("host held a call, behind 2.8 ms of queued work", "2.86 to 2.91 ms", "0.20 to 0.26 ms"),
+        ("stream syncs per verify step, Engine, same tokens", "7.25", "1.13"),
+        ("time per token, 1 request, in turns, within the spread", "1", "1.00"),
+        ("time per token, 16 requests, likewise", "1", "1.02"),
+        ("time per token, 64 requests, likewise", "1", "0.98"),
     ),
     condition=(
         "EAGLE or MTP with --attention-backend flashinfer and an MLA model for the verify or the "
-        "draft. Where the GPU is idle there is nothing to wait for, and the patch costs up to "
-        "0.02 ms a verify and 0.03 ms a draft-extend. The Engine above has a tiny model and such "
-        "a GPU: switched on and off by turns, the patch shows no difference of the time per token "
-        "(1.00, 1.02 and 0.98 of stock's with 1, 16 and 64 requests, within the spread)."
+        "draft. If the GPU is idle, as in the Engine above, there is nothing to wait for. The "
+        "patch then costs up to 0.02 ms a verify and 0.03 ms a draft-extend."
     ),
     upstream=("sgl-project/sglang#27689",),
     built_in_since="0.5.18",
@@ -650,27 +696,32 @@ _SHARED_DRAFT_TABLES = Patch(
     id="mla.shared-draft-tables",
     summary="the steps of a FlashAttention draft share one page table",
     why=(
-        "With topk = 1 each step of a draft has a page table of its own, built anew before every "
-        "replay by a kernel that copies the context's pages. The steps read the same requests, "
-        "each one token further than the step before, so the last step's table holds them all."
+        "With topk = 1 each step of a draft has its own page table. Before every replay a kernel "
+        "builds each table anew and copies the context's pages. The steps read the same requests, "
+        "each one token further than the step before, so the table of the last step holds them all."
     ),
     how=(
-        "The steps' graphs are captured on one table, which the last step's kernel builds; one "
-        "more kernel derives all earlier steps' lengths and their sums from the last step's. "
-        "The width of the table stays. Eager batches, topk > 1, sliding windows, sharded KV pools "
-        "and cross attention are left to stock, and drafts of up to 3 steps: they hold two "
-        "tables, and building both took no longer."
+        "The steps' graphs are captured on one table, and the kernel of the last step builds it. "
+        "One more kernel derives the lengths of all earlier steps, and their sums, from those of "
+        "the last step. The width of the table stays. Stock's code runs for eager batches, topk > "
+        "1, sliding windows, sharded KV pools and cross attention. It also runs for drafts of up "
+        "to 3 steps: they hold two tables, and building both took no longer."
     ),
     gain=(
-        "One H200, 0.5.17 and 0.5.23, 5 steps: preparing the replay of a draft takes 0.53 to 0.60 "
-        "of stock (62 to 87 instead of 110 to 143 µs); and a page table of memory per further "
-        "step less. 4 steps were not timed."
+        "Drafts of 5 steps on FlashAttention are prepared faster, and each further step saves the "
+        "memory of a page table. 4 steps were not timed, and nothing was measured end to end. One "
+        "H200, 0.5.17 and 0.5.23:"
+    ),
+    figures=(
+        ("preparing the replay of a draft of 5 steps", "stock", "patched"),
+        ("time", "110 to 143 µs", "62 to 87 µs"),
+        ("ratio", "1", "0.53 to 0.60"),
     ),
     condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, four or more steps and "
-        "--attention-backend fa3 (the default on Hopper) for the draft, CUDA graphs on."
+        "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, four or more steps, --attention-backend "
+        "fa3 (the default on Hopper) for the draft, and CUDA graphs."
     ),
-    absent_because="before 0.5.17 the draft's tables are built by other code",
+    absent_because="before 0.5.17 other code builds the draft's tables",
     anchors=(f"{_ATTENTION}.verify_mask:VerifyMask",),  # came with that code
     variants=(
         _draft_tables("0.5.17", "0.5.19"),
@@ -729,17 +780,22 @@ _SHARED_BLOCK_TABLES = Patch(
     id="mla.shared-block-tables",
     summary="the steps of a TRT-LLM MLA draft share one page table",
     why=(
-        "Each step of a draft builds a page table of its own before every draft, from the same "
-        "requests and up to the same length: the tables are equal."
+        "Before every draft each step builds its own page table, from the same requests and up to "
+        "the same length. The tables are equal."
     ),
     how=(
-        "The steps' graphs are captured on the first step's metadata, which alone is prepared "
-        "then. Eager drafts prepare the first step and share what it made."
+        "The steps' graphs are captured on the metadata of the first step, and only that is "
+        "prepared. Eager drafts prepare the first step and share its result."
     ),
     gain=(
-        "One H200: preparing the replay of a draft takes 0.34 to 0.44 of stock with 4 steps and "
-        "0.57 to 0.62 with 3, on 0.5.13.post1, 0.5.17 and 0.5.23; on 0.5.12.post1, together with "
-        "mla.draft-metadata, 18 instead of 117 µs (3 steps, one request of 80,000 tokens)."
+        "Drafts of three or more steps on TRT-LLM MLA are prepared faster; nothing was measured "
+        "end to end. One H200:"
+    ),
+    figures=(
+        ("preparing the replay of a draft", "stock", "patched"),
+        ("4 steps, 0.5.13.post1, 0.5.17 and 0.5.23", "1", "0.34 to 0.44"),
+        ("3 steps, the same releases", "1", "0.57 to 0.62"),
+        ("3 steps, 80,000 tokens, 0.5.12.post1, with mla.draft-metadata", "117 µs", "18 µs"),
     ),
     condition=(
         "EAGLE or MTP with three or more steps and --attention-backend trtllm_mla (or "
@@ -785,18 +841,18 @@ _SHARED_FLASHMLA_TABLES = Patch(
     id="mla.shared-flashmla-tables",
     summary="the steps of a FlashMLA draft share one block table and one plan",
     why=(
-        "Each step of a FlashMLA draft builds a block table of its own before every draft, plans "
-        "the kernel's work and copies the plan, from the same requests and lengths: tables and "
-        "plans are equal."
+        "Before every draft each step of a FlashMLA draft builds its own block table, plans the "
+        "kernel's work and copies the plan. All steps do so from the same requests and lengths, so "
+        "tables and plans are equal."
     ),
     how=(
-        "The steps' graphs are captured on the first step's buffers, which it alone fills then. "
-        "Eager drafts prepare the first step and share what it made."
+        "The steps' graphs are captured on the buffers of the first step, and only that step fills "
+        "them. Eager drafts prepare the first step and share its result."
     ),
     gain=(
-        "Nothing measured: no machine with the kernel was at hand. With three steps one of two "
-        "launches of the table's kernel, one of two plans and their copies go at each draft, and a "
-        "block table of memory."
+        "Nothing was measured: no machine with the kernel was available. With three steps each "
+        "draft saves one of two launches of the table's kernel, one of two plans and their copies, "
+        "and the memory of a block table."
     ),
     condition=(
         "EAGLE or MTP with three or more steps and --attention-backend flashmla for the draft."
@@ -883,39 +939,46 @@ _DRAFT_EXTEND_GRAPH = Patch(
     kind="policy",
     summary="FlashAttention's draft-extend is replayed from a graph instead of launched eagerly",
     why=(
-        "Each speculative step with spec v2 ends with the draft-extend, one forward of the draft "
-        "over the verified tokens. Stock replays it from a CUDA graph for the backends of a list, "
-        "and FlashAttention, the default on Hopper, is not in it before 0.5.23: its kernels are "
+        "With spec v2 each speculative step ends with the draft-extend, one forward of the draft "
+        "over the verified tokens. Stock replays it from a CUDA graph for the backends of a list. "
+        "Before 0.5.23 that list lacks FlashAttention, the default on Hopper, so its kernels are "
         "launched one by one at every step."
     ),
     how=(
-        "While the draft worker captures its graphs, the list has FlashAttention in it; all the "
-        "rest is stock's own. The backend keeps one page table for that graph, not one for each "
-        "mode. On 0.5.16 to 0.5.21 the scheduler waits for the whole forward, as behind an eager "
-        "draft-extend, since the graph reads the request pool. It is a policy because the draft's "
-        "own numbers may round otherwise: a batch is padded to a captured size, from 0.5.20 on "
-        "the head runs on the accepted rows alone, and up to 0.5.15.post1 the table is wider than "
-        "an eager one, so attention is split otherwise. What is proposed may then differ in a "
-        "tie; what is accepted is decided by the verify, which nothing here touches. Left to "
-        "stock: SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH, from 0.5.16 on batches whose lengths the "
-        "host has, DP attention, adaptive speculation, reduced vocabularies, topk > 1, "
-        "sliding-window and sharded pools, cross attention, multimodal rotary positions, and "
-        "models whose activations are quantised with one scale over all rows."
+        "While the draft worker captures its graphs, the list contains FlashAttention. Everything "
+        "else is stock's own code. The backend keeps one page table for that graph instead of one "
+        "for each mode. On 0.5.16 to 0.5.21 the scheduler waits for the whole forward, as it does "
+        "behind an eager draft-extend, because the graph reads the request pool. It is a policy "
+        "because the draft's own numbers may round differently: a batch is padded to a captured "
+        "size, from 0.5.20 on the head runs only on the accepted rows, and up to 0.5.15.post1 the "
+        "table is wider than an eager one, which splits attention differently. In a tie the draft "
+        "may then propose another token. The verify decides what is accepted, and the patch does "
+        "not touch it. Stock's code runs with SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH, DP "
+        "attention, adaptive speculation, reduced vocabularies, topk > 1, sliding-window and "
+        "sharded pools, cross attention, multimodal rotary positions, and models whose activations "
+        "are quantised with one scale over all rows. From 0.5.16 on it also runs for batches whose "
+        "lengths the host has."
     ),
     gain=(
         "Small targets and widely sharded ones gain about a third of the time per token; an "
-        "8B-shaped one on one H200 gains 1 to 2 %. One H200, 0.5.22, a small DeepSeek with its "
-        "own MTP layer, two boots a side by turns on a machine that other work shared: 0.52 to "
-        "0.76 of stock with 1 request, 0.51 to 0.70 with 16 and 0.52 to 0.69 with 64. A verify "
-        "step launches 28 kernels instead of 72 (with mla.draft-extend-metadata). The tokens of "
-        "729 requests were the same, and so was how many of them each step accepted; logits were "
-        "not compared. The graphs of 27 batch sizes up to 64 take 40 MB of memory and 1.5 s of "
-        "the boot. Not run on other releases."
+        "8B-shaped one on one H200 gains 1 to 2 %. One H200, 0.5.22; other releases were not run. "
+        "The times are those of a small DeepSeek with its own MTP layer, two boots a side in "
+        "turns, on a machine that other work shared. The tokens of 729 requests were the same, and "
+        "so was the number that each step accepted. Logits were not compared."
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("time per token, 1 request", "1", "0.52 to 0.76"),
+        ("time per token, 16 requests", "1", "0.51 to 0.70"),
+        ("time per token, 64 requests", "1", "0.52 to 0.69"),
+        ("kernels launched per verify step, with mla.draft-extend-metadata", "72", "28"),
+        ("memory of the graphs of 27 batch sizes up to 64", "", "40 MB"),
+        ("time of the boot that they take", "", "1.5 s"),
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, topk = 1 and --attention-backend fa3 (the "
-        "default on Hopper) for the draft, where the GPU waits for the host: targets that are "
-        "small or widely sharded. Up to 0.5.10.post1 spec v2 must be asked for."
+        "default on Hopper) for the draft, if the GPU waits for the host: targets that are small "
+        "or widely sharded. Up to 0.5.10.post1 spec v2 is not the default."
     ),
     upstream=("sgl-project/sglang#36324", "sgl-project/sglang#40762"),
     built_in_since="0.5.23",
@@ -998,26 +1061,29 @@ _DRAFT_EXTEND_METADATA = Patch(
     summary="the graph of FlashAttention's draft-extend builds its metadata once, not twice",
     why=(
         "The graph of a FlashAttention draft-extend begins with a kernel that writes lengths, "
-        "their sums and the page table. Before each replay stock builds the same by some ten "
-        "eager launches, which gather and copy a page table as wide as the context for each "
-        "request. Upstream skips that for drafts of several layers alone."
+        "their sums and the page table. Before each replay stock builds the same data with some "
+        "ten eager launches. They gather and copy, for each request, a page table as wide as the "
+        "context. Upstream skips that only for drafts of several layers."
     ),
     how=(
-        "The runner's call for the eager build gives the backend the graph's own metadata to "
-        "hold, and writes nothing: the graph does. Sliding-window pools, whose eager build also "
-        "clears the write targets of padding rows, are left to stock."
+        "When the runner calls for the eager build, the patch gives the backend the graph's own "
+        "metadata and writes nothing, because the graph does. Stock's code runs for sliding-window "
+        "pools, whose eager build also clears the write targets of padding rows."
     ),
     gain=(
-        "Nobody felt it alone: a busy GPU hides it. One H200, 0.5.23: a draft-extend's replay is "
-        "prepared by 1 launch instead of 9 to 10, and takes 171 to 179 instead of 358 to 388 µs, "
-        "with 1, 16 and 64 requests and servers' contexts of 32,768 to 262,144 tokens. Time per "
-        "token of Engines of 0.5.23 was within the scatter of a shared machine; the tokens of 324 "
-        "requests were the same."
+        "Alone it brings no measurable time per token, because a busy GPU hides it: Engines of "
+        "0.5.23 were within the scatter of a shared machine. The tokens of 324 requests were the "
+        "same. One H200, 0.5.23; the server's context is 32,768 to 262,144 tokens:"
+    ),
+    figures=(
+        ("preparing the replay of a draft-extend; 1, 16 and 64 requests", "stock", "patched"),
+        ("launches", "9 to 10", "1"),
+        ("time", "358 to 388 µs", "171 to 179 µs"),
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend fa3 for the draft: on 0.5.23, "
-        "and on 0.5.16 to 0.5.22 with mla.draft-extend-graph. Grows with requests x context "
-        "length of the server, whatever the requests' own."
+        "and on 0.5.16 to 0.5.22 with mla.draft-extend-graph. The gain grows with the number of "
+        "requests times the server's context length, not with the requests' own lengths."
     ),
     anchors=("sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",),
     absent_because="before 0.5.16 no graph writes the metadata",
@@ -1043,34 +1109,39 @@ def _bound(first: str, last: str, install: str, targets: tuple[str, ...], *depen
 
 _PAGE_TABLE_BOUND = Patch(
     id="mla.page-table-bound",
-    summary="FlashAttention's page tables hold what a speculative step at the context limit reads",
+    summary=("FlashAttention's page tables have room for a speculative step at the context limit"),
     why=(
-        "A speculative step reads past the context by the tokens that it drafts, and for those "
-        "the request pool has room. The rows of FlashAttention's page tables end with the "
-        "context. Near the limit the kernel takes what is there for pages: the next request's, or "
-        "anything at all behind the last row, and the server ends with an illegal memory access. "
-        "0.5.13 and 0.5.14 end with an AssertionError; from 0.5.10 to 0.5.12.post1, and in a "
-        "verify of 0.5.15 to 0.5.21, the entries past a row are written into the next request's "
-        "first pages."
+        "A speculative step reads past the context by the tokens that it drafts. The request pool "
+        "has room for those, but the rows of FlashAttention's page tables end with the context. "
+        "Near the limit the kernel takes for pages whatever lies there: the next request's "
+        "entries, or anything behind the last row. The server then dies of an illegal memory "
+        "access. 0.5.13 and 0.5.14 stop with an AssertionError. From 0.5.10 to 0.5.12.post1, and "
+        "in a verify of 0.5.15 to 0.5.21, the entries past a row are written into the next "
+        "request's first pages."
     ),
     how=(
-        "Rows of the graphs' tables go on in memory past their width, which stays: by it "
-        "FlashAttention splits its work. Eager tables are cut as long as the request pool's rows "
-        "and shown with stock's width. So each batch gives what it gave; past the limit, where no "
-        "token is ever delivered, padding's page is read."
+        "Rows of the graphs' tables continue in memory past their width. The width itself stays, "
+        "because FlashAttention splits its work by it. Eager tables are as long as the request "
+        "pool's rows and are shown with stock's width. So each batch gives what it gave before. "
+        "Past the limit, where no token is ever delivered, the kernel reads the page of padding."
     ),
     gain=(
-        "A server that comes near its context limit does not end, and no other request's pages "
-        "are overwritten; nobody gains time. One H200, 0.5.22, FlashAttention 3: an eager "
-        "draft-extend and a verify two tokens before the limit end stock's process with an "
-        "illegal memory access where other memory lies behind the table, and run with the patch; "
-        "tables whose rows go on give the kernel's bits of tables whose rows don't (five sizes). "
-        "An eager draft-extend is prepared in 181 and 210 instead of 174 and 184 µs with 1 and 64 "
-        "requests; a replay is not touched."
+        "A server near its context limit does not die, and no other request's pages are "
+        "overwritten; nobody gains time. One H200, 0.5.22, FlashAttention 3, two tokens before the "
+        "limit, with other memory behind the table. In five sizes the longer rows gave the same "
+        "bits."
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("eager draft-extend", "illegal memory access, the process ends", "runs"),
+        ("verify", "illegal memory access, the process ends", "runs"),
+        ("preparing an eager draft-extend, 1 request", "174 µs", "181 µs"),
+        ("preparing an eager draft-extend, 64 requests", "184 µs", "210 µs"),
+        ("preparing a replay", "", "as stock"),
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1 and --attention-backend fa3, and requests "
-        "whose prompt and output come within the drafted tokens of the context length."
+        "whose prompt and output end within the drafted tokens of the context length."
     ),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
     variants=(

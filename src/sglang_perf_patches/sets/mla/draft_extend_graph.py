@@ -24,7 +24,7 @@ FLASH_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttention
 
 _LISTED = ("TritonAttnBackend", FLASH)
 _LISTED_DRAFT = ("TritonMultiStepDraftBackend", FLASH_DRAFT)
-"""A name by which the worker's list has one backend, and the class to stand beside it."""
+"""A name in the worker's list of backends, and the class to put beside it."""
 
 _READ_DONE = ("war_fastpath_read_done_event", "shared_read_done_event")
 _SPECULATES = ("is_eagle", "is_standalone")
@@ -36,7 +36,7 @@ def install_by_draft(patching: Patching) -> None:
 
 
 def install_graphs(patching: Patching) -> None:
-    """0.5.10 to 0.5.13.post1, where one method captures all graphs of the draft worker."""
+    """0.5.10 to 0.5.13.post1: one method captures all graphs of the draft worker."""
     _let_in(patching, GRAPHS)
 
 
@@ -53,13 +53,13 @@ def install_in_graph_reads(patching: Patching) -> None:
 
 
 def install(patching: Patching) -> None:
-    """0.5.22, whose runner asks the backend where its reads end."""
+    """0.5.22: the runner queries the backend for the end of its reads."""
     _let_in(patching, CAPTURE)
     _leave_host_lengths(patching)
 
 
 def unlike(worker: Any) -> str | None:
-    """Why a draft worker's draft-extend is left to stock; None where a graph gives the same."""
+    """Why stock runs a worker's draft-extend; None if a graph gives the same."""
     backend, runner = worker.draft_extend_attn_backend, worker.draft_runner
     if backend.fa_impl_ver != 3:
         return "FlashAttention 4 was not compared with its graph"
@@ -118,7 +118,7 @@ def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) 
                 return
             # Why this trick: the list is a local tuple in the middle of a long method, and
             # isinstance takes tuples within it. The name is looked up in the module, and read
-            # nowhere else; as the list is asked once, at the start, nothing else can see it.
+            # nowhere else; as the list is read once, at the start, nothing else can see it.
             stock = getattr(module, name)
             setattr(module, name, (stock, beside))
             try:

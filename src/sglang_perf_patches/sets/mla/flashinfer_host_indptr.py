@@ -119,7 +119,7 @@ def _around(patching: Patching) -> Any:
 
 
 def _requests(backend: Any, forward_batch: Any) -> int | None:
-    """How many rows of a batch are requests; None where the host can't tell or is not exact."""
+    """How many rows of a batch are requests; None if the host does not know exactly."""
     lengths = forward_batch.seq_lens_cpu
     spec_info = forward_batch.spec_info
     if lengths is None or type(spec_info).__name__ != "EagleDraftInput":

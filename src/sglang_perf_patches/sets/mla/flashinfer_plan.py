@@ -30,7 +30,7 @@ _REPLAY = (
 
 
 def install_replay(patching: Patching) -> None:
-    """Up to 0.5.12.post1, where the replay is given its parts."""
+    """Up to 0.5.12.post1: the replay gets its parts as arguments."""
     batch = _Batch()
 
     def make(inner: Any) -> Any:
@@ -118,7 +118,7 @@ class _Batch:
         self.lengths = self.prefixes = None
 
     def arguments(self, spec_info: Any) -> tuple[Any, Any, Any] | None:
-        """What a plan that is asked for now is given; None where that is not known here."""
+        """The arguments for a plan at this moment; None if they are not known here."""
         if self.lengths is None:
             return None
         if self.prefixes is not None:
@@ -131,7 +131,7 @@ class _Batch:
 
 
 class _HostPlanned:
-    """A wrapper of the wheel whose plan is given three tensors that know their host copies.
+    """A wrapper of the wheel whose plan gets three tensors that know their host copies.
 
     Its plan begins by copying them to the host, which waits for the stream; on the device they are
     what stock gives.

@@ -1,4 +1,4 @@
-"""Tensors on the device of which the host has a copy, so that none need be fetched and awaited."""
+"""Tensors on the device with a copy on the host, so that nothing is fetched and awaited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def known(device_side: Any, host: Any, ran: Any) -> Any:
     Args:
         device_side: on the device, of any shape.
         host: on the CPU: all of it, or, of two dimensions, all rows up to a column.
-        ran: the patch's run flag, set once the copy is asked for.
+        ran: the patch's run flag, set once the copy is used.
 
     Returns:
         the same memory. ``cpu()`` and ``to("cpu")`` give `host`, and so do they of the columns that

@@ -38,7 +38,7 @@ def install(patching: Patching) -> None:
                 return
             ran.seen = True
             # Why this trick: stock allocates the mask within a method that allocates more, and
-            # none where nothing is drafted. Nothing else there reads the number.
+            # none if nothing is drafted. Nothing else there reads the number.
             self.num_draft_tokens = 0
             try:
                 inner(self, max_bs, max_num_tokens, kv_indices_buf)

@@ -1,4 +1,4 @@
-"""mla.page-table-bound: FlashAttention's page tables hold what a step at the context limit reads.
+"""mla.page-table-bound: FlashAttention's page tables have room for a step at the context limit.
 
 A speculative step reads past the context by the tokens that it drafts. The request pool has room
 for them; the rows of the page tables end with the context, so the kernel reads the next row there,
@@ -29,7 +29,7 @@ def install_graphs(patching: Patching) -> None:
 
 
 def install_checked_graphs(patching: Patching) -> None:
-    """0.5.13 to 0.5.14, which end the server where a draft reads past its table."""
+    """0.5.13 to 0.5.14, which end the server if a draft reads past its table."""
     room = _lengthen_rows(patching)
 
     def make(inner: Any) -> Any:
@@ -152,7 +152,7 @@ def _speculates(backend: Any, batch: Any) -> bool:
 
 
 def _cut_back(backend: Any, context: int, held: int) -> bool:
-    """Give the eager table the width that stock gives it; whether there was one to cut."""
+    """Give the eager table stock's width; returns whether there was one to cut."""
     metadata = backend.forward_metadata
     if metadata.max_seq_len_k < held:
         return False

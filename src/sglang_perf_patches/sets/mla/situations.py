@@ -1,4 +1,4 @@
-"""Situations in which the patches of this set leave the work to stock sglang.
+"""Situations in which stock's code runs instead of the patches of this set.
 
 Each patch names those that its own work can be wrong in, and no others.
 """
@@ -15,7 +15,7 @@ UTILS = "sglang.srt.utils"
 """To be awaited by every variant whose install function calls `refuse_platforms`."""
 
 Reason = Callable[[Any], str | None]
-"""Why a patch does not act on a server with these arguments; None where it may."""
+"""Why a patch does not act on a server with these arguments; None if it may."""
 
 _PLATFORMS = (
     ("is_hip", "AMD GPUs (HIP)"),
@@ -45,13 +45,13 @@ class Served:
     """
 
     def __init__(self, patching: Patching, *reasons: Reason) -> None:
-        """Judge by `reasons`, which are given the server's arguments, in this order."""
+        """Judge by `reasons`, which get the server's arguments, in this order."""
         self._gate = patching.gate
         self._reasons = reasons
         self._answer: bool | None = None
 
     def __call__(self) -> bool:
-        """Whether the patch may act; where not, the patch says why, once."""
+        """Whether the patch may act; if not, it logs why, once."""
         if self._answer is None:
             arguments = server_arguments()
             said = (reason(arguments) for reason in self._reasons)
@@ -70,7 +70,7 @@ def two_batch_overlap(arguments: Any) -> str | None:
 
 
 def ngram(arguments: Any) -> str | None:
-    """For what is done with a tree's mask, and for what a target is given."""
+    """For patches of a tree's mask and of a target's arguments."""
     if (arguments.speculative_algorithm or "").upper() == "NGRAM":
         return "ngram speculation builds its own masks and needs the lengths on the host"
     return None
@@ -79,7 +79,7 @@ def ngram(arguments: Any) -> str | None:
 def pipelined(arguments: Any) -> str | None:
     """For what passes from the draft to the verify, and for the lengths that the host has."""
     if arguments.pp_size > 1:
-        return "pipeline parallelism verifies in other processes than it drafts in"
+        return "pipeline parallelism verifies and drafts in different processes"
     return None
 
 

@@ -1,4 +1,4 @@
-"""mla.sync-opt-out: no wait for the lengths of a verify where no backend needs them on the host.
+"""mla.sync-opt-out: no wait for the lengths of a verify if no backend needs them on the host.
 
 Upstream: sgl-project/sglang#26824, made effective as #28633 did, with the guards that followed.
 """
@@ -53,7 +53,7 @@ def install_hybrid(patching: Patching) -> None:
 
 
 def install_triton_hybrid(patching: Patching) -> None:
-    """0.5.16, whose TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
+    """0.5.16: TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
     _decide(patching, Served(patching, *VERIFY, _unserved), TRITON)
     _lend_masks(patching)
 
@@ -148,7 +148,7 @@ def _is_of(backend: Any, names: Sequence[str]) -> bool:
 
 
 def _lend_masks(patching: Patching) -> None:
-    """Have a hybrid backend lend the mask of the one it verifies with.
+    """Let a hybrid backend use the mask of the one that it verifies with.
 
     Without host lengths a mask made for the batch has the size of the longest context, for which
     the graph's buffer has no room.

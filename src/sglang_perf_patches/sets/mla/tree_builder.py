@@ -1,4 +1,4 @@
-"""The builder of a verify's trees up to 0.5.16, whose callers give every argument by its place."""
+"""The builder of a verify's trees up to 0.5.16, whose callers pass every argument by position."""
 
 from __future__ import annotations
 

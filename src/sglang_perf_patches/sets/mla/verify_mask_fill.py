@@ -27,7 +27,7 @@ WORTH = 16 << 20
 
 
 def install_buffers(patching: Patching) -> None:
-    """Up to 0.5.13.post1, where the worker asks the backend for a bare buffer."""
+    """Up to 0.5.13.post1: the worker takes a bare buffer from the backend."""
     refuse_platforms(patching)
     _ask_scales(patching)
     _skip_fill(patching, _Trivial())
@@ -43,7 +43,7 @@ def install_buffers_and_trivial(patching: Patching) -> None:
 
 
 def install_masks(patching: Patching) -> None:
-    """From 0.5.17 on, where the backend says of its mask whether anything reads it."""
+    """From 0.5.17 on: the backend declares whether anything reads its mask."""
     refuse_platforms(patching)
     _ask_scales(patching)
     ran = patching.ran
@@ -111,13 +111,13 @@ class _Skips:
 
 
 class _Trivial:
-    """The building of a one-node tree, which fills the buffer that it is given.
+    """The building of a one-node tree, which fills its buffer.
 
     While one is built it gets the first cell alone, as a tensor of its own.
 
     Attributes:
         requests: how many it is built for; 0 while none is built.
-        buffer: the whole buffer, once it was asked for.
+        buffer: the whole buffer, once it was taken.
     """
 
     def __init__(self) -> None:

@@ -84,33 +84,39 @@ _TURN_DEPENDS = (
 PATCHES: tuple[Patch, ...] = (
     Patch(
         id="mlx.pool-write",
-        summary="what a request leaves to the radix cache's pool is a copy of its tokens",
+        summary=(
+            "the radix cache's pool gets a copy of a request's tokens, and keeps no buffers alive"
+        ),
         why=(
-            "What a prefill or a decode leaves to the radix cache is written into the pool by "
-            "and by: the queued write refers to the request's whole buffers until somebody "
-            "reads the pool. So a finished request keeps two buffers of 4096 tokens per layer. "
-            "And MLX updates in place only what nothing else refers to: it copies all buffers "
-            "at the first step after a prefill, and at each further chunk of a prompt."
+            "Stock queues what a prefill or a decode writes into the pool of the radix cache. "
+            "Until somebody reads the pool, the queued write refers to the request's whole "
+            "buffers. So a finished request keeps two buffers of 4096 tokens per layer. Besides, "
+            "MLX updates an array in place only if nothing else refers to it. So it copies all "
+            "buffers at the first step after a prefill, and at each further chunk of a prompt."
         ),
         how=(
             "The write is queued as in stock. But the tokens are copied out of the request's "
-            "buffers while the host waits for the prefill's token, and written into the pool "
-            "while it waits for the next chunk, or when the request ends; nothing waits for "
-            "that. While a prefill reads the pool, the copy alone is made, because MLX would "
-            "copy the pool to write into it: the next write or read takes the queued one along."
+            "buffers while the host waits for the prefill's token. They are written into the pool "
+            "while the host waits for the next chunk, or when the request ends; nothing waits for "
+            "that. While a prefill reads the pool, only the copy is made, because MLX would copy "
+            "the pool to write into it. The next write or read then does the queued write too."
         ),
         gain=(
-            "With the radix cache on, as sglang's default is, memory and the first token after "
-            "a prompt; one request at a time gains as much as many. On a CPU with a small model "
-            "(8 layers, 4 KV heads of 64, float32), 0.5.23: 24 requests, one after the other, "
-            "keep 67 MB instead of 3221, 16 in batches of four 268 instead of 2147. The first "
-            "step after a prefill takes 1.3 of a later one instead of 4.5, in a batch of four "
-            "1.1 instead of 6.2. Later steps cost what they cost in stock."
+            "Servers with the radix cache, sglang's default, gain memory and a faster first step "
+            "after a prompt. One request at a time gains as much as many. Later steps cost what "
+            "they cost in stock. A CPU, 0.5.23, a small model (8 layers, 4 KV heads of 64):"
+        ),
+        figures=(
+            ("measured, in float32", "stock", "patched"),
+            ("kept after 24 requests, one after the other", "3221 MB", "67 MB"),
+            ("kept after 16 requests in batches of four", "2147 MB", "268 MB"),
+            ("first step after a prefill : a later one", "4.5", "1.3"),
+            ("the same in a batch of four", "6.2", "1.1"),
         ),
         condition=(
-            "The radix cache; with --disable-radix-cache, and for models with a sliding window, "
-            "stock has no pool and there is nothing to gain. The pool is in memory from the "
-            "first request on, and not from the first prefix hit on."
+            "The radix cache. With --disable-radix-cache, and for models with a sliding window, "
+            "stock has no pool and there is nothing to gain. The pool is in memory from the first "
+            "request on, instead of from the first prefix hit on."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="there is no pool here: MLX has had a radix cache since 0.5.11",
@@ -150,29 +156,37 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.first-buffer",
-        summary="a request's buffers begin with room for what it has, not for 4096 tokens",
+        summary=("a request's buffers start with room for its prompt, not for 4096 tokens"),
         why=(
             "A request's first write makes buffers of 4096 tokens in each layer and fills them "
-            "with zeros, whatever the prompt's length. A finished request's buffers wait for "
-            "the next one at the size that they have grown to."
+            "with zeros, whatever the prompt's length. A finished request's buffers wait for the "
+            "next one at the size to which they have grown."
         ),
         how=(
-            "The first buffers have room for the prompt and a token more, in steps of 256, as "
-            "mlx-lm's own have; those of a prompt that comes in chunks for the next chunk too, "
-            "and a decode doubles them as in stock. A finished request's caches keep their "
-            "dtype, which can decide what the next request is computed in, and no buffers."
+            "The first buffers have room for the prompt and one more token, in steps of 256, as "
+            "mlx-lm's own have. If a prompt comes in chunks, they have room for the next chunk "
+            "too. A decode doubles them as in stock. A finished request's caches keep their dtype, "
+            "which can decide what the next request is computed in, and no buffers."
         ),
         gain=(
-            "Memory, for short requests: on a CPU with a small model (8 layers, 4 KV heads of "
-            "64, float32), 0.5.23, 8 requests of 100 to 163 tokens hold 34 MB instead of 537. "
-            "Time: the zeros are not written, and a buffer is copied where it doubles; no gain "
-            "in speed was measured beyond that. With mlx.pool-write and mlx.kv-arena, 16 "
-            "requests in batches of four take 29 MB at the peak, where stock takes 2150, and "
-            "keep nothing."
+            "Short requests gain memory. The zeros are not written, but a buffer is copied when it "
+            "doubles; no gain in speed was measured beyond that. A CPU, 0.5.23, a small model (8 "
+            "layers, 4 KV heads of 64):"
+        ),
+        figures=(
+            ("measured, in float32", "stock", "patched"),
+            ("held by 8 requests of 100 to 163 tokens", "537 MB", "34 MB"),
+            (
+                "16 requests in batches of four, with mlx.pool-write and mlx.kv-arena: peak",
+                "2150 MB",
+                "29 MB",
+            ),
+            ("the same, kept", "", "nothing"),
         ),
         condition=(
-            "Requests of fewer than 4096 tokens, the shorter the more. A prompt of more than "
-            "4096 tokens has buffers of its length instead of the next power of two."
+            "Requests of fewer than 4096 tokens; the shorter they are, the more they gain. A "
+            "prompt of more than 4096 tokens has buffers of its length instead of the next power "
+            "of two."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="a request's buffers grow by 256 tokens here, as mlx-lm's own do",
@@ -229,37 +243,46 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.last-row",
-        summary="prefill asks the model's head for the last position alone",
+        summary="prefill runs the model's head for the last position only",
         why=(
-            "A prefill computes the logits of every position of the prompt, or of its last "
-            "chunk, and uses those of the last one: nothing else of them is ever read, logprobs "
-            "of prompts included, which stock's MLX backend does not give. With a large "
-            "vocabulary that is a quarter of a small model's time, and the largest array in the "
+            "A prefill computes the logits of every position of the prompt, or of its last chunk, "
+            "and uses only those of the last position. Nothing reads the others, not even logprobs "
+            "of prompts, which stock's MLX backend does not give. With a large vocabulary the "
+            "logits take a quarter of a small model's time and are the largest array in the "
             "process."
         ),
         how=(
-            "Stock's function runs, and calls the model. For that call the model's trunk "
-            "answers with its last position, so its head computes one row. On a CPU the bits "
-            "are the same. On a GPU one row is multiplied by another kernel: there the first "
-            "prompt of each size, by powers of two, is computed both ways, and the head is "
-            "given one row, 32 or 256, as many as give stock's bits; where none does, and in "
-            "float32, the model is left to stock, named in one line of the log. So is a model "
-            "without a trunk of that name."
+            "Stock's function runs and calls the model. For that call the model's trunk returns "
+            "only its last position, so its head computes one row. On a CPU the bits are the same. "
+            "On a GPU another kernel multiplies a single row. There the first prompt of each size, "
+            "by powers of two, is computed both ways, and the head gets as many rows as give "
+            "stock's bits: one, 32 or 256. If none does, and in float32, stock's code runs, and "
+            "one log line names the model. Stock's code also runs for a model without a trunk of "
+            "that name."
         ),
         gain=(
-            "Time to the first token and memory of a prompt, where the device is busy computing "
-            "and not the host launching. Of Qwen3-0.6B's multiplications in a prefill the "
-            "head's are 26 %, and its logits of 4096 tokens in bfloat16 are 1.2 GB; both are "
-            "saved but for a few rows. No gain in time was measured: on one H200, where "
-            "launching is what takes time, a prompt of 256 tokens had 0.90 of stock's time and "
-            "one of 2048 had 1.11, with mlx.pool-write, whose write into the pool is in that. "
-            "In 860 products on a CPU, of float32, bfloat16, float16, 4 and 8 bits and of 2 to "
-            "513 tokens, the last row's bits were those of stock."
+            "Prompts gain memory, and time to the first token if the device is busy computing "
+            "rather than the host launching. No gain in time was measured: on one H200, where "
+            "launching takes the time, a long prompt lost some. Its times include mlx.pool-write's "
+            "write into the pool."
+        ),
+        figures=(
+            ("measured", "stock", "patched"),
+            (
+                "the head's share of a prefill's multiplications, Qwen3-0.6B",
+                "26 %",
+                "a few rows of it",
+            ),
+            ("its logits of 4096 tokens in bfloat16", "1.2 GB", "a few rows of it"),
+            ("time of a prompt of 256 tokens, H200", "1", "0.90"),
+            ("time of a prompt of 2048 tokens, H200", "1", "1.11"),
+            ("In 860 products on a CPU the last row had stock's bits",),
+            ("float32, bfloat16, float16, 4 and 8 bits", "", "2 to 513 tokens"),
         ),
         condition=(
-            "Prompts of many tokens, most where the vocabulary is large beside the model. A "
-            "decode step and a prompt of one token are as in stock. From 0.5.18 on stock itself "
-            "leaves the head out of all chunks but the last."
+            "Prompts of many tokens; the gain is largest if the vocabulary is large compared with "
+            "the model. A decode step and a prompt of one token are as in stock. From 0.5.18 on "
+            "stock itself skips the head for all chunks but the last."
         ),
         absent_because="MLX came with 0.5.10",
         variants=(
@@ -274,7 +297,7 @@ PATCHES: tuple[Patch, ...] = (
                 install=f"{_HERE}.last_row:install_lazy",
                 targets=(f"{_RUNNER}.prefill_start", f"{_RUNNER}.extend_start"),
                 depends=(f"{_RUNNER}._extract_logits",),
-                note="of every chunk of a prompt",
+                note="for every chunk of a prompt",
             ),
             Variant(
                 releases=releases.between("0.5.18", "0.5.23"),
@@ -287,8 +310,8 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_RUNNER}._trunk_forward",
                 ),
                 note=(
-                    "of a prompt's last chunk: stock itself asks nothing of the head for the "
-                    "others, where the model's trunk can be called alone"
+                    "for a prompt's last chunk: stock itself skips the head for the others, if "
+                    "the model's trunk can be called alone"
                 ),
             ),
         ),
@@ -296,28 +319,33 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         id="mlx.decode-context",
         summary=(
-            "for one unreleased commit alone, and without gain: arrays of the sequence lengths "
-            "are made once per decode step"
+            "for one unreleased commit only, and without gain: arrays of the sequence lengths are "
+            "made once per decode step"
         ),
         why=(
-            "Each attention layer of a batched decode makes the lengths before and after the "
-            "new token, and the positions up to the longest, as arrays of its own, though all "
-            "layers of a step need the same."
+            "In a batched decode each attention layer makes its own arrays of the lengths before "
+            "and after the new token, and of the positions up to the longest. All layers of a step "
+            "need the same ones."
         ),
         how=(
-            "The attention wrapper's module reaches mlx.core through an object that keeps what "
-            "one step makes from lengths, on the step's decode context; the first layer makes "
-            "it and the others share it. Padding and mask stay per layer, as upstream left "
-            "them: mlx.step-mask is for those."
+            "The attention wrapper's module reaches mlx.core through an object that keeps the "
+            "arrays that one step makes from lengths, on the step's decode context. The first "
+            "layer makes them and the others share them. Padding and mask stay per layer, as "
+            "upstream left them; mlx.step-mask is for those."
         ),
-        gain=(
-            "About none, where its pull request reports 8 %. The upstream change itself, on one "
-            "H200 (28 layers, 2 to 16 requests, 128 to 2048 tokens): ratios of 0.92 to 1.09 "
-            "around 1.00 in 24 configurations. This patch on the code before it, on 2 CPU cores "
-            "(8 layers, 4 and 16 requests): medians of 0.99 to 1.00; of about 2870 nodes in the "
-            "graph of a step with unequal lengths it saves 7."
+        gain=("Nobody gains a measurable amount; upstream's pull request reports 8 %."),
+        figures=(
+            ("measured", "ratio to stock"),
+            (
+                "upstream's change, one H200, 24 cases of 2 to 16 requests, 128 to 2048 tokens",
+                "0.92 to 1.09 around 1.00",
+            ),
+            ("this patch on 2 CPU cores, 8 layers, 4 and 16 requests, medians", "0.99 to 1.00"),
+            ("nodes saved of about 2870 in a step's graph, unequal lengths", "7"),
         ),
-        condition="Requests of unequal lengths save a few nodes a step; equal lengths, nothing.",
+        condition=(
+            "Requests of unequal lengths save a few nodes a step; equal lengths save nothing."
+        ),
         upstream=("sgl-project/sglang#23470",),
         built_in_since="0.5.11",
         markers=(
@@ -344,58 +372,88 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.kv-arena",
         summary="a batch's KV stays in one buffer per layer across decode steps",
         why=(
-            "Each attention layer of a batched decode pads K and V of each shorter request with "
-            "zeros and concatenates those of all requests, at every step: it copies the whole "
-            "KV once or twice to append one token to each request. Each request also keeps a "
-            "buffer of at least 4096 tokens per layer."
+            "In each step of a batched decode every attention layer pads K and V of each shorter "
+            "request with zeros and concatenates those of all requests. It copies the whole KV "
+            "once or twice to append one token to each request. Each request also keeps a buffer "
+            "of at least 4096 tokens per layer."
         ),
         how=(
-            "K and V of a batch lie in one buffer each per layer, right-padded as stock pads, "
-            "which outlives the step; a request is a row. A step writes one token per row and "
-            "attends to the filled part. Stock's own method runs: it is given the batch's K and "
-            "V where it would pad and concatenate. The requests' cache objects stay stock's and "
-            "answer from their row; anything but a batched decode takes the row back into a "
-            "buffer of its own first. Buffers are rebuilt when a batch of two steps or more "
-            "changes, grow by a sixteenth at least 64 tokens ahead, and go when the requests "
-            "go. A batch that changes again after a single step is left to stock, each row in a "
-            "buffer of its own, until one comes twice. Also left to stock: a batch of one; the "
-            "first step of requests of which no two were decoded together before; layers with a "
-            "sliding window, which share their padding as with mlx.step-mask; batches whose "
-            "padded rows would take more than twice the memory of stock's buffers; the fused "
-            "RoPE kernel (SGLANG_MLX_USE_CUSTOM_ROPE). On a device where nobody has proven it, "
-            "as on Metal, the first steps of a process are taken both ways: the requests have "
-            "stock's values, each layer's result is compared bit by bit, and arenas serve equal "
-            "lengths, or unequal ones, after eight such steps were equal. One that is not "
-            "leaves everything to stock, and the log says so in one line."
+            "K and V of a batch lie in one buffer each per layer, right-padded as stock pads. The "
+            "buffer outlives the step; a request is a row. A step writes one token per row and "
+            "attends to the filled part. Stock's own method runs and gets the batch's K and V "
+            "where it would pad and concatenate. The requests' cache objects stay stock's and read "
+            "from their row. Anything but a batched decode first moves the row back into a buffer "
+            "of its own. Buffers are rebuilt when a batch that lasted two steps or more changes. "
+            "They grow by a sixteenth, at least 64 tokens ahead, and are freed with the requests. "
+            "A batch that changes again after a single step goes to stock's code, each row in a "
+            "buffer of its own, until the same batch comes twice. Stock's code also runs for: a "
+            "batch of one; the first step of requests of which no two were decoded together "
+            "before; layers with a sliding window, which share their padding as with "
+            "mlx.step-mask; batches whose padded rows would take more than twice the memory of "
+            "stock's buffers; the fused RoPE kernel (SGLANG_MLX_USE_CUSTOM_ROPE). On a device "
+            "where nobody has proven it, as on Metal, a process takes its first steps both ways. "
+            "The requests get stock's values, and each layer's result is compared bit by bit. "
+            "After eight equal steps arenas serve batches of equal lengths; batches of unequal "
+            "lengths need eight of their own. If a step differs, stock's code runs for everything, "
+            "and one log line says so."
         ),
         gain=(
-            "On one H200 (MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16), radix cache "
-            "off, time of a decode step, patched : stock, for equal and for unequal lengths: on "
-            "0.5.23 with 16 requests of up to 254 and 1024 tokens 0.34 to 0.35 and 0.23 to 0.24 "
-            "where a step is built before the one before it is read, 0.41 to 0.48 and 0.26 to "
-            "0.32 where not, of up to 4000 0.44 to 0.47 and 0.40 to 0.43; with 8 of up to 254 "
-            "0.52 to 0.60 and 0.38 to 0.43, with 4 0.72 to 0.78 and 0.60 to 0.62, with 2 0.85 "
-            "to 0.90 and 0.76 to 0.80; with 16 of up to 254 and 1024 on 0.5.11 and 0.5.17 0.35 "
-            "to 0.47 and 0.23 to 0.32. On slower hosts 16 requests had 0.26 to 0.38 and 0.19 to "
-            "0.28. Building a step's graph takes about a third of the time with 16 requests. "
-            "The logits were equal, bit by bit, with MLX's cuDNN attention off; with it on, all "
-            "but those of 16 requests of equal lengths that cross 256 tokens, where stock's own "
-            "differ from run to run. With the radix cache on, all patches of the set, on a busy "
-            "host: with 16 requests of up to 256 and 1024 tokens 0.32 to 0.37 for equal and "
-            "0.18 to 0.20 for skewed lengths, on 0.5.23 and 0.5.11; with one of 6000 tokens and "
-            "three of 100 0.55."
+            "Batched decode on MLX gains, the more the more requests: with 16 a step takes 0.23 to "
+            "0.48 of stock's time on one H200, and a single request gains nothing. Building a "
+            "step's graph takes about a third of the time with 16. The logits were equal, bit by "
+            "bit, with MLX's cuDNN attention off. With it on all were equal but those of 16 "
+            "requests of equal lengths that cross 256 tokens, where stock's own differ from run to "
+            "run. One H200, MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16, radix cache "
+            "off unless a row says otherwise:"
+        ),
+        figures=(
+            ("time of a decode step, patched : stock", "equal lengths", "unequal lengths"),
+            (
+                "16 requests of up to 254 and 1024 tokens, steps built ahead",
+                "0.34 to 0.35",
+                "0.23 to 0.24",
+            ),
+            ("the same, each step read before the next is built", "0.41 to 0.48", "0.26 to 0.32"),
+            ("16 requests of up to 4000 tokens", "0.44 to 0.47", "0.40 to 0.43"),
+            ("8 requests of up to 254 tokens", "0.52 to 0.60", "0.38 to 0.43"),
+            ("4 requests of up to 254 tokens", "0.72 to 0.78", "0.60 to 0.62"),
+            ("2 requests of up to 254 tokens", "0.85 to 0.90", "0.76 to 0.80"),
+            (
+                "16 requests of up to 254 and 1024 tokens, 0.5.11 and 0.5.17",
+                "0.35 to 0.47",
+                "0.23 to 0.32",
+            ),
+            ("16 requests, slower hosts", "0.26 to 0.38", "0.19 to 0.28"),
+            ("Radix cache on, all patches of the set, a busy host",),
+            (
+                "16 requests of up to 256 and 1024 tokens, 0.5.23 and 0.5.11",
+                "0.32 to 0.37",
+                "0.18 to 0.20",
+            ),
+            ("one request of 6000 tokens and three of 100", "", "0.55"),
+            ("Every step another batch",),
+            (
+                "H200, turns of six steps, stock's own steps after the second",
+                "0.84 to 1.00",
+                "0.68 to 1.00",
+            ),
+            (
+                "H200, 16 requests, buffers built anew in every step (given up)",
+                "0.45",
+                "0.41",
+            ),
+            ("CPU, buffers built anew in every step (given up)", "up to 1.19", ""),
         ),
         condition=(
             "Batched decode, the more the more requests; most with unequal lengths. A step in "
-            "which requests join or leave copies the KV once, as stock does at each step. Where "
-            "every step is one, stock's own steps are taken after the second: no slower than "
-            "stock (on an H200 0.68 to 1.00 in turns of six steps), but on CUDA a gain is given "
-            "up, for 16 requests whose buffers were built anew in every step had 0.41 to 0.45 "
-            "there. On a CPU that cost up to 1.19 of stock's time. Where batches last one step "
-            "and two in turn, copies come on top of stock's. Not measured on Metal."
+            "which requests join or leave copies the KV once, as stock does at each step. If every "
+            "step is one of those, the patch takes stock's own steps after the second. That makes "
+            "it no slower than stock, but gives up a gain on CUDA; on a CPU rebuilding the buffers "
+            "in every step cost time. If batches last one step and two in turn, copies come on top "
+            "of stock's. Not measured on Metal."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
-        absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+        absent_because=("MLX has no batched decode context here: it came with #22416, in 0.5.11"),
         requires=("mlx.pool-write",),
         variants=(
             Variant(
@@ -403,7 +461,7 @@ PATCHES: tuple[Patch, ...] = (
                 install=f"{_HERE}.kv_arena:install_contiguous",
                 targets=(*_ARENA_TARGETS, f"{_RUNNER}.clear"),
                 depends=(*_ARENA_DEPENDS, f"{_RUNNER}._cache_state_arrays", _CONTIGUOUS_CACHE),
-                note="every layer is served; a batched decode also goes on past 4096 tokens",
+                note="for every layer; a batched decode also goes on past 4096 tokens",
             ),
             Variant(
                 releases=releases.between("0.5.13", "0.5.17"),
@@ -411,8 +469,8 @@ PATCHES: tuple[Patch, ...] = (
                 targets=_ARENA_TARGETS,
                 depends=(*_ARENA_DEPENDS_2, _ATTENTION_CACHE),
                 note=(
-                    "every attention layer is served, gated ones and those of hybrid models too; "
-                    "with the fused RoPE kernel all are left to stock"
+                    "for every attention layer, also gated ones and those of hybrid models; "
+                    "stock's code runs with the fused RoPE kernel"
                 ),
             ),
             Variant(
@@ -421,9 +479,9 @@ PATCHES: tuple[Patch, ...] = (
                 targets=_ARENA_TARGETS,
                 depends=(*_ARENA_DEPENDS_2, _ATTENTION_CACHE),
                 note=(
-                    "every attention layer without a window is served, those with sinks or gates "
-                    "and those of hybrid models too; layers with a sliding window stay with stock, "
-                    "and with the fused RoPE kernel all do"
+                    "for every attention layer without a window, also with sinks or gates and in "
+                    "hybrid models; stock's code runs with a sliding window, and with the fused "
+                    "RoPE kernel"
                 ),
             ),
         ),
@@ -432,27 +490,34 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.step-mask",
         summary="padding and mask are made once per decode step and shared by the layers",
         why=(
-            "Requests of unequal lengths are padded to the longest. Each attention layer makes "
-            "the zeros anew for K and for V of each shorter request and, up to 0.5.17, the "
-            "additive mask too, though these depend on the lengths alone."
+            "Requests of unequal lengths are padded to the longest. Each attention layer makes the "
+            "zeros for K and for V of each shorter request anew. Up to 0.5.17 it makes the "
+            "additive mask anew, too. All of these depend on the lengths alone."
         ),
         how=(
-            "The attention wrapper's module reaches mlx.core through an object that keeps, on "
-            "the step's decode context, one array of zeros per padding shape and one mask per "
-            "dtype; all layers, requests of equal length, K and V share them. The arrays are "
-            "stock's own, so are the logits, bit for bit. Outside a batched decode step nothing "
-            "is kept."
+            "The attention wrapper's module reaches mlx.core through an object that keeps, on the "
+            "step's decode context, one array of zeros per padding shape and one mask per dtype. "
+            "All layers, requests of equal length, K and V share them. The arrays are stock's own, "
+            "so the logits are the same, bit for bit. Outside a batched decode step nothing is "
+            "kept."
         ),
         gain=(
-            "On 2 CPU cores with a small Qwen3 (8 layers, 4 KV heads of 64 in float32, lengths "
-            "from 16 to 256), CPU time of a decode step, stock : patched, median and quartiles: "
-            "with 16 requests 1.06 (1.02, 1.13) on 0.5.23 and 1.10 (1.06, 1.17) on 0.5.11, with 4 "
-            "requests 1.02 on both. The graph of a step with 16 has 2356 nodes instead of 2806 "
-            "on 0.5.23, 2351 instead of 2864 on 0.5.11. Not measured on a GPU or on Metal."
+            "Batches of unequal lengths gain a little on a CPU; equal lengths gain nothing. It was "
+            "not measured on a GPU or on Metal. A small Qwen3 on 2 CPU cores, lengths of 16 to 256:"
+        ),
+        figures=(
+            ("a decode step; 8 layers, 4 KV heads of 64, float32", "0.5.23", "0.5.11"),
+            (
+                "CPU time, stock : patched, 16 requests, median (quartiles)",
+                "1.06 (1.02, 1.13)",
+                "1.10 (1.06, 1.17)",
+            ),
+            ("CPU time, stock : patched, 4 requests", "1.02", "1.02"),
+            ("nodes of the graph, 16 requests", "2806 -> 2356", "2864 -> 2351"),
         ),
         condition=(
-            "Batches of unequal lengths, the more the more requests are shorter than the longest. "
-            "With equal lengths there is no padding and nothing to gain: ratio 1.00."
+            "Batches of unequal lengths; the more requests are shorter than the longest, the more "
+            "they gain. With equal lengths there is no padding and nothing to gain: ratio 1.00."
         ),
         absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
         superseded_by=("mlx.kv-arena",),
@@ -486,33 +551,40 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.merged-cache",
-        summary="the merged cache of a batch lives across decode steps",
+        summary="the merged cache of a batch is kept across decode steps",
         why=(
             "A batched decode merges the caches of its requests, layer by layer, into one with the "
-            "shorter ones padded, and takes it apart again after one token: the whole KV is copied "
-            "twice at every step, and the host waits for each request's padding."
+            "shorter ones padded, and takes it apart again after one token. So the whole KV is "
+            "copied twice at every step, and the host waits for each request's padding."
         ),
         how=(
-            "The merged cache is kept. What stock puts into a request's place when it takes the "
-            "batch apart is a row of it, cut out only when something else than the next step of "
+            "The merged cache is kept. When stock takes the batch apart, it puts a row of it into "
+            "a request's place. The row is cut out only if something else than the next step of "
             "the same requests in the same order uses it: another batch, a decode of one request, "
-            "more prompt. A step that fails is taken back. Layers with a sliding window make the "
-            "batch stay with stock."
+            "more prompt. A step that fails is undone. Layers with a sliding window leave the "
+            "batch to stock."
         ),
         gain=(
-            "On one H200 (MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16), time of a "
-            "decode step, patched : stock, for equal and for unequal lengths: with 16 requests of "
-            "up to 254 tokens 0.29, of 1024 0.31 to 0.32, of 4000 0.34 and 0.37; with 8 of up to "
-            "254 and 1024 0.39 to 0.42, with 4 0.54 to 0.58, with 2 0.61 to 0.65. The logits were "
-            "equal, bit by bit."
+            "Batches of the same requests over several steps gain, the more the more requests; "
+            "batches that change at every step gain little. The logits were equal, bit by bit. One "
+            "H200, MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16:"
+        ),
+        figures=(
+            ("time of a decode step, equal and unequal lengths", "patched : stock"),
+            ("16 requests of up to 254 tokens", "0.29"),
+            ("16 requests of up to 1024 tokens", "0.31 to 0.32"),
+            ("16 requests of up to 4000 tokens", "0.34 and 0.37"),
+            ("8 requests of up to 254 and 1024 tokens", "0.39 to 0.42"),
+            ("4 requests", "0.54 to 0.58"),
+            ("2 requests", "0.61 to 0.65"),
+            ("2 requests, every step another batch", "0.83 to 0.97"),
+            ("16 requests, every step another batch (quartiles 0.77 to 1.10)", "1.01 to 1.05"),
         ),
         condition=(
-            "Batched decode of the same requests over several steps; a step in which requests join "
-            "or leave merges as stock does, and where every step is one there is little to gain "
-            "(on an H200 0.83 to 0.97 of stock's time with 2 requests, 1.01 to 1.05 with 16, of "
-            "which the quartiles are 0.77 to 1.10). Not measured on Metal."
+            "Batched decode of the same requests over several steps. A step in which requests join "
+            "or leave merges as stock does. Not measured on Metal."
         ),
-        absent_because="no caches are merged here: only 0.5.10, the first release with MLX, does",
+        absent_because=("this release merges no caches: only 0.5.10, the first one with MLX, does"),
         variants=(
             Variant(
                 releases=releases.between("0.5.10", "0.5.10.post1"),
@@ -530,22 +602,22 @@ PATCHES: tuple[Patch, ...] = (
         summary="a batched decode goes on past 4096 tokens instead of failing",
         why=(
             "A request's cache has room for 4096 tokens. A prefill and the decode of a single "
-            "request let it grow; a batched decode does not, and loses what it writes past the "
-            "end. Where the lengths differ, a ValueError then ends the step; where they are "
-            "equal, nothing is raised and the logits are wrong."
+            "request let it grow. A batched decode does not, and loses what it writes past the "
+            "end. If the lengths differ, a ValueError then ends the step. If they are equal, "
+            "nothing is raised and the logits are wrong."
         ),
         how=(
-            "Before a token is written to a full cache, stock's own growth doubles it, as stock "
-            "does itself from 0.5.15 on."
+            "Before a token is written to a full cache, stock's own growth doubles the cache. "
+            "Stock does so itself from 0.5.15 on."
         ),
         gain=(
-            "Correctness, not speed: past the end of a cache the logits are, bit for bit, those "
-            "of a release that grows it. Before the end it costs a comparison for each layer and "
+            "Correctness, not speed: past the end of a cache the logits are, bit for bit, those of "
+            "a release that grows it. Before the end it costs one comparison for each layer and "
             "request."
         ),
         condition=(
-            "A batched decode in which a request's length crosses 4096 tokens, or what its "
-            "prefill has grown the cache to."
+            "A batched decode in which a request's length crosses 4096 tokens, or the size to "
+            "which its prefill has grown the cache."
         ),
         built_in_since="0.5.15",
         markers=(Marker(definition=f"{_ATTENTION_CACHE}.write_token", contains="self._grow("),),
@@ -569,27 +641,31 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.merged-state",
         summary="a hybrid model's recurrent state stays merged from step to step",
         why=(
-            "A batched decode of a hybrid model (Qwen3-Next, Qwen3.5) concatenates the "
-            "requests' recurrent states in each recurrent layer at every step, and cuts the "
-            "result up again after it."
+            "In a batched decode of a hybrid model (Qwen3-Next, Qwen3.5) each recurrent layer "
+            "concatenates the requests' recurrent states at every step, and cuts the result up "
+            "again after it."
         ),
         how=(
-            "The merged state is kept. What stock puts into a request's cache when it splits is "
-            "a row of it, cut out only when something else than the next step of the same "
+            "The merged state is kept. When stock splits it, it puts a row of it into a request's "
+            "cache. The row is cut out only if something else than the next step of the same "
             "requests in the same order uses it: another batch, a snapshot for the radix cache, "
-            "more prompt. A step that fails in a layer is taken back there."
+            "more prompt. A step that fails in a layer is undone there."
         ),
         gain=(
-            "Nothing measured in time. The graph of a decode step of the tests' Qwen3-Next (4 "
-            "layers, 2 of them recurrent) has 831 nodes instead of 859 with 6 requests, and 783 "
-            "instead of 795 with 2: the concatenations and slices of the states are gone, and "
-            "with them a copy of the state at every step."
+            "No gain in time was measured. Each step saves the concatenations and slices of the "
+            "states, and with them a copy of the state. The tests' Qwen3-Next (4 layers, 2 of them "
+            "recurrent):"
+        ),
+        figures=(
+            ("nodes of a decode step's graph", "stock", "patched"),
+            ("6 requests", "859", "831"),
+            ("2 requests", "795", "783"),
         ),
         condition=(
             "Batched decode of the same requests over several steps. A step in which requests "
             "join or leave merges and splits as stock does."
         ),
-        absent_because="MLX batches no recurrent layers here: it came with 0.5.13",
+        absent_because="MLX does not batch recurrent layers here: that came with 0.5.13",
         variants=(
             Variant(
                 releases=releases.between("0.5.13", "0.5.23"),
@@ -619,32 +695,32 @@ PATCHES: tuple[Patch, ...] = (
         kind="policy",
         summary="a finished request's caches wait for the next turn of its conversation",
         why=(
-            "The next turn of a conversation begins with all that the turn before was computed "
-            "from. Where the radix cache has it, stock gathers it from the pool, concatenates "
-            "it with the new tokens in each layer, and copies it into a buffer. With a sliding "
-            "window there is no pool, and stock prefills the whole conversation again, at each "
-            "turn."
+            "The next turn of a conversation begins with all that the previous turn was computed "
+            "from. If the radix cache has it, stock gathers it from the pool, concatenates it with "
+            "the new tokens in each layer, and copies it into a buffer. With a sliding window "
+            "there is no pool, and stock prefills the whole conversation again at each turn."
         ),
         how=(
-            "The caches of up to 16 finished requests, of 2 GiB together, are kept; the longest "
-            "unused go first, and all go when stock clears its caches. A prompt that begins "
-            "with what they hold is given them, cut back to where it goes on, and runs from "
-            "there; its new tokens go into the pool as ever. Where the radix cache has the same "
-            "tokens, give or take 64, the same tokens run as in stock and the logits are the "
-            "same."
+            "The caches of up to 16 finished requests, 2 GiB together, are kept. The longest "
+            "unused go first, and all go when stock clears its caches. A prompt that begins with "
+            "what they hold gets them, cut back to the point where it goes on, and runs from "
+            "there. Its new tokens go into the pool as in stock. If the radix cache has the same "
+            "tokens, give or take 64, the same tokens run as in stock and the logits are the same."
         ),
         gain=(
-            "Time to the first token from the second turn on, and with a sliding window the "
-            "more the longer the conversation, for there stock prefills all of it again. On 2 "
-            "busy CPU cores with the tests' small model and full attention, 500 new tokens a "
-            "turn: a ratio to stock of 0.43 to 1.16, median 0.76, over turns 2 to 8. They are "
-            "single times, so little more than a sign; with a window nothing was measured."
+            "The first token comes sooner from the second turn on. With a sliding window the gain "
+            "grows with the conversation, because stock prefills all of it again; that was not "
+            "measured. The times below are single ones, so little more than a sign."
+        ),
+        figures=(
+            ("time to the first token, full attention, 500 new tokens a turn", "patched : stock"),
+            ("2 busy CPU cores, the tests' small model, turns 2 to 8", "0.43 to 1.16, median 0.76"),
         ),
         condition=(
-            "Conversations and other prompts that go on where a finished one ended, one request "
-            "at a time for each. It is a policy because KV of a window is that of decode, where "
-            "stock's is that of one long prefill: close, not equal. Models with a recurrent "
-            "state are left to stock. The memory comes on top of the pool's."
+            "Conversations and other prompts that continue a finished one, one request at a time "
+            "for each. It is a policy because KV of a window comes from decode, and stock's from "
+            "one long prefill: close, not equal. Stock's code runs for models with a recurrent "
+            "state. The memory comes on top of the pool's."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="MLX has no radix cache here, and every turn is a new prompt",
@@ -660,7 +736,7 @@ PATCHES: tuple[Patch, ...] = (
                 install=f"{_HERE}.next_turn:install",
                 targets=_TURN_TARGETS,
                 depends=(*_TURN_DEPENDS, _ATTENTION_CACHE),
-                note="models with a recurrent state are left to stock",
+                note="stock's code runs for models with a recurrent state",
             ),
             Variant(
                 releases=releases.between("0.5.18", "0.5.23"),
@@ -673,7 +749,7 @@ PATCHES: tuple[Patch, ...] = (
                 ),
                 note=(
                     "also with a sliding window, where stock prefills the whole conversation "
-                    "again; models with a recurrent state are left to stock"
+                    "again; stock's code runs for models with a recurrent state"
                 ),
             ),
         ),

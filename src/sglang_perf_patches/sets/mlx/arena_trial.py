@@ -91,7 +91,7 @@ class Trial:
                     f"on {self._rows.core.default_device()} attention layer {number} of a step "
                     f"with {kind} lengths gave other bits than stock's"
                 )
-                logger.warning("mlx.kv-arena leaves everything to stock: %s", reason)
+                logger.warning("mlx.kv-arena runs stock's code for everything: %s", reason)
                 self._gate(reason)
                 return
 

@@ -80,7 +80,7 @@ class _Heads:
         tokens = arguments[0].shape[1]
         if owner is None or self._is_off or tokens == 1:
             if owner is None:
-                self._leave(model, "it keeps its trunk under another name")
+                self._leave(model, "its trunk has another name")
             COUNTS["whole"] += 1
             return model(*arguments, **options)
         # The kernels of a product are chosen by its size.
@@ -90,7 +90,7 @@ class _Heads:
         with _in_place_of(owner, trunk):
             found = model(*arguments, **options)
         if not trunk.can_cut:
-            self._leave(model, "its trunk gives out something else than hidden states")
+            self._leave(model, "its trunk returns something other than hidden states")
         if trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
             self._leave(model, "its head is in float32, for which the kernel changes with the size")
         elif trunk.hidden is not None:
@@ -118,13 +118,13 @@ class _Heads:
                     return rows
         if tokens > _ROWS[-1]:
             device = self._core.default_device()
-            self._leave(model, f"its head gives other bits for few positions on {device}")
+            self._leave(model, f"its head gives other bits for a few positions on {device}")
         return tokens
 
     def _leave(self, model: Any, why: str) -> None:
         if not self._is_off:
             self._is_off = True
-            reason = f"{type(model).__module__} is left to stock: {why}"
+            reason = f"{type(model).__module__} runs stock's code: {why}"
             logger.warning("mlx.last-row: %s", reason)
             self._gate(reason)
 

@@ -86,40 +86,49 @@ TAIL_PREALLOC = Patch(
     id="swa.tail-prealloc",
     summary="a request in transfer holds sliding-window KV for its window, not for its prompt",
     why=(
-        "A decode server allocates the KV of a request before the prefill server sends it. Stock "
-        "up to 0.5.11 allocates as much sliding-window KV as the prompt is long, although only "
-        "the window is sent and read: the smaller pool limits how many requests are in transfer, "
-        "and refuses prompts longer than itself. Stock 0.5.12 allocates the window alone, with "
-        "faults that later releases mend: on 0.5.12 two live requests can own one slot; up to "
-        "0.5.13.post1 slots behind a sequence's end stay mapped, what is not there is not "
-        "recorded as evicted, and 512 tokens more are reserved for each request; up to 0.5.17 "
-        "requests are priced in tokens and allocated in pages, so from 0.5.14 on, where that "
-        "reserve is gone, the scheduler can end with 'KV cache is full'."
+        "A decode server allocates the KV of a request before the prefill server sends it. Up to "
+        "0.5.11 stock allocates as much sliding-window KV as the prompt is long, although only the "
+        "window is sent and read. So the smaller pool limits how many requests are in transfer, "
+        "and prompts longer than that pool are refused. Stock 0.5.12 allocates only the window, "
+        "with faults that later releases fix. On 0.5.12 two live requests can own one slot. Up to "
+        "0.5.13.post1 slots behind a sequence's end stay mapped, missing slots are not recorded as "
+        "evicted, and 512 more tokens are reserved for each request. Up to 0.5.17 requests are "
+        "priced in tokens but allocated in pages. From 0.5.14 on, without that reserve, the "
+        "scheduler can therefore end with 'KV cache is full'."
     ),
     how=(
-        "Before 0.5.12: allocation gives sliding-window slots to the pages that hold the last "
-        "window of tokens; the two pools have budgets of their own; requests are admitted first "
-        "come, first served, as far as both last, by stock's own code; a retracted request's "
+        "Before 0.5.12: allocation gives sliding-window slots only to the pages that hold the last "
+        "window of tokens. The two pools have budgets of their own. Stock's own code admits "
+        "requests first come, first served, until either budget is used up. A retracted request's "
         "copy in CPU memory holds what is mapped. A request that can't fit even in empty pools "
-        "is answered with a 400. From 0.5.12 to 0.5.17: the mends that the release lacks. Stock's "
-        "code runs for a model without a window, other allocators or pools, hisparse, the decode "
-        "radix cache, decode KV offload, pipeline parallelism, data parallelism with a draft "
-        "model, and at page size 1, for which there is swa.page-size-1."
+        "gets a 400. From 0.5.12 to 0.5.17: the fixes that the release lacks. Stock's code runs "
+        "for a model without a window, other allocators or pools, hisparse, the decode radix "
+        "cache, decode KV offload, pipeline parallelism, and data parallelism with a draft model. "
+        "It also runs at page size 1, for which there is swa.page-size-1."
     ),
     gain=(
-        "Window 4096, page 64, sliding-window pool 262144, full pool 4M, 64 requests queued, "
-        "0.5.9 to 0.5.11, real queue on a CPU: admitted 30 -> 63 at prompts of 8k, 7 -> 63 at "
-        "32k, 1 -> 31 at 128k, where the full pool is the limit. A real decode server on one H200, "
-        "0.5.11, window 127, page 64, pool 65536, a burst of 64 requests: median time to the first "
-        "token 3.42 -> 1.66 s at 8k and 1.19 -> 0.81 s at 32k, last one 4.14 -> 1.66 and 3.32 -> "
-        "0.81 s."
+        "Disaggregated decode servers of 0.5.9 to 0.5.11 hold more requests in transfer, and their "
+        "first tokens come sooner. 0.5.12 to 0.5.17 get fixes of faults; no gain was measured "
+        "there."
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("Real queue, CPU, 0.5.9 to 0.5.11; window 4096, page 64, pools 262144 and 4M, 64 queued",),
+        ("admitted, prompts of 8k", "30", "63"),
+        ("admitted, prompts of 32k", "7", "63"),
+        ("admitted, prompts of 128k, where the full pool is the limit", "1", "31"),
+        ("Decode server on one H200, 0.5.11; window 127, page 64, pool 65536, a burst of 64",),
+        ("median time to the first token, prompts of 8k", "3.42 s", "1.66 s"),
+        ("median time to the first token, prompts of 32k", "1.19 s", "0.81 s"),
+        ("last first token, prompts of 8k", "4.14 s", "1.66 s"),
+        ("last first token, prompts of 32k", "3.32 s", "0.81 s"),
     ),
     condition=(
-        "Prompts longer than the window, and a sliding-window pool that is the scarcer: with r "
-        "its size over the full pool's, the gain in requests is at most min(1/r, prompt/window), "
-        "so at the default r = 0.8 at most 1.25. These are requests waiting for their transfer; "
-        "upstream measured 1 % of throughput and 4 % of time to first token. Up to 0.5.10.post1 "
-        "a prompt longer than the sliding-window pool is still refused where it arrives: stock "
+        "Prompts longer than the window, and a sliding-window pool that is the scarcer one. With r "
+        "its size over the full pool's, the gain in requests is at most min(1/r, prompt/window): "
+        "at most 1.25 at the default r = 0.8. These are requests that wait for their transfer; "
+        "upstream measured 1 % of throughput and 4 % of time to first token. Up to 0.5.10.post1 a "
+        "prompt longer than the sliding-window pool is still refused on arrival, because stock "
         "takes that pool's size for the longest request."
     ),
     upstream=(
@@ -156,28 +165,28 @@ TAIL_PREALLOC = Patch(
                 _PRICE,
             ),
             depends=_FIX_DEPENDS,
-            note="The mends #25805, #27779, #28085 and #33794.",
+            note="The fixes #25805, #27779, #28085 and #33794.",
         ),
         Variant(
             releases=("0.5.12.post1",),
             install=f"{_TAIL}:install_fixes",
             targets=(f"{_OLD_ALLOCATOR}.free_swa", f"{_QUEUE}._pre_alloc", _PRICE),
             depends=(*_FIX_DEPENDS, f"{_OLD_ALLOCATOR}.alloc_extend_swa_tail"),
-            note="The mends #27779, #28085 and #33794.",
+            note="The fixes #27779, #28085 and #33794.",
         ),
         Variant(
             releases=releases.between("0.5.13", "0.5.13.post1"),
             install=f"{_TAIL}:install_fixes_moved",
             targets=(f"{_NEW_ALLOCATOR}.free_swa", f"{_QUEUE}._pre_alloc", _PRICE),
             depends=(*_FIX_DEPENDS, f"{_NEW_ALLOCATOR}.alloc_extend_swa_tail"),
-            note="The mends #27779, #28085 and #33794.",
+            note="The fixes #27779, #28085 and #33794.",
         ),
         Variant(
             releases=releases.between("0.5.14", "0.5.17"),
             install=f"{_TAIL}:install_page_price",
             targets=(_PRICE,),
             depends=_PRICE_DEPENDS,
-            note="The mend #33794.",
+            note="The fix #33794.",
         ),
     ),
 )
@@ -232,35 +241,43 @@ _SEGMENTS = (
 
 PAGE_SIZE_1 = Patch(
     id="swa.page-size-1",
-    summary="swa.tail-prealloc at page size 1, where upstream leaves it off",
+    summary="what swa.tail-prealloc does, at page size 1, where upstream leaves it off",
     why=(
-        "Upstream's change asks for a page size above 1 and is silently off otherwise. 1 is "
-        "CUDA's default, unless an attention backend asks for another, and so it is in the "
-        "newest release: each request in transfer holds sliding-window KV for its whole prompt, "
-        "and a prompt longer than that pool is refused."
+        "Upstream's change needs a page size above 1 and is silently off otherwise. 1 is the "
+        "default on CUDA unless an attention backend needs another one, also in the newest "
+        "release. There each request in transfer holds sliding-window KV for its whole prompt, and "
+        "a prompt longer than that pool is refused."
     ),
     how=(
-        "The condition holds at page size 1 too, and allocation there gives sliding-window slots "
-        "to the last window of tokens. Budgets, admission and eviction are stock's own, or those "
-        "of swa.tail-prealloc. At other page sizes, and in the situations that "
-        "swa.tail-prealloc leaves alone, stock's code runs; from 0.5.12 on, where admission is "
-        "stock's own, pipeline parallelism and data parallelism with a draft model are served."
+        "The rule holds at page size 1 too. Allocation there gives sliding-window slots only to "
+        "the last window of tokens. Budgets, admission and eviction are stock's own, or those of "
+        "swa.tail-prealloc. Stock's code runs at other page sizes, and in the cases that "
+        "swa.tail-prealloc leaves to it. From 0.5.12 on, where admission is stock's own, pipeline "
+        "parallelism and data parallelism with a draft model are supported."
     ),
     gain=(
-        "A decode server whose sliding-window pool is what limits it gains; one that waits for "
-        "its prefill server does not: over a real transfer on 0.5.23, 64 prompts of 1 to 2400 "
-        "tokens, 62 in transfer at once instead of 13, and the median time to the first token 1.25 "
-        "s on both sides. Window 128, page size 1, sliding-window pool 65536, full pool 1M, 64 "
-        "requests queued, 0.5.23, real queue on a CPU: admitted 7 -> 64 at prompts of 8k, 1 -> 31 "
-        "at 32k, and at 128k 0 (all refused) -> 7. 64 requests of 1000 + 400 tokens, with the pool "
-        "of 16512 that stock makes for them, decode 21.0 -> 63.7 tokens per step. A real decode "
-        "server of 0.5.17 on one H200, "
-        "sliding-window pool 16448, 64 prompts at once: in flight 2 -> 64 at 8k and the last first "
-        "token after 73.5 s -> 1.0 s; prompts of 32k are all refused by stock and all served."
+        "A decode server that its sliding-window pool limits gains: more requests are in transfer "
+        "and first tokens come sooner. A server that waits for its prefill server does not gain."
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        ("Decode server on one H200, 0.5.17; sliding-window pool 16448, 64 prompts at once",),
+        ("in flight, prompts of 8k", "2", "64"),
+        ("last first token, prompts of 8k", "73.5 s", "1.0 s"),
+        ("prompts of 32k", "all refused", "all served"),
+        ("Real transfer behind one prefill server, 0.5.23; 64 prompts of 1 to 2400 tokens",),
+        ("in transfer at once", "13", "62"),
+        ("median time to the first token", "1.25 s", "1.25 s"),
+        ("Real queue on a CPU, 0.5.23; window 128, pools of 65536 and 1M, 64 queued",),
+        ("admitted, prompts of 8k", "7", "64"),
+        ("admitted, prompts of 32k", "1", "31"),
+        ("admitted, prompts of 128k", "0 (all refused)", "7"),
+        ("The same queue, 64 requests of 1000 + 400 tokens, the pool of 16512 that stock makes",),
+        ("tokens per decode step", "21.0", "63.7"),
     ),
     condition=(
         "Page size 1, prompts longer than the window, and a sliding-window pool that is the "
-        "scarcer: see swa.tail-prealloc."
+        "scarcer one: see swa.tail-prealloc."
     ),
     anchors=_ANCHORS,
     requires=("swa.tail-prealloc",),
@@ -300,32 +317,36 @@ _BOUNDED = f"{_SETS}.window_bounded_admission"
 WINDOW_BOUNDED_ADMISSION = Patch(
     id="swa.window-bounded-admission",
     kind="policy",
-    summary="admission expects of a request what its window lets it grow to",
+    summary="admission counts a request by what its window lets it hold",
     why=(
-        "Stock admits a request when the sliding-window pool has room for the tail of its prompt "
-        "and min(max_new_tokens, 4096) tokens more. KV behind the window is given back while a "
-        "request decodes, so none ever holds that much; but with a small pool a request with a "
-        "large max_new_tokens, and every request behind it, waits for ever, without an error."
+        "Stock admits a request if the sliding-window pool has room for the tail of its prompt and "
+        "min(max_new_tokens, 4096) more tokens. KV behind the window is freed while a request "
+        "decodes, so no request ever holds that much. But with a small pool a request with a large "
+        "max_new_tokens waits forever, without an error, and so does every request behind it."
     ),
     how=(
         "What a request is expected to hold is bounded by its window, the tokens that it decodes "
-        "between two evictions, and the pages that eviction spares, in whole pages; so is what is "
-        "kept for the largest running request. A request whose bound is beyond the whole pool is "
-        "answered with a 400. Requests are admitted in stock's order. With speculative decoding "
-        "stock's rule stays: the bound counts one token a step."
+        "between two evictions, and the pages that eviction spares, in whole pages. The reserve "
+        "for the largest running request has the same bound. A request whose bound exceeds the "
+        "whole pool gets a 400. Requests are admitted in stock's order. With speculative decoding "
+        "stock's rule stays, because the bound counts one token a step."
     ),
     gain=(
-        "Requests with a large max_new_tokens, where the sliding-window pool is below a few times "
-        "4096 tokens; others gain nothing. From 0.5.14 on stock makes such a pool where "
-        "--max-running-requests is small. "
-        "Window 128, page 64, sliding-window pool 4096, prompts of 1000, 64 queued, 0.5.23, real "
-        "queue on a CPU: admitted with max_new_tokens 128, 3072 and 4096: 20, 5 and 0 -> 20, 20 "
-        "and 20."
+        "Requests with a large max_new_tokens gain, if the sliding-window pool is below a few "
+        "times 4096 tokens. Others gain nothing. From 0.5.14 on stock makes such a pool if "
+        "--max-running-requests is small. 0.5.23, real queue on a CPU; window 128, page 64, "
+        "sliding-window pool 4096:"
+    ),
+    figures=(
+        ("admitted of 64 queued, prompts of 1000", "stock", "patched"),
+        ("max_new_tokens 128", "20", "20"),
+        ("max_new_tokens 3072", "5", "20"),
+        ("max_new_tokens 4096", "0", "20"),
     ),
     condition=(
         "A sliding-window pool that is not much larger than max_new_tokens. It changes whom stock "
-        "admits, and with more requests running there may be more retractions (76 -> 97 in a load "
-        "that swa.evict-before-retract brings to 0); no request's result changes."
+        "admits. With more requests running there may be more retractions: 76 -> 97 in a load that "
+        "swa.evict-before-retract brings to 0. No request's result changes."
     ),
     anchors=_ANCHORS,
     requires=("swa.tail-prealloc",),
@@ -363,28 +384,32 @@ _IDLE = f"{_SETS}.idle_admission"
 
 IDLE_ADMISSION = Patch(
     id="swa.idle-admission",
-    summary="an idle server admits a request that its sliding-window pool serves",
+    summary="an idle server admits a request that fits its sliding-window pool",
     why=(
         "Stock wants room in the sliding-window pool for the tail of a prompt and for "
-        "min(max_new_tokens, 4096) tokens more, though KV behind the window is given back while a "
-        "request decodes. The pool that stock makes for few running requests is smaller than "
-        "that: a request without max_tokens, and every request behind it, waits for ever on an "
-        "idle server, without an error."
+        "min(max_new_tokens, 4096) more tokens, though KV behind the window is freed while a "
+        "request decodes. The pool that stock makes for few running requests is smaller than that. "
+        "On an idle server a request without max_tokens then waits forever, without an error, and "
+        "so does every request behind it."
     ),
     how=(
-        "Where no request runs, waits, is in transfer or retracted, and the sliding-window pool "
-        "is whole, the first request in the queue is expected to grow to what its window lets it "
-        "hold: the window, the tokens decoded between two evictions, the pages that eviction "
-        "spares, and with speculative decoding the drafted tokens. No other admission changes; "
-        "what still does not fit waits as in stock."
+        "If no request runs, waits, is in transfer or retracted, and the sliding-window pool is "
+        "whole, the first request in the queue counts by what its window lets it hold: the window, "
+        "the tokens decoded between two evictions, the pages that eviction spares, and with "
+        "speculative decoding the drafted tokens. No other admission changes. What still does not "
+        "fit waits as in stock."
     ),
     gain=(
-        "Window 128, prompts of 1000, max_new_tokens 4096 or none given, on an idle server with "
-        "the pool that stock makes for --max-running-requests 8 at page 1 (2056 tokens): stock "
-        "never answers, patched admits the first and the others one after the other."
+        "Requests that stock never answers are answered; no time is gained elsewhere. An idle "
+        "server with the pool that stock makes for --max-running-requests 8 at page 1 (2056 "
+        "tokens):"
+    ),
+    figures=(
+        ("window 128, prompts of 1000", "stock", "patched"),
+        ("max_new_tokens 4096 or none given", "never answers", "admits one after the other"),
     ),
     condition=(
-        "A sliding-window pool smaller than the window and 4096 tokens. Such requests are served "
+        "A sliding-window pool smaller than the window plus 4096 tokens. Such requests are served "
         "one at a time; swa.window-bounded-admission, a policy, admits as many as fit."
     ),
     anchors=_ANCHORS,
@@ -445,21 +470,21 @@ POOL_RATIO = Patch(
     why=(
         "Stock gives the sliding-window pool 0.8 times the tokens of the full pool, whatever the "
         "window is. With a window of 128 or 1024 and a known number of running requests most of "
-        "that is never used, and the full pool, which decides how many tokens fit, is as much "
-        "smaller."
+        "that is never used. The full pool, which decides how many tokens fit, is smaller by as "
+        "much."
     ),
     how=(
         "With --max-running-requests and without --swa-full-tokens-ratio, stock's own arithmetic "
-        "is given the ratio that holds, for each running request, its window, what it decodes "
-        "between two evictions and its pages, the prefill chunks in flight, and one to four "
-        "cached prefixes; never more than stock's. Stock's code runs for disaggregated servers, "
-        "unified memory, the hierarchical cache, pipeline parallelism, prefill that is not "
-        "chunked, and models with a ratio of their own. Up to 0.5.21 an operator's own 0.8 can't "
-        "be told from the default."
+        "gets another ratio, never a larger one than stock's. With it the pool holds, for each "
+        "running request, its window, what it decodes between two evictions and its pages; "
+        "besides, it holds the prefill chunks in flight and one to four cached prefixes. Stock's "
+        "code runs for disaggregated servers, unified memory, the hierarchical cache, pipeline "
+        "parallelism, prefill that is not chunked, and models with a ratio of their own. Up to "
+        "0.5.21 an explicit 0.8 can't be told from the default."
     ),
-    gain="Nothing measured yet.",
+    gain="Nothing was measured yet.",
     condition=(
-        "Long contexts: with short ones the windows of the running requests are a larger share, "
+        "Long contexts. With short ones the windows of the running requests are a larger share, "
         "and fewer cached prefixes keep their window. It changes how many requests and cached "
         "prefixes fit, never a request's result."
     ),
@@ -482,7 +507,7 @@ _OLD_BASE = f"{_OLD_PARTS}:BaseTokenToKVPoolAllocator"
 def _waitless(
     first: str, last: str, install: str, allocator: str, parts: tuple[str, ...], *more: str
 ) -> Variant:
-    """swa.free-without-sync where requests are given back by slots: up to 0.5.18."""
+    """swa.free-without-sync where requests are freed by slots: up to 0.5.18."""
     return Variant(
         releases=releases.between(first, last),
         install=f"{_WAITLESS}:{install}",
@@ -520,25 +545,25 @@ _WINDOWS = f"{_COMMON}:free_swa_out_of_window_slots"
 
 FREE_WITHOUT_SYNC = Patch(
     id="swa.free-without-sync",
-    summary="giving back sliding-window KV does not wait for the GPU",
+    summary="freeing sliding-window KV does not wait for the GPU",
     why=(
-        "While a request decodes, stock gives back KV behind its window, and at its end all of "
-        "it. It asks the GPU which of the slots have sliding-window KV and which pages they are "
-        "in, and waits for the answer, up to several times for each request of a step. Upstream "
-        "mended paged allocators in 0.5.17, and the rest in 0.5.20."
+        "While a request decodes, stock frees KV behind its window, and at its end all of it. It "
+        "queries the GPU for the slots that have sliding-window KV and for their pages, and waits "
+        "for the answer, up to several times for each request of a step. Upstream fixed paged "
+        "allocators in 0.5.17, and the rest in 0.5.20."
     ),
     how=(
         "The slots of an eviction, and of a request that ends, are a range of its row in "
-        "req_to_token: what is mapped follows from the length that the request has evicted, and "
-        "its pages from its first position, both known to the host. Both pools, the mapping and "
-        "the order of free pages are the same afterwards. What is no such range, as a node of the "
-        "prefix cache, is given back by stock's code; so is all with another allocator or pool, "
-        "and with an encoder. On 0.5.19 evictions alone."
+        "req_to_token. What is mapped follows from the length that the request has evicted, and "
+        "its pages from its first position; the host knows both. Both pools, the mapping and the "
+        "order of free pages are the same afterwards. Stock's code frees what is not such a range, "
+        "such as a node of the prefix cache. It also runs with another allocator or pool, and with "
+        "an encoder. On 0.5.19 only evictions are patched."
     ),
-    gain="Nothing measured yet.",
+    gain="Nothing was measured yet.",
     condition=(
-        "A model with a window, up to 0.5.19; where the GPU is the bottleneck, the host's wait "
-        "costs nothing."
+        "A model with a window, up to 0.5.19. If the GPU is the bottleneck, the host's wait costs "
+        "nothing."
     ),
     upstream=(
         "sgl-project/sglang#32701",
@@ -601,25 +626,31 @@ _EVICTS = (
 EVICT_BEFORE_RETRACT = Patch(
     id="swa.evict-before-retract",
     kind="policy",
-    summary="KV behind the window is given back before a running request is retracted",
+    summary="KV behind the window is freed before a running request is retracted",
     why=(
-        "When the next decode step does not fit, stock retracts running requests: their KV goes "
-        "to CPU memory or is computed again. Yet it gives back sliding-window KV behind the "
-        "window only at intervals, so each running request may hold an interval and a page that "
-        "nothing will read."
+        "If the next decode step does not fit, stock retracts running requests: their KV goes to "
+        "CPU memory or is computed again. Yet it frees sliding-window KV behind the window only at "
+        "intervals, so each running request may hold an interval and a page that nothing will read."
     ),
     how=(
-        "Only where the step does not fit: evict each running request up to its window by stock's "
-        "own method, under stock's own guard (a decode step behind it), and ask again. Stock's "
-        "code alone runs with a prefix cache, without a window, and with other allocators."
+        "Only if the step does not fit, the patch evicts each running request up to its window "
+        "with stock's own method, under stock's own guard (a decode step behind it), and checks "
+        "again. Stock's code alone runs with a prefix cache, without a window, and with other "
+        "allocators."
     ),
     gain=(
-        "Nothing with the pool that stock makes from 0.5.14 on where --max-running-requests is "
-        "given and the prefix cache is off, which is large enough for every running request. With "
-        "a smaller one: 64 requests of 1000 + 400 tokens, window 128, 0.5.23, real queue and "
-        "allocator on a CPU, this policy alone: retractions 76 -> 0 and tokens per step 30.5 -> "
-        "31.8 at page 64 and a pool of 8192; 184 -> 0 and 25.8 -> 31.8 at page 1 and 6000, with "
-        "swa.page-size-1 before and after. Window 4096, page 64, pool 131072: no change."
+        "Servers with a small sliding-window pool stop retracting. The pool that stock makes from "
+        "0.5.14 on with --max-running-requests and without the prefix cache is large enough for "
+        "every running request, so it gains nothing. 0.5.23, real queue and allocator on a CPU, "
+        "this policy alone; at page 1 with swa.page-size-1 on both sides:"
+    ),
+    figures=(
+        ("64 requests of 1000 + 400 tokens, window 128", "stock", "patched"),
+        ("retractions, page 64, pool 8192", "76", "0"),
+        ("tokens per step, page 64, pool 8192", "30.5", "31.8"),
+        ("retractions, page 1, pool 6000", "184", "0"),
+        ("tokens per step, page 1, pool 6000", "25.8", "31.8"),
+        ("with window 4096, page 64, pool 131072", "", "no change"),
     ),
     condition=(
         "Small windows, and a sliding-window pool that runs out while requests decode. It changes "

@@ -1,4 +1,4 @@
-"""swa.evict-before-retract: give back KV behind the window before a running request is retracted.
+"""swa.evict-before-retract: free KV behind the window before a running request is retracted.
 
 Stock evicts at intervals, so each running request may hold an interval and a page more than its
 window when the pool runs out. Upstream's proposal of this kind, sgl-project/sglang#28246, was
@@ -19,7 +19,7 @@ BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 
 
 def install(patching: Patching) -> None:
-    """Ask again whether the next step fits, where evicting has given something back."""
+    """Check again whether the next step fits, if evicting has freed something."""
 
     def make(inner: Any) -> Any:
         def check_decode_mem(self: Any, selected_indices: Sequence[int] | None = None) -> bool:

@@ -1,9 +1,9 @@
-"""swa.free-without-sync: giving back sliding-window KV does not wait for the GPU.
+"""swa.free-without-sync: freeing sliding-window KV does not wait for the GPU.
 
-Stock asks the GPU which of the named slots have sliding-window KV, and which pages they are in
-(``torch.unique``, a boolean mask): each answer has a length that the host must wait for. The host
-knows both beforehand where the slots are a range of one request's row: its evicted length says
-from where on the range is mapped, and its first position where a page begins. Upstream's changes
+Stock queries the GPU which of the named slots have sliding-window KV, and which pages they are in
+(``torch.unique``, a boolean mask). Each answer has a length that the host must wait for. The host
+knows both beforehand if the slots are a range of one request's row: the evicted length shows where
+the mapped part starts, and the first position shows where a page begins. Upstream's changes
 are sgl-project/sglang#32701 (0.5.17), #37876 and #38159 (0.5.20).
 
 What is free afterwards is the same, in the same order, as after stock's own code.
@@ -30,7 +30,7 @@ ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of one request's row that is given back.
+    """A range of one request's row that is freed.
 
     Attributes:
         length: in tokens; its first token is the first of a page.
@@ -57,7 +57,7 @@ def install(patching: Patching) -> None:
 
 
 def install_evictions(patching: Patching) -> None:
-    """0.5.19: a finished request is given back by stock's own segments; window eviction is not."""
+    """0.5.19: a finished request is freed by stock's own segments; window eviction is not."""
     _install_free_swa_at_once(patching)
     _install_evictions(patching)
 
@@ -104,9 +104,9 @@ def serves(allocator: Any, batch: Any, patching: Patching) -> bool:
     """Whether an allocator's slots are known by their ranges; settled once for each allocator.
 
     Args:
-        allocator: whatever the batch allocates KV from.
+        allocator: the one from which the batch allocates KV.
         batch: a ``ScheduleBatch``.
-        patching: told why not.
+        patching: gets the reason if not.
     """
     settled = vars(allocator).get("_swa_knows_ranges")
     if settled is None:
@@ -118,7 +118,7 @@ def serves(allocator: Any, batch: Any, patching: Patching) -> bool:
 
 
 def unserved(allocator: Any, batch: Any) -> str | None:
-    """Why the KV of a batch is given back by stock's code; None where by ours."""
+    """Why the KV of a batch is freed by stock's code; None where by ours."""
     if type(allocator).__name__ != "SWATokenToKVPoolAllocator":
         return f"the KV allocator is {type(allocator).__name__}"
     if type(allocator._kvcache).__name__ != "SWAKVPool":
@@ -133,7 +133,7 @@ def unserved(allocator: Any, batch: Any) -> str | None:
 
 
 def segment_of(allocator: Any, slots: Any) -> Segment | None:
-    """What the host knows of slots that are given back now; None where it does not.
+    """What the host knows of slots that are freed now; None if it does not.
 
     Args:
         allocator: whose slots; within `_ranges_of`.
@@ -171,7 +171,7 @@ def _ranges_of(allocator: Any, pool: Any, req: Any) -> Iterator[None]:
     Args:
         allocator: whose slots the rows hold.
         pool: the ``ReqToTokenPool``.
-        req: whose row is given back; None while windows are evicted.
+        req: whose row is freed; None while windows are evicted.
     """
     before = vars(allocator).get("_swa_ranges")
     allocator._swa_ranges = (pool.req_to_token, req)
@@ -186,7 +186,7 @@ def _free(inner: Any, patching: Patching) -> Any:
         if free_index.numel() == 0 or not vars(self).get("_swa_knows_ranges"):
             return inner(self, free_index)
         if not self.is_not_in_free_group:
-            # Stock keeps the slots until the group ends, and gives all back in one call.
+            # Stock keeps the slots until the group ends, and frees all in one call.
             _Group.of(self, "free_group").add(self.free_group, segment_of(self, free_index))
             return inner(self, free_index)
         segments = _Group.of(self, "free_group").end(self.free_group, free_index)
@@ -285,11 +285,11 @@ class _Group:
         self._known.append(known)
 
     def end(self, members: list[Any] | None, slots: Any) -> list[Segment] | None:
-        """The segments of all that is given back by one call; None where one is not known.
+        """The segments of all that is freed by one call; None if one is not known.
 
         Args:
             members: stock's list, if it still has it.
-            slots: what is given back.
+            slots: what is freed.
         """
         known, held = self._known, self._list
         self._known, self._list = [], None

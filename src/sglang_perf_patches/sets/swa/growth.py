@@ -1,4 +1,4 @@
-"""What a request comes to hold of sliding-window KV, and stock's admission given that figure."""
+"""How much sliding-window KV a request will hold, and stock's admission with that figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
 
     Args:
         patching: as an install gets it.
-        applies: tells of a ``DecodePreallocQueue`` whether the request priced now is limited.
+        applies: whether the request that a ``DecodePreallocQueue`` prices now is limited.
     """
     decode = patching.module(DECODE)
 
@@ -37,7 +37,7 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
 
     def make_required(inner: Any) -> Any:
         def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
-            # Why this trick: stock asks the same method for what it allocates, which nothing
+            # Why this trick: stock uses the same method for what it allocates, which nothing
             # limits. While this flag is up, `_prealloc_kv_lens` answers as stock does.
             before = vars(self).get("_swa_prices_allocation", False)
             self._swa_prices_allocation = True

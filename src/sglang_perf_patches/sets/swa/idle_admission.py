@@ -1,8 +1,8 @@
-"""swa.idle-admission: an idle decode server admits a request that its sliding-window pool serves.
+"""swa.idle-admission: an idle decode server admits a request that fits its sliding-window pool.
 
 Stock wants room in that pool for the tail of the prompt and for ``min(max_new_tokens, 4096)``
-tokens more (`pop_preallocated`, ``sglang.srt.disaggregation.decode``). Where the pool is smaller,
-a request without ``max_tokens`` waits for ever, and with it every request behind it.
+tokens more (`pop_preallocated`, ``sglang.srt.disaggregation.decode``). If the pool is smaller,
+a request without ``max_tokens`` waits forever, and with it every request behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def install(patching: Patching) -> None:
-    """Before 0.5.12, where swa.tail-prealloc asks one method what a request grows to."""
+    """Before 0.5.12: swa.tail-prealloc uses one method for the size that a request grows to."""
     serves = _serving(patching)
 
     def make(inner: Any) -> Any:
@@ -47,7 +47,7 @@ def install_in_stock_rule(patching: Patching) -> None:
 
 
 def _serving(patching: Patching) -> Callable[[Any], bool]:
-    """A function that tells whether a queue is served; settled once for each queue."""
+    """A function for whether a queue is served; decided once for each queue."""
 
     def serves(queue: Any) -> bool:
         if "_swa_idle_served" not in vars(queue):

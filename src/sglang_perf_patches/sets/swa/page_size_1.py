@@ -1,7 +1,7 @@
 """swa.page-size-1: what swa.tail-prealloc does, at page size 1, where upstream leaves it off.
 
 Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants a page size above
-1, which is CUDA's default unless an attention backend asks for another.
+1, which is CUDA's default unless an attention backend needs another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def install(patching: Patching) -> None:
-    """Before 0.5.12, where swa.tail-prealloc does all but ask for a page size above 1."""
+    """Before 0.5.12: swa.tail-prealloc does everything but check for a page size above 1."""
     _install_condition(patching, unserved)
 
 
@@ -79,7 +79,7 @@ def _uses_swa_tail_prealloc(
     def uses_swa_tail_prealloc(self: Any) -> bool:
         """Whether this queue sizes sliding-window KV by the window; settled once for page size 1.
 
-        Settled, because stock asks several times for each request of each step.
+        Decided once, because stock checks several times for each request of each step.
         """
         if self.token_to_kv_pool_allocator.page_size > 1:
             return inner is not MISSING and bool(inner(self))

@@ -2,7 +2,7 @@
 
 Stock gives the sliding-window pool a fixed share of the full pool's tokens
 (``--swa-full-tokens-ratio``, 0.8 for most models), whatever the window and the number of requests
-are. This computes the share from both; `swa.pool-ratio` applies it, `hint` tells it.
+are. This computes the share from both; `swa.pool-ratio` applies it, `hint` shows it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Pools:
-    """Sizes of both pools in tokens, and the ratio that stock is to be given for them."""
+    """Sizes of both pools in tokens, and the ratio that makes stock choose them."""
 
     full: int
     swa: int
@@ -92,7 +92,7 @@ def fit(
 
 
 def fit_tokens(needs: Needs, *, ratio: float, full: int) -> Pools | None:
-    """As `fit`, where the size of the full pool is given, in tokens."""
+    """As `fit`, for a known size of the full pool, in tokens."""
     swa, tails = _sized(needs, full * ratio)
     return Pools(full, swa, swa / full, tails) if swa < full * ratio else None
 
@@ -114,7 +114,7 @@ def _sized(needs: Needs, stock: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Hint:
-    """What another ratio would bring, or why there is nothing to say.
+    """What another ratio would bring, or why there is no hint.
 
     Attributes:
         ratio: for ``--swa-full-tokens-ratio``; None with `reason`.
@@ -159,7 +159,7 @@ def hint(
 
     Args:
         model: the model's ``config.json``; of a multimodal model the text part is taken.
-        requests: ``--max-running-requests``; None where it is not given.
+        requests: ``--max-running-requests``; None if it is not given.
         kv_bytes: memory for KV on one GPU.
         page_size: in tokens.
         tensor_parallel: over how many GPUs the KV heads are spread.

@@ -1,6 +1,6 @@
 """swa.pool-ratio: the sliding-window pool is sized by requests and window, not by a fixed ratio.
 
-Stock does so for DeepSeek-V4 (``DSV4PoolConfigurator``), and for other models where the prefix
+Stock does so for DeepSeek-V4 (``DSV4PoolConfigurator``), and for other models if the prefix
 cache is off (``SWAChunkCapPoolConfigurator``, later ``SWARequestCapPoolConfigurator``).
 """
 
@@ -21,7 +21,7 @@ CONFIGURATOR = "sglang.srt.model_executor.pool_configurator:HybridSWAPoolConfigu
 
 
 def install(patching: Patching) -> None:
-    """Give stock's own arithmetic another ratio, where the operator gave none."""
+    """Give stock's own arithmetic another ratio, if the operator set none."""
 
     def make_init(inner: Any) -> Any:
         @functools.wraps(inner)
@@ -73,7 +73,7 @@ def install(patching: Patching) -> None:
 
 
 def unserved(configurator: Any, runner: Any) -> str | None:
-    """Why a server's pools are left to stock; None where the ratio is derived.
+    """Why a server's pools are left to stock; None if the ratio is derived.
 
     Args:
         configurator: a ``HybridSWAPoolConfigurator`` that stock has initialised.
@@ -135,7 +135,7 @@ def replicas(runner: Any) -> int:
 
 
 def setting(runner: Any, name: str) -> Any:
-    """An argument of the server as it was resolved; None where the release has none of that name.
+    """An argument of the server as it was resolved; None if the release has none of that name.
 
     From 0.5.17 on the resolved arguments are in groups of the process's own, and what the runner
     has are those that the operator gave.

@@ -103,7 +103,7 @@ def unmaps_pages(allocator: Any) -> bool:
 def unmap_pages(allocator: Any, slots: Any) -> None:
     """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
 
-    Slots behind the end of a sequence, in its last page, are given back with the page and never
+    Slots behind the end of a sequence, in its last page, are freed with the page and never
     named: they would stay mapped to a page that has another owner.
     """
     import torch
@@ -121,7 +121,7 @@ def unmap(allocator: Any, slots: Any) -> None:
 
 @contextmanager
 def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
-    """While this lasts, `allocator` gives sliding-window KV to the tail of what it allocates.
+    """Within this context `allocator` gives sliding-window KV only to the tail of an allocation.
 
     Stock's caller asks for the whole sequence; the attributes are the instance's own, so the
     class, and with it every other allocator, keeps stock's methods.

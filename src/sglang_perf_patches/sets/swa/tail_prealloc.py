@@ -1,7 +1,7 @@
 """swa.tail-prealloc: sliding-window KV of a request in transfer is as long as its window.
 
 Upstream's change is sgl-project/sglang#24857 (first in 0.5.12), with the fixes #25805, #27779,
-#28085 and #33794. `install` brings it to releases before 0.5.12; the other functions bring the
+#28085 and #33794. `install` adds it to releases before 0.5.12; the other functions add the
 fixes to releases that have the change without them.
 """
 
@@ -77,7 +77,7 @@ def _install_condition(patching: Patching) -> None:
     def peak(self: Any, req: Any, held: int, idle: bool) -> int:
         """Sliding-window tokens that stock's rule wants for a request until it ends.
 
-        Whether the server is idle makes no difference here: swa.idle-admission asks.
+        Whether the server is idle makes no difference here: swa.idle-admission checks that.
         """
         new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
         return held + new
@@ -279,7 +279,7 @@ def _swa_tokens(queue: Any, req: Any) -> int:
 
 
 def _never_fits(queue: Any, req: Any) -> str | None:
-    """Why a request can't be allocated even in empty pools; None where it can."""
+    """Why a request can't be allocated even in empty pools; None if it can."""
     allocator = queue.token_to_kv_pool_allocator
     swa, swa_size = _swa_tokens(queue, req), _whole(queue, allocator.size_swa)
     if swa > swa_size:
@@ -337,7 +337,7 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
                 break
             message = (
                 f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
-                f"want sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
+                f"need sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
             )
             logger.error(message)
             decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
@@ -376,7 +376,7 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
 
     Args:
         queue: the prealloc queue.
-        retractable: what retracting every running request would free, in tokens; None where no
+        retractable: what retracting every running request would free, in tokens; None if no
             running request is to be provided for.
         count_retracted: whether to keep what retracted requests will need.
     """

@@ -9,7 +9,7 @@ ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 
 
 def unserved(queue: Any) -> str | None:
-    """Why a decode prealloc queue is left to stock's code; None where the patches serve it.
+    """Why a decode prealloc queue is left to stock's code; None if the patches serve it.
 
     Args:
         queue: a ``DecodePreallocQueue`` whose pools and scheduler are set.

@@ -1,7 +1,7 @@
-"""swa.window-bounded-admission: admission expects of a request what its window lets it grow to.
+"""swa.window-bounded-admission: admission counts a request by what its window lets it hold.
 
 Stock's rule wants room for the tail of the prompt and for ``min(max_new_tokens, 4096)`` tokens
-more in the sliding-window pool, though KV behind the window is given back while a request decodes.
+more in the sliding-window pool, though KV behind the window is freed while a request decodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 
 def install(patching: Patching) -> None:
-    """Before 0.5.12, where swa.tail-prealloc asks one method what a request grows to."""
+    """Before 0.5.12: swa.tail-prealloc uses one method for the size that a request grows to."""
     serves = _serving(patching)
 
     def make(inner: Any) -> Any:
@@ -41,7 +41,7 @@ def install(patching: Patching) -> None:
 
 
 def install_in_stock_rule(patching: Patching) -> None:
-    """From 0.5.12: stock's own rule, given figures that bound what it adds up."""
+    """From 0.5.12 on: stock's own rule with bounded figures."""
     decode = patching.module(DECODE)
     serves = _serving(patching)
     growth.limit_growth(patching, serves)
@@ -95,7 +95,7 @@ def install_in_stock_rule(patching: Patching) -> None:
 
 
 def _serving(patching: Patching) -> Callable[[Any], bool]:
-    """A function that tells whether a queue is served; settled once for each queue."""
+    """A function for whether a queue is served; decided once for each queue."""
 
     def serves(queue: Any) -> bool:
         if "_swa_growth_bounded" not in vars(queue):

@@ -1,0 +1,28 @@
+"""The description for a package index has no link that works only in a checkout."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+describe = runpy.run_path(str(ROOT / "setup.py"))["description"]
+
+
+def test_every_link_of_the_description_is_an_address() -> None:
+    described = describe((ROOT / "README.md").read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)]*)\)", described)
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_what_a_link_says_stays() -> None:
+    text = "![a chart](examples/a.svg)\n\n[a page](src/a.md), [a site](https://a.example)"
+    assert describe(text) == "a page, [a site](https://a.example)"
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]*)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    missing = {name for name in targets if "://" not in name and not (ROOT / name).exists()}
+    assert missing == set()

@@ -1,0 +1,167 @@
+"""The page of what was tested on which release and machine: ``tests/results/tested.md``.
+
+It is made from the measured sections of the committed results (see `pages`) and from the verdicts
+on the released wheels. `tables` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.patch import Patch, PatchSet
+
+from . import pages
+from .pages import Section
+
+PAGE = "tests/results/tested.md"
+
+_INTRODUCTION = f"""# What was tested, on which release and machine
+
+`python3 -m tests.maintain.tables` writes this page from the committed results and from the verdicts
+on the released wheels.
+
+| a cell | means |
+| --- | --- |
+| a machine | the patch ran there beside stock on this release, and the results are committed |
+| · | the patch applies to this release (under "others": to another one), but there is no result |
+| empty | the patch does not apply |
+
+H200 is one NVIDIA H200; a 2 before it means two of one host. Nothing was measured on a Mac. The
+known releases are sglang {releases.KNOWN[0]} … {releases.KNOWN[-1]};
+[verdicts.md](../releases/verdicts.md) lists which patch applies to which.
+
+The test suite is not on this page: `python3 -m tests --all` compares patches with stock on the
+released code of these releases, on a CPU, and commits no results.
+"""
+
+
+def page(root: Path, patch_sets: Sequence[PatchSet], words: Mapping[str, Mapping[str, str]]) -> str:
+    """The page.
+
+    Args:
+        root: of the checkout.
+        patch_sets: all sets.
+        words: patch id → release → verdict.
+    """
+    parts = [_INTRODUCTION]
+    for patch_set in patch_sets:
+        if not patch_set.patches:
+            continue
+        found = pages.all_sections(root, patch_set.name)
+        parts.append(f"## {patch_set.name}\n\n{_matrix(patch_set.patches, found, words)}")
+        parts.append(_sources(patch_set.patches, found, words))
+    return "\n".join(parts)
+
+
+def unfounded(root: Path, patch_sets: Sequence[PatchSet]) -> list[str]:
+    """Claims of measured sections that nothing bears out.
+
+    A section must name its machine, patches or sets that exist, and only releases that its file
+    names too.
+    """
+    wrong = []
+    for patch_set in patch_sets:
+        known = {patch_set.name, *(patch.id for patch in patch_set.patches)}
+        for section in pages.all_sections(root, patch_set.name):
+            where = f"{section.file}, {section.heading}"
+            if not section.machine:
+                wrong.append(f"{where}: it names no machine")
+            wrong += [f"{where}: there is no {name}" for name in section.on if name not in known]
+            told = _told(f"{section.heading} {section.text}")
+            wrong += [
+                f"{where}: it says nothing of {release}"
+                for on in section.on.values()
+                for release in on
+                if release not in told
+            ]
+    return wrong
+
+
+def _told(text: str) -> set[str]:
+    """The releases that a text names, also as ``0.5.19 to 0.5.23``."""
+    words = [word.strip("`*|,.:;()") for word in text.split()]
+    found = {word for word in words if word in releases.KNOWN}
+    for first, to, last in zip(words, words[1:], words[2:], strict=False):
+        if to == "to" and first in releases.KNOWN and last in releases.KNOWN:
+            found.update(releases.between(first, last))
+    return found
+
+
+def _machines(
+    patch: Patch, release: str, found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Where a patch was measured on a release; nowhere if it does not apply there."""
+    if words[patch.id].get(release, "applies") != "applies":
+        return []
+    return list(
+        dict.fromkeys(
+            section.machine
+            for section in found
+            for name in (patch.id, patch.set)
+            if release in section.on.get(name, ())
+        )
+    )
+
+
+def _matrix(
+    patches: Sequence[Patch], found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
+) -> str:
+    """A row for each patch, a column for each release on which any of them was measured."""
+    columns = [
+        release
+        for release in releases.KNOWN
+        if any(_machines(patch, release, found, words) for patch in patches)
+    ]
+    rows = [["patch", *columns, "others"]]
+    for patch in patches:
+        cells = []
+        for release in columns:
+            empty = "·" if words[patch.id][release] == "applies" else ""
+            cells.append(", ".join(_machines(patch, release, found, words)) or empty)
+        others = [
+            release
+            for release, word in words[patch.id].items()
+            if word == "applies" and release not in columns
+        ]
+        rows.append([f"`{patch.id}`", *cells, "·" if others else ""])
+    return _markdown(rows)
+
+
+def _sources(
+    patches: Sequence[Patch], found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
+) -> str:
+    """A row for each measured section, and the patches of which there is none."""
+    applying = {
+        (patch.id, release)
+        for patch in patches
+        for release, word in words[patch.id].items()
+        if word == "applies"
+    }
+    rows = [["results", "machine", "patches, releases"]]
+    for section in found:
+        what = "; ".join(
+            " ".join(
+                [f"`{name}`", *(each for each in on if (name, each) in applying or "." not in name)]
+            )
+            for name, on in section.on.items()
+        )
+        rows.append([f"[{section.heading}]({_up(section.file)})", section.machine, what])
+    named = {name for section in found for name in section.on}
+    without = [f"`{p.id}`" for p in patches if not {p.id, p.set} & named]
+    text = _markdown(rows)
+    if without:
+        text += f"\nNo committed result: {', '.join(without)}.\n"
+    return text
+
+
+def _up(file: str) -> str:
+    """A path below a checkout, as it is reached from the page."""
+    return "../" + file.removeprefix("tests/")
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ EACH = pytest.mark.parametrize("release", RELEASES)
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+@pytest.mark.whole_matrix  # the whole case, once for each way to break it
 def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release: str) -> None:
     verdicts = found(release, "broken_arena")
     assert verdicts.pop("whole") == "equal"

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import Different, Inputs
-from ..comparing import differs, live, same
+from ..comparing import differs, live, same, some
 from . import models, playing
 from .models import Model
 from .playing import Player, Step
@@ -120,7 +120,7 @@ def next_turn(inputs: Inputs) -> int:
     hits = [playing.HITTING, playing.TALKING, *inputs(playing.random_hits)]
     hits += inputs(playing.random_episodes)
     compared = 0
-    for dtype in ("float32", "bfloat16"):
+    for dtype in some(inputs, ("float32", "bfloat16")):
         with models.model("qwen3", dtype) as made:
             compared += same(patch, _played(made, [], radix=True), hits)
             with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
@@ -166,11 +166,12 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
         compared += same(patch, _played(made, [], radix=True), [*hits, *drawn])
         without = [playing.SCRIPTED, playing.EXTENDING]
         compared += same(patch, _played(made, []), without, ran=not needs_pool)
-    for name, dtype, quantized in (
+    others = (
         ("qwen3", "bfloat16", False),
         ("qwen3", "bfloat16", True),
         *((name, "float32", False) for name in _further_models()),
-    ):
+    )
+    for name, dtype, quantized in some(inputs, others):
         with models.model(name, dtype, quantized=quantized) as made:
             ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
             few = [hits[-1], *drawn[:2]]
@@ -223,16 +224,18 @@ def kv_arena(inputs: Inputs) -> int:
         compared += _failing(patch, made)
     with models.model("qwen3", "bfloat16") as made, counted(COUNTS, *served) as batched:
         compared += same(
-            patch, _played(made, batched), [*scripted, *drawn[:_FEW], *settling[:_FEW]]
+            patch,
+            _played(made, batched),
+            [*some(inputs, scripted), *drawn[:_FEW], *some(inputs, settling[:_FEW])],
         )
-    for name in _further_models():
+    for name in some(inputs, _further_models()):
         with models.model(name, "float32") as made, counted(COUNTS, *served) as batched:
             compared += same(
                 patch, _played(made, batched), [*scripted[:2], *drawn[:_FEW], *settling[:_FEW]]
             )
     if _can_sample():
         with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-            compared += same(patch, _played(made, batched, sampling=True), scripted)
+            compared += same(patch, _played(made, batched, sampling=True), some(inputs, scripted))
     # Where the pool is in another dtype, so are requests that begin with what it holds, and those
     # that are given their buffers afterwards.
     with (
@@ -336,11 +339,12 @@ def counted(counts: Counter[str], *served: str) -> Iterator[list[int]]:
 def _all_models(patch: str, inputs: Inputs) -> int:
     schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
     compared = 0
-    for name, dtype in (
+    kinds = (
         ("qwen3", "float32"),
         ("qwen3", "bfloat16"),
         *((name, "float32") for name in _further_models()),
-    ):
+    )
+    for name, dtype in some(inputs, kinds):
         with models.model(name, dtype) as made:
             compared += same(patch, _played(made, []), schedules[: None if compared == 0 else 4])
     return compared

@@ -24,7 +24,7 @@ T = TypeVar("T")
 FULL_DEPTH = 4
 """Inputs that a case draws beside its own edges, on each of some 16 releases."""
 
-DEPTH = int(os.environ.get("SGLANG_PERF_PATCHES_TESTS_DEPTH", FULL_DEPTH))
+DEPTH = int(os.environ.get("PERF_PATCHES_TESTS_DEPTH", FULL_DEPTH))
 """How many of them this run draws (see `tiers.DEPTH`)."""
 
 

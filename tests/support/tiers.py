@@ -26,8 +26,11 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch
 
-DEPTH = "SGLANG_PERF_PATCHES_TESTS_DEPTH"
-"""The variable that tells what a test starts how many inputs to draw; all of them without it."""
+DEPTH = "PERF_PATCHES_TESTS_DEPTH"
+"""The variable that tells what a test starts how many inputs to draw; all of them without it.
+
+Its name begins otherwise than sglang's and ours, which no test hands on.
+"""
 
 FIRST = ("server", "proof", "swa", "mamba", "mla", "mlx", "releases")
 """Folders in the order of their longest tests, so that no long one is left for the end."""

@@ -403,8 +403,8 @@ PATCHES: tuple[Patch, ...] = (
             "step's graph takes about a third of the time with 16. The logits were equal, bit by "
             "bit, with MLX's cuDNN attention off. With it on all were equal but those of 16 "
             "requests of equal lengths that cross 256 tokens, where stock's own differ from run to "
-            "run. One H200, MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16, radix cache "
-            "off unless a row says otherwise:"
+            "run. One H200, MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16, 0.5.23 with "
+            "the radix cache off unless a row says otherwise:"
         ),
         figures=(
             ("time of a decode step, patched : stock", "equal lengths", "unequal lengths"),

@@ -239,12 +239,13 @@ PATCHES: tuple[Patch, ...] = (
         ),
         how=(
             "Stock's function runs, and calls the model. For that call the model's trunk "
-            "answers with its last position, so its head computes one row. On a CPU the bits "
-            "are the same. On a GPU one row is multiplied by another kernel: there the first "
-            "prompt of each size, by powers of two, is computed both ways, and the head is "
-            "given one row, 32 or 256, as many as give stock's bits; where none does, and in "
-            "float32, the model is left to stock, named in one line of the log. So is a model "
-            "without a trunk of that name."
+            "answers with its last position, so its head computes one row. On a CPU whose BLAS "
+            "multiplies a row alone as among others, which two small products show, the bits "
+            "are the same; MLX's wheels for Linux bring such a one. On a GPU, or with OpenBLAS, "
+            "one row is multiplied by another kernel: there the first prompt of each size, by "
+            "powers of two, is computed both ways, and the head is given one row, 32 or 256, as "
+            "many as give stock's bits; where none does, and in float32, the model is left to "
+            "stock, named in one line of the log. So is a model without a trunk of that name."
         ),
         gain=(
             "Time to the first token and memory of a prompt, where the device is busy computing "

@@ -252,7 +252,7 @@ PATCHES: tuple[Patch, ...] = (
             "and not the host launching. Of Qwen3-0.6B's multiplications in a prefill the "
             "head's are 26 %, and its logits of 4096 tokens in bfloat16 are 1.2 GB; both are "
             "saved but for a few rows. With Qwen3-0.6B's proportions on a CPU a prompt of 128 "
-            "tokens took 0.71 of stock's time and one of 2048, most of it attention, 0.92. On "
+            "tokens took 0.71 of stock's time and one of 2048, most of it attention, 0.9. On "
             "one H200, where launching is what takes time, a prompt of 256 tokens took 0.90 and "
             "one of 2048 1.11, with an earlier mlx.pool-write, which wrote into the pool there. "
             "In 860 products on a CPU, of float32, bfloat16, float16, 4 and 8 bits and of 2 to "

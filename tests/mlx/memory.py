@@ -1,11 +1,12 @@
-"""What the runner keeps and takes at the peak with the radix cache on, stock and patched.
+"""What the runner keeps, holds between steps and takes at the peak, stock and patched.
 
     python3 tests/mlx/memory.py --release 0.5.23 --release 0.5.11
 
 runs in the environments that the tests use (made at the first use): the small model of `bench mlx`
 (8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory, as after
-any prefix hit. One line of JSON for each release, selection and load. What was measured:
-`memory.md`.
+any prefix hit. One line of JSON for each release, selection and load. What is held is the most that
+was in use after any prefill or chunk; the peak has what is in use within one, too, as MLX's
+attention on a CPU, which makes all scores. What was measured: `memory.md`.
 """
 
 from __future__ import annotations
@@ -85,17 +86,38 @@ def _measure(selection: str, radix: bool, only: str) -> None:
             gc.collect()
             mx.clear_cache()
             before = mx.get_active_memory()
+            held = _Held(player, before)
             mx.reset_peak_memory()
             began = time.perf_counter()
             found = load(player)
             taken = time.perf_counter() - began
             gc.collect()
             found["kept MB"] = round((mx.get_active_memory() - before) / 1e6, 1)
+            found["held MB"] = round(held.most / 1e6, 1)
             found["peak MB"] = round((mx.get_peak_memory() - before) / 1e6, 1)
             found["seconds"] = round(taken, 2)
             print(json.dumps({"patches": selection, "load": name} | found), flush=True)
             del player
     sglang_perf_patches.deactivate()
+
+
+class _Held:
+    """Notes what is in use after each prefill and chunk, in bytes, and the most of it."""
+
+    def __init__(self, player: Any, before: int) -> None:
+        self.most = 0
+        self._before = before
+        for name in ("join", "extend"):
+            setattr(player, name, self._noted(getattr(player, name)))
+
+    def _noted(self, take: Callable[..., None]) -> Callable[..., None]:
+        import mlx.core as mx
+
+        def noted(*arguments: Any) -> None:
+            take(*arguments)
+            self.most = max(self.most, mx.get_active_memory() - self._before)
+
+        return noted
 
 
 def _singles(player: Any) -> dict[str, Any]:
@@ -135,29 +157,38 @@ def _eight(player: Any) -> dict[str, Any]:
     return {}
 
 
-def _decode(player: Any, names: list[str]) -> list[float]:
+def _decode(player: Any, names: list[str]) -> list[tuple[float, float]]:
+    """Milliseconds of each step: of wall time, and of the process, MLX's threads included."""
     import mlx.core as mx
 
     times = []
     for _ in range(_STEPS):
         mx.synchronize()
-        # Of the process, MLX's threads included, for a machine that is busy with other work.
-        began = time.process_time()
+        began = time.perf_counter(), time.process_time()
         player.decode(names)
         mx.synchronize()
-        times.append(1e3 * (time.process_time() - began))
+        ended = time.perf_counter(), time.process_time()
+        times.append((1e3 * (ended[0] - began[0]), 1e3 * (ended[1] - began[1])))
     return times
 
 
-def _first_steps(times: list[list[float]]) -> dict[str, Any]:
-    """CPU milliseconds of the first step after the prefills and of later ones, and their ratio."""
-    firsts = [each[0] for each in times[1:]]  # the first of all warms MLX up
-    ratios = [each[0] / statistics.median(each[2:]) for each in times[1:]]
-    return {
-        "first step ms": [round(value, 1) for value in statistics.quantiles(firsts, n=4)],
-        "later step ms": round(statistics.median(chain.from_iterable(e[2:] for e in times)), 1),
-        "first : later": [round(value, 2) for value in statistics.quantiles(ratios, n=4)],
-    }
+def _first_steps(times: list[list[tuple[float, float]]]) -> dict[str, Any]:
+    """The first step after the prefills, later ones, and their ratio, as quartiles."""
+    found: dict[str, Any] = {}
+    for number, kind in enumerate(("", ", CPU time")):
+        taken = [[step[number] for step in each] for each in times[1:]]  # the first warms MLX up
+        laters = [statistics.median(each[2:]) for each in taken]
+        found[f"first step ms{kind}"] = _quartiles([each[0] for each in taken], 1)
+        found[f"later step ms{kind}"] = _quartiles(
+            list(chain.from_iterable(e[2:] for e in taken)), 1
+        )
+        ratios = [each[0] / later for each, later in zip(taken, laters, strict=True)]
+        found[f"first : later{kind}"] = _quartiles(ratios, 2)
+    return found
+
+
+def _quartiles(values: list[float], digits: int) -> list[float]:
+    return [round(value, digits) for value in statistics.quantiles(values, n=4)]
 
 
 if __name__ == "__main__":

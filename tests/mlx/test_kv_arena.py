@@ -161,3 +161,9 @@ def test_step_mask_is_superseded_and_back_without_it(found: Found) -> None:
     assert states["all"]["mlx.kv-arena"] == "live"
     assert states["all"]["mlx.step-mask"] == "superseded"
     assert states["all,-mlx.kv-arena"]["mlx.step-mask"] == "live"
+
+
+def test_a_turn_of_stocks_in_the_benchmark_is_no_conflict(found: Found) -> None:
+    after = found("0.5.23", "turn_of_stock")["after"]
+    assert "mlx.kv-arena" in after
+    assert set(after.values()) == {"live"}

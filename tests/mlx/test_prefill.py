@@ -9,7 +9,18 @@ import pytest
 
 Found = Callable[..., Any]
 
-EACH = pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
+EACH = pytest.mark.parametrize(
+    "release",
+    [
+        "0.5.11",
+        *(
+            pytest.param(release, marks=pytest.mark.whole_matrix)
+            for release in ("0.5.13.post1", "0.5.15", "0.5.18")
+        ),
+        "0.5.17",
+        "0.5.23",
+    ],
+)
 
 
 def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
@@ -49,3 +60,18 @@ def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_nee
     assert never["state"]["state"] == "gated"
     assert "mlx_lm.models.qwen3" in never["state"]["reason"]
     assert never["counts"] == {"whole": 3, "checks": 1}
+
+
+def test_on_a_cpu_whose_blas_takes_one_row_in_another_way_the_head_is_checked(
+    found: Found,
+) -> None:
+    of = found("0.5.23", "other_blas")
+    assert of["here"] is True
+    assert of["there"] is False
+    for dtype in ("float32", "bfloat16"):
+        assert of[f"{dtype} mlx.last-row"]["played"] == of[f"{dtype} none"]["played"]
+    whole, few = of["float32 mlx.last-row"], of["bfloat16 mlx.last-row"]
+    assert whole["state"]["state"] == "gated"
+    assert whole["counts"] == {"whole": 2}
+    assert few["state"]["state"] == "live"
+    assert few["counts"] == {"whole": 1, "cut": 1, "checks": 1}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -620,13 +621,64 @@ def few_rows() -> dict[str, Any]:
     return found
 
 
+def other_blas() -> dict[str, Any]:
+    """A CPU whose products of one row have other bits, as with OpenBLAS, in each dtype.
+
+    Only the products of the look at it and of the head: the model's are not by its name.
+    """
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import last_row
+
+    class Head:
+        """Like `product`, for a module that multiplies by itself."""
+
+        def __init__(self, head: Any) -> None:
+            self._head = head
+
+        def __call__(self, hidden: Any) -> Any:
+            logits = self._head(hidden)
+            return logits if hidden.shape[1] > 1 else logits * logits.dtype.size
+
+    stock_product = mx.matmul
+
+    def product(left: Any, right: Any) -> Any:
+        found = stock_product(left, right)
+        return found if left.shape[-2] > 1 else found + found
+
+    schedule = [("join", "a", 300), ("join", "b", 310), ("decode", "ab")]
+    found: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}
+    for dtype in ("float32", "bfloat16"):
+        with models.model("qwen3", dtype) as made, replaced(mx, "matmul", product):
+            found["there"] = last_row.gives_rows_alone(mx)
+            head = made.model.lm_head
+            dict.__setitem__(made.model, "lm_head", Head(head))
+            for selection in ("none", "mlx.last-row"):
+                last_row.COUNTS.clear()
+                sglang_perf_patches.activate(selection, strict=True)
+                played = asdict(playing.Player(made, radix=True).play(schedule))
+                counts = dict(last_row.COUNTS)
+                found[f"{dtype} {selection}"] = {
+                    "played": played,
+                    "counts": counts,
+                    "state": asdict(state("mlx.last-row")),
+                }
+                sglang_perf_patches.deactivate()
+            dict.__setitem__(made.model, "lm_head", head)
+    return found
+
+
 def together() -> dict[str, Any]:
     """Random episodes with every patch of the set, and stock; by the kind of model."""
     import sglang_perf_patches
+
+    release = installed_release()
     from sglang_perf_patches.proof.mlx import models, playing
 
     found: dict[str, Any] = {}
-    for name, dtype in kinds(metadata.version("sglang")):
+    for name, dtype in kinds(release):
         with models.model(name, dtype) as made:
             schedules = [playing.random_episodes(Random(seed)) for seed in range(4)]
             schedules += [playing.HITTING]
@@ -677,6 +729,37 @@ def arena_nodes() -> dict[str, Any]:
                     }
             sglang_perf_patches.deactivate()
     return found
+
+
+def turn_of_stock() -> dict[str, Any]:
+    """The states of the patches after a turn of stock's in `bench mlx`, and at its end."""
+    import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+    from sglang_perf_patches.proof.mlx import standalone
+
+    standalone.lend()
+    from sglang_perf_patches.bench.mlx import _Switch
+
+    switch = _Switch()
+    with switch.stock():
+        time.sleep(2.5)
+    found = {"after": {id: state(id).state for id in switch.names}}
+    switch.close()
+    return found
+
+
+def installed_release() -> str:
+    """The release that is here; where that is its files alone, its runner is made importable."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+        from sglang_perf_patches.judge import source
+        from sglang_perf_patches.proof.mlx import standalone
+
+        standalone.lend()
+        return source.Tree(source.find_installed()).version
 
 
 def kinds(release: str) -> list[tuple[str, str]]:

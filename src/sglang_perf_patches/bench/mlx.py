@@ -21,6 +21,7 @@ from typing import Any
 from ..judge import source
 from ..live import identity as objects
 from ..proof import Different, Missing
+from ..seen import keeper
 from .report import Cell, Table
 from .timing import progress, ratio
 
@@ -320,6 +321,7 @@ class _Switch:
         owners = [objects.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
         report = sglang_perf_patches.activate("mlx")
+        keeper.drop()  # it looks at what is live, and would take a turn of stock's for a conflict
         self.names = [id for id, _ in chosen if report.of(id).state == "live"]
         if not self.names:
             raise Missing("no patch of mlx went live")

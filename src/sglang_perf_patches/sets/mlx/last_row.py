@@ -32,6 +32,9 @@ _ROWS = (1, 32, 256)
 """Positions that the head is given: the first number that gives stock's bits. A GPU multiplies one
 row by a matrix in another way than many, and some rows in another way than thousands."""
 
+_PROBES = (33, 128, 512), (65, 256, 512)
+"""Products that show it, as rows, inner size and columns."""
+
 
 def install_lazy(patching: Patching) -> None:
     """Serve releases from 0.5.11 on, which build a prefill before they evaluate it."""
@@ -62,6 +65,20 @@ def _install(patching: Patching, methods: tuple[str, ...]) -> None:
         patching.override(f"{RUNNER}.{method}", make)
 
 
+def gives_rows_alone(core: Any) -> bool:
+    """Whether a row's product with a matrix has the same bits alone as among others, in float32.
+
+    On a CPU that is up to the BLAS that MLX was built with. The one in its wheels for Linux sums up
+    each row by itself; OpenBLAS takes another kernel for few rows. Other dtypes are MLX's own.
+    """
+    for rows, inner, columns in _PROBES:
+        left = core.random.normal((rows, inner), key=core.random.key(rows))
+        right = core.random.normal((columns, inner), key=core.random.key(columns)).T
+        if not same_bits(core, core.matmul(left, right)[-1:], core.matmul(left[-1:], right)):
+            return False
+    return True
+
+
 class _Heads:
     """How many positions a model's head is given, by the number that stock gives it."""
 
@@ -71,8 +88,7 @@ class _Heads:
         self._ran = patching.ran
         self._rows: dict[tuple[int, int], int] = {}
         self._is_off = False
-        # Proven there in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
-        self._is_proven = self._core.default_device() == self._core.Device(self._core.cpu)
+        self._is_proven: bool | None = None
 
     def call(self, model: Any, arguments: Any, options: Any) -> Any:
         """The model's output for a prompt of one request, of (1, some of the last, vocabulary)."""
@@ -83,6 +99,10 @@ class _Heads:
                 self._leave(model, "its trunk has another name")
             COUNTS["whole"] += 1
             return model(*arguments, **options)
+        if self._is_proven is None:
+            # Proven there in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
+            on_cpu = self._core.default_device() == self._core.Device(self._core.cpu)
+            self._is_proven = on_cpu and gives_rows_alone(self._core)
         # The kernels of a product are chosen by its size.
         size = id(model), (tokens - 1).bit_length()
         rows = _ROWS[0] if self._is_proven else self._rows.get(size)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from setuptools import setup
-
 _IMAGE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*")
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)[^)]*\)")
 
@@ -17,6 +15,8 @@ def description(readme: str) -> str:
 
 
 if __name__ == "__main__":
+    from setuptools import setup
+
     _readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     setup(
         long_description=description(_readme),

@@ -1,7 +1,7 @@
 """What stock sglang of the release on PYTHONPATH waits for, and what the patches leave of it.
 
-Prints one JSON object: for each part what was found, for the tests to judge; for ``names`` as its
-argument stock's part of that name alone. That both compute the same is shown by
+Prints one JSON object: for each part what was found, for the tests to judge; with an
+argument, ``names`` or ``broken``, the part of that name alone. That both compute the same is shown by
 `sglang_perf_patches.proof`.
 """
 
@@ -63,7 +63,6 @@ def main() -> None:
             here["rows asked"] = None if play.is_old() else rows_asked()
         sglang_perf_patches.deactivate()
         found[label] = here
-    found["broken"] = broken()
     print(json.dumps(found))
 
 
@@ -286,7 +285,8 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["names"]:
-        print(json.dumps({"names": names()}))
+    parts = {"names": names, "broken": broken}
+    if sys.argv[1:]:
+        print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))
     else:
         main()

@@ -75,8 +75,8 @@ BREAKS = {
     ),
     "mla.page-table-bound": (
         "mla/page_table_bound.py",
-        "whole[:, :width] = table",
-        "whole[:, 1:width] = table[:, 1:]",
+        "return whole[:, :width]",
+        "return table",
     ),
     "mamba.gdn-prefill-graph": (
         "mamba/prefill_tables.py",

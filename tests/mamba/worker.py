@@ -1,7 +1,7 @@
 """What stock sglang of the release on PYTHONPATH waits for, and what the patches leave of it.
 
-Prints one JSON object: for each part what was found, for the tests to judge; with an
-argument, ``names`` or ``broken``, the part of that name alone. That both compute the same is shown by
+Prints one JSON object: for each part what was found, for the tests to judge; with ``names`` or
+``broken`` as an argument the part of that name alone. That both compute the same is shown by
 `sglang_perf_patches.proof`.
 """
 

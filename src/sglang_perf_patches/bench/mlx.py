@@ -1,9 +1,9 @@
-"""``bench mlx``: stock's MLX runner and the patched one, on this machine: prefill and decode.
+"""``bench mlx``: compares stock's and the patched MLX runner on this machine: prefill and decode.
 
-The runner is the installed sglang's own, without the scheduler around it; the model is made by
-code. Stock and patched have a runner each over the same weights, with the radix cache on as
-sglang's default is, play the same requests and take turns. First the logits of both are compared,
-bit by bit.
+The runner is the installed sglang's own, without the scheduler; the model has random weights.
+Stock and patched each have a runner over the same weights, with the radix cache on, as in sglang's
+default. Both run the same requests in alternating turns. First the benchmark compares the logits
+of both bit by bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .report import Cell, Table
 from .timing import progress, ratio
 
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
-"""The patches of the decode step: the one of them that applies says how steps can be taken."""
+"""The patches of the decode step; the one that applies decides whether steps can be chained."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "0.6b": {
@@ -79,12 +79,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 128,
     },
 }
-"""Qwen3's shape as Qwen3-0.6B and as Qwen3-8B in 4 bits, with the former's proportions of body and
-head, and for a CPU; Qwen3-Next's layers, three of four recurrent; gpt-oss', every other one with a
-sliding window. The last two are small."""
+"""The models, in order.
+
+- Qwen3-0.6B, and Qwen3-8B in 4 bits.
+- Qwen3 with the proportions of body and head of the 0.6B model, and Qwen3 for a CPU.
+- A small model with Qwen3-Next's layers, three of four recurrent.
+- A small model with the layers of gpt-oss, every other one with a sliding window.
+"""
 
 SHORT = 100
-"""Tokens of the short prompts beside a long one."""
+"""Length of the short prompts beside a long one, in tokens."""
 
 _COMPARED_STEPS = 4
 _WARM_UP = 1
@@ -92,17 +96,17 @@ _WARM_UP = 1
 
 @dataclass(frozen=True)
 class Batch:
-    """One row: requests, and how their steps are taken.
+    """One row of a table: the requests, and how their steps follow each other.
 
     Attributes:
-        requests: how many.
+        requests: number of requests.
         context: length of the longest prompt, in tokens.
-        kind: ``equal``: all are as long; ``skewed``: they go down evenly to a sixteenth of it;
-            ``far``: the others have `SHORT` tokens.
-        taken: how steps follow each other. ``read``: each before the next is built; ``chained``:
-            each is built before the one before it is read, as the overlap loop does; ``changing``:
-            before each, one request leaves and another joins, whose prefill is not timed, and so
-            on from turn to turn.
+        kind: ``equal``: all prompts have this length; ``skewed``: the lengths decrease evenly to a
+            sixteenth of it; ``far``: the others have `SHORT` tokens.
+        taken: how steps follow each other. ``read``: each is read before the next is built;
+            ``chained``: each is built before the previous one is read, as in the overlap loop;
+            ``changing``: before each, one request leaves and another joins, with its prefill
+            untimed, and the changes continue from turn to turn.
         radix: whether the radix cache is on.
     """
 
@@ -114,7 +118,7 @@ class Batch:
 
     @property
     def lengths(self) -> list[int]:
-        """Each request's prompt, in tokens."""
+        """Each request's prompt length, in tokens."""
         if self.kind == "equal" or self.requests == 1:
             return [self.context] * self.requests
         if self.kind == "far":
@@ -127,7 +131,7 @@ class Batch:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Sizes; what is not given depends on the device."""
+    """Add the options for sizes; their defaults depend on the device."""
     parser.add_argument("--model", choices=MODELS, help="0.6b on a GPU, small on a CPU")
     parser.add_argument("--dtype", help="bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=_numbers, metavar="N,...", help="requests in a step")
@@ -141,11 +145,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def tables(given: argparse.Namespace) -> Iterator[Table]:
-    """A decode step for each batch.
+    """One table of prefills, then one of decode steps for each number of requests.
 
     Raises:
-        Different: logits are not stock's in some batch; after the table is out.
-        Missing: there is no mlx here, or no patch for this sglang.
+        Different: in some batch the logits differ from stock's; raised after all tables.
+        Missing: mlx is not installed, or no patch applies to this sglang.
     """
     try:
         import mlx.core as mx
@@ -218,7 +222,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 def _prefill_table(
     made: Any, switch: _Switch, prompts: list[int], rounds: int, what: str, notes: str
 ) -> Table:
-    """Time and memory of one prompt's prefill, the radix cache on."""
+    """Time and memory of one prompt's prefill, with the radix cache on."""
     rows: list[tuple[Cell, ...]] = []
     for tokens in progress(prompts, "bench mlx, prefill"):
         sides = [_Prefills(made, tokens, live) for live in (switch.stock, switch.live)]
@@ -258,7 +262,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _decode_patch() -> tuple[str, str]:
-    """The patch of the decode step for this sglang, else the first that applies; the version."""
+    """This sglang's version, and its patch of the decode step, else the first that applies."""
     import sglang_perf_patches
 
     found = {
@@ -275,7 +279,7 @@ def _decode_patch() -> tuple[str, str]:
 def _batches(
     given: argparse.Namespace, on_gpu: bool, *, can_chain: bool
 ) -> Iterator[tuple[int, list[Batch]]]:
-    """The batches of each table, by the number of requests."""
+    """The number of requests and the batches of each table."""
     if given.quick:
         sizes, contexts = given.batch or [4], given.context or [96]
     else:
@@ -296,10 +300,10 @@ def _batches(
 
 
 class _Switch:
-    """Puts the same patched code of the whole set live again and takes it off.
+    """Switches the whole set's patched code on and off, always the same objects.
 
-    Activating anew would not do: requests' caches that lie in the arena of one activation are
-    foreign to the next one, which would leave their batch to stock.
+    A second activation would not work: it would not recognize caches in an arena of the first one,
+    and stock would serve their batch.
 
     Attributes:
         names: the patches that went live.
@@ -321,7 +325,7 @@ class _Switch:
         owners = [objects.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
         report = sglang_perf_patches.activate("mlx")
-        keeper.drop()  # it looks at what is live, and would take a turn of stock's for a conflict
+        keeper.drop()  # it checks the live code, and would report a turn of stock's as a conflict
         self.names = [id for id, _ in chosen if report.of(id).state == "live"]
         if not self.names:
             raise Missing("no patch of mlx went live")
@@ -330,7 +334,7 @@ class _Switch:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Have it live."""
+        """Run the patched code inside the context."""
         self._put(self._live)
         try:
             yield
@@ -339,12 +343,12 @@ class _Switch:
 
     @contextmanager
     def stock(self) -> Iterator[None]:
-        """Have stock alone, as is when nothing is entered."""
+        """Run stock's code, as outside any context."""
         self._put(self._stock)
         yield
 
     def close(self) -> None:
-        """Leave stock's own objects."""
+        """Put stock's own objects back."""
         import sglang_perf_patches
 
         self._put(self._live)
@@ -352,7 +356,7 @@ class _Switch:
 
     @staticmethod
     def _held(owner: Any, name: str) -> tuple[Any, Any]:
-        """An attribute and, of a function, its code: a module's function is given another one."""
+        """An attribute and its code, if a function: a patch replaces a module function's code."""
         value = objects.raw(owner, name)
         return value, getattr(value, "__code__", None)
 
@@ -386,7 +390,7 @@ class _Side:
             slots = 2 * sum(batch.lengths) + 256 * batch.requests
             self._player = playing.Player(made, radix=batch.radix, slots=slots)
             self._player.evaluate_pool()
-            gc.collect()  # the batch before this one
+            gc.collect()  # frees the previous batch
             mx.clear_cache()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
@@ -408,7 +412,7 @@ class _Side:
         self._time_building()
 
     def take_turn(self, steps: int) -> None:
-        """Take steps, after some that do not count."""
+        """Run and time steps, after untimed warm-up steps."""
         with self._live():
             self._take(_WARM_UP)
             self._building = 0.0
@@ -417,13 +421,13 @@ class _Side:
         self._player.pending.clear()
 
     def _take(self, steps: int) -> float:
-        """Seconds that steps take, of the batch or of one that changes before each."""
+        """Seconds for the steps of the batch, which may change before each step."""
         if self._batch.taken == "changing":
             return sum(self._change_and_decode() for _ in range(steps))
         return self._decode(steps)
 
     def _decode(self, steps: int) -> float:
-        """Seconds that steps of the same batch take."""
+        """Seconds for steps of an unchanged batch."""
         import mlx.core as mx
 
         mx.synchronize()
@@ -433,7 +437,7 @@ class _Side:
         return time.perf_counter() - began
 
     def _change_and_decode(self) -> float:
-        """Seconds that the step takes after another request took the place of the oldest one."""
+        """Seconds for a step after another request has replaced the oldest one."""
         self._player.leave(self._names.pop(0))
         self._changes += 1
         lengths = self._batch.lengths
@@ -448,7 +452,7 @@ class _Side:
         self._player.pending.clear()
 
     def _time_building(self) -> None:
-        """Sum up what the runner takes to build a step's graph, where it has functions for that."""
+        """Add up the time to build a step's graph, where the runner has functions for that."""
         runner = self._player.runner
         for name in ("decode_batch_start", "decode_batch_start_chained"):
             if hasattr(runner, name):
@@ -465,7 +469,7 @@ class _Side:
 
 
 class _Prefills:
-    """Stock or patched: a runner that prefills one prompt after the other."""
+    """Stock or patched: a runner that prefills prompts one by one."""
 
     def __init__(
         self, made: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
@@ -479,7 +483,7 @@ class _Prefills:
         with live():
             self._player = playing.Player(made, radix=True, slots=8 * tokens)
             self._player.evaluate_pool()
-            for name in ("first", "second"):  # of a size, the first may be checked
+            for name in ("first", "second"):  # mlx.last-row may check the first of a size
                 self._player.join(name, tokens)
                 self._player.leave(name)
             self.digests = [playing.digest(logits) for logits in self._player.pending]
@@ -494,7 +498,7 @@ class _Prefills:
             self._player.leave("measured")
 
     def take_turn(self) -> None:
-        """Prefill a prompt of its own."""
+        """Prefill a new prompt."""
         import mlx.core as mx
 
         self._count += 1
@@ -502,14 +506,14 @@ class _Prefills:
             mx.synchronize()
             began = time.perf_counter()
             self._player.join(f"p{self._count}", self._tokens)
-            self.times.append(time.perf_counter() - began)  # the token is there
+            self.times.append(time.perf_counter() - began)  # join waits for the token
             self._player.leave(f"p{self._count}")
 
 
 def _row(
     made: Any, switch: _Switch, batch: Batch, rounds: int, steps: int
 ) -> tuple[tuple[Cell, ...], bool]:
-    """A row of the table, and whether all logits are equal, as far as stock's equal its own."""
+    """A row of the table; whether all logits equal stock's, or stock's differ between runs."""
     stock = _Side(made, batch, switch.stock)
     patched = _Side(made, batch, switch.live)
     for number in range(rounds + 1):
@@ -548,7 +552,7 @@ def _middle(values: list[float]) -> float:
 
 
 def _device(mx: Any) -> str:
-    """The device in words, with what decides about its attention kernels."""
+    """A description of the device, with the setting that selects its attention kernels."""
     told = mx.device_info()
     name = str(told.get("device_name", told.get("architecture", "")) or "")
     cudnn = os.environ.get("MLX_CUDA_USE_CUDNN_SDPA", "1") != "0"

@@ -1,4 +1,4 @@
-"""Stock's runner and the patched one, playing the same schedules over the same weights."""
+"""Compares stock's runner and the patched one on the same schedules and weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEW = 3
 
 
 def pool_write(inputs: Inputs) -> int:
-    """Prefix hits, chunks of a prompt, aborts, cleared caches; and that buffers are let go."""
+    """Prefix hits, prompt chunks, aborts, cleared caches; and that buffers are freed."""
     patch = "mlx.pool-write"
     compared = _episodes(patch, inputs, needs_pool=True)
     kept = {}
@@ -31,7 +31,7 @@ def pool_write(inputs: Inputs) -> int:
         for live_patches in ((), (patch,)):
             with live(*live_patches) if live_patches else nullcontext():
                 kept[bool(live_patches)] = _kept_after(made, 6)
-    # Of what stock keeps, two buffers a request are pinned by the pool; the last one is reused.
+    # In stock the pool pins two buffers per request; the last request's are reused.
     if not kept[True] * 6 <= kept[False]:
         raise Different(
             f"{patch}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}"
@@ -61,7 +61,7 @@ def first_buffer(inputs: Inputs) -> int:
 
 
 def last_row(inputs: Inputs) -> int:
-    """The same episodes with each kind of model and of weights, and tokens that are drawn."""
+    """The same episodes with each kind of model and of weights, and with sampled tokens."""
     from ...sets.mlx.last_row import COUNTS
 
     patch = "mlx.last-row"
@@ -85,7 +85,7 @@ def last_row(inputs: Inputs) -> int:
 
 
 def merged_state(inputs: Inputs) -> int:
-    """Joins, leaves, reorders, chained steps, single requests, cleared caches and failed steps."""
+    """Joins, leaves, reorders, chained steps, single requests, cleared caches, failed steps."""
     from ...sets.mlx.merged_state import COUNTS
 
     patch = "mlx.merged-state"
@@ -109,9 +109,9 @@ def merged_state(inputs: Inputs) -> int:
 
 
 def next_turn(inputs: Inputs) -> int:
-    """Conversations: bit by bit where stock reads the same tokens' KV from the pool.
+    """Conversations: equal bit by bit where stock reads the same tokens' KV from the pool.
 
-    With a sliding window stock computes them anew, all at once; there the logits are close.
+    With a sliding window stock recomputes all these tokens at once; there the logits are close.
     """
     from ...sets.mlx.next_turn import COUNTS
 
@@ -155,9 +155,9 @@ def _logits(made: Model, schedule: Sequence[Step]) -> list[mx.array]:
 
 
 def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
-    """Random episodes with the radix cache on, over each kind of model that the release serves.
+    """Random episodes with the radix cache, for each kind of model that the release serves.
 
-    `needs_pool`: the patch has nothing to do where stock has no pool.
+    `needs_pool`: the patch has no effect where stock has no pool.
     """
     drawn = inputs(playing.random_episodes)
     hits = [playing.HITTING, *inputs(playing.random_hits)]
@@ -180,7 +180,7 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
 
 
 def _kept_after(made: Model, requests: int) -> int:
-    """Bytes that are kept after requests that came one after the other, each with its prompt."""
+    """Bytes still in use after a sequence of requests, each with its own prompt."""
     player = Player(made, radix=True)
     player.keeps = False
     player.evaluate_pool()
@@ -236,8 +236,8 @@ def kv_arena(inputs: Inputs) -> int:
     if _can_sample():
         with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
             compared += same(patch, _played(made, batched, sampling=True), some(inputs, scripted))
-    # Where the pool is in another dtype, so are requests that begin with what it holds, and those
-    # that are given their buffers afterwards.
+    # Where the pool has another dtype, requests that start from its KV have that dtype too, and so
+    # do requests that reuse their buffers.
     with (
         models.model("qwen3", "bfloat16", quantized=True) as made,
         counted(COUNTS, *served) as batched,
@@ -252,7 +252,7 @@ def kv_arena(inputs: Inputs) -> int:
 
 
 def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
-    """On a device that counts as unproven: the same, and then arenas serve."""
+    """On a device treated as unproven: the results are equal, and then arenas serve."""
     from ...sets.mlx.arena_choice import COUNTS
 
     module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena")
@@ -268,7 +268,7 @@ def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
 
 
 def merged_cache(inputs: Inputs) -> int:
-    """Joins, leaves, reorders, growth, extension and failed steps; a window stays with stock."""
+    """Joins, leaves, reorders, growth, extension, failed steps; stock handles windows."""
     from ...sets.mlx.merged_cache import COUNTS
 
     patch = "mlx.merged-cache"
@@ -284,7 +284,7 @@ def merged_cache(inputs: Inputs) -> int:
                 raise Different(f"{patch}: every step merged")
         with models.model("qwen3", dtype) as made:
             compared += _failing(patch, made)
-    # Within the window: mlx-lm before 0.31.2 can't merge longer ones.
+    # Lengths stay within the window: mlx-lm before 0.31.2 can't merge longer caches.
     with (
         models.model("gpt_oss", "float32", sliding_window=1024) as made,
         counted(COUNTS, "merges") as batched,
@@ -300,12 +300,12 @@ def step_mask(inputs: Inputs) -> int:
 
 
 def decode_context(inputs: Inputs) -> int:
-    """As `step_mask`."""
+    """The same as `step_mask`."""
     return _all_models("mlx.decode-context", inputs)
 
 
 def cache_growth(inputs: Inputs) -> int:
-    """Buffers that end early, patched, and stock's wide ones; the size is stock's own attribute."""
+    """Small buffers, patched, against large ones in stock; an attribute of stock sets the size."""
     patch = "mlx.cache-growth"
     schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
     with models.model("qwen3", "float32") as made:
@@ -320,13 +320,13 @@ def cache_growth(inputs: Inputs) -> int:
 
 @contextmanager
 def counted(counts: Counter[str], *served: str) -> Iterator[list[int]]:
-    """Check that every batched step was counted as one of these.
+    """Check that the patch counted every batched step under one of these names.
 
     Yields:
-        a list for the batched steps of each schedule that is played, on stock and patched.
+        a list; add the number of batched steps of each schedule, on stock and patched.
 
     Raises:
-        Different: there were fewer or more.
+        Different: it counted fewer or more.
     """
     counts.clear()
     batched: list[int] = []
@@ -362,7 +362,7 @@ def _played(
 
 
 def _failing(patch: str, made: Model) -> int:
-    """Steps that fail, patched, against stock without them."""
+    """A patched run with failing steps, against stock without those steps."""
     without = [step for step in playing.FAILING if step[0] != "fail"]
     expected = asdict(Player(made).play(without))
     with live(patch):
@@ -380,7 +380,7 @@ def _with_buffers(made: Model, tokens: int, schedule: Sequence[Step]) -> dict[st
 
 
 def _read(schedule: Sequence[Step]) -> tuple[Step, ...]:
-    """The schedule for a runner that reads each step before the next one."""
+    """The schedule without chained steps: each step is read before the next is built."""
     steps: list[Step] = []
     for step in schedule:
         steps += [("decode", step[1])] * step[2] if step[0] == "chain" else [step]
@@ -388,12 +388,12 @@ def _read(schedule: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _can_sample() -> bool:
-    """Whether the release can draw tokens, which it does by their positions."""
+    """Whether the release can sample tokens; it does so by position."""
     return find_spec(playing.SAMPLING) is not None
 
 
 def _further_models() -> list[str]:
-    """The kinds of layer that the release can batch beside full attention."""
+    """Models with the other kinds of layer that the release can batch."""
     caches: Any = import_module("sglang.srt.hardware_backend.mlx.kv_cache")
     found = ["qwen3_next"] if hasattr(caches, "MlxModelCacheLayout") else []
     return [*found, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else found

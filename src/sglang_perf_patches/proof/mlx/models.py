@@ -1,6 +1,6 @@
-"""Models made by code, with random weights: small ones, one for each kind of layer, and larger.
+"""Creates models with random weights: small ones for each kind of layer, and larger ones.
 
-Stock's runner takes them in the place of what it would read from a folder.
+Stock's runner uses them instead of a model loaded from a folder.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and the folder that stands for it.
+    """A model, and a folder that represents it.
 
     Attributes:
-        folder: its ``config.json``, which some releases look into.
-        config: the same.
+        folder: has its ``config.json``, which some releases read.
+        config: the content of ``config.json``.
         model: mlx-lm's module.
     """
 
@@ -86,17 +86,17 @@ class Model:
 
     @property
     def vocabulary(self) -> int:
-        """How many different tokens there are."""
+        """The vocabulary size."""
         size: int = self.config["vocab_size"]
         return size
 
 
 @contextmanager
 def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> Iterator[Model]:
-    """A model of `CONFIGS` with some of its configuration changed; the same weights every time.
+    """A model of `CONFIGS` with changes to its configuration; always the same weights.
 
-    Quantized to 4 bits, it computes in its dtype still, but some releases keep its KV in a pool of
-    another one.
+    Quantized to 4 bits it still computes in its dtype, but some releases keep its KV in a pool of
+    another dtype.
     """
     config = _COMMON | CONFIGS[name] | sizes
     model_class, arguments = import_module("mlx_lm.utils")._get_classes(config)
@@ -131,7 +131,7 @@ def runner(made: Model, **options: Any) -> Any:
 
 
 def _random(path: str, like: mx.array) -> mx.array:
-    """Scaled by fan-in, so that logits are well spread and no value overflows."""
+    """Weights scaled by fan-in, so that logits are well spread and no value overflows."""
     if "norm" in path:
         return mx.ones(like.shape)
     scale = math.sqrt(like.shape[-1]) if like.ndim > 1 else 4.0

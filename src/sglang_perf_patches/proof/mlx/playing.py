@@ -1,4 +1,4 @@
-"""Plays schedules of requests on stock sglang's MLX runner, and keeps what its layers computed."""
+"""Plays schedules of requests on stock sglang's MLX runner, and keeps the results."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ import mlx.core as mx
 from .models import RUNNER, Model, runner
 
 SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
-"""Where releases that draw tokens on MLX do it."""
+"""The module that samples tokens, in releases that do so on MLX."""
 
 Step = tuple[Any, ...]
 """One of
 
 - ``("join", request, prompt length)``,
-- ``("hit", request, donor, prefix, more)``: a prompt of which so many tokens are those of a request
-  that has left, and are read from the pool; only with the radix cache,
+- ``("hit", request, donor, prefix, more)``: a prompt that begins with `prefix` tokens of a request
+  that has left, read from the pool; only with the radix cache,
 - ``("extend", request, tokens)``: more prompt for a running request: with the radix cache, as the
   next chunk of a long prompt; without it, also after it has decoded,
 - ``("leave", request)``,
-- ``("drop", request)``: it leaves without what it decoded being handed to the pool, as when it was
-  retracted,
+- ``("drop", request)``: the request leaves and its decoded tokens do not enter the pool, as after a
+  retraction,
 - ``("clear", "")``: all caches are cleared, as by ``/flush_cache``,
 - ``("decode", requests)``,
-- ``("chain", requests, steps)``: steps of which each is built before the one before it is read,
-- ``("fail", requests, layer)``: a step that an attention layer ends by an exception."""
+- ``("chain", requests, steps)``: steps, each built before the previous one is read,
+- ``("fail", requests, layer)``: a step in which an attention layer raises an exception."""
 
 SCRIPTED: tuple[Step, ...] = (
     ("join", "a", 5),
@@ -63,7 +63,7 @@ SCRIPTED: tuple[Step, ...] = (
     ("decode", "b"),
     ("decode", "abc"),
 )
-"""Batches of one, of equal and of unequal lengths, that cross the window of a windowed layer."""
+"""Batches of one, of equal and of unequal lengths, which exceed a windowed layer's window."""
 
 GROWING: tuple[Step, ...] = (
     ("join", "a", 9),
@@ -75,7 +75,7 @@ GROWING: tuple[Step, ...] = (
     ("leave", "c"),
     ("chain", "ba", 3),
 )
-"""Lengths that outgrow a buffer, equal and unequal, and a longest request that leaves."""
+"""Equal and unequal lengths that exceed a buffer; then the longest request leaves."""
 
 EXTENDING: tuple[Step, ...] = (
     ("join", "a", 9),
@@ -88,7 +88,7 @@ EXTENDING: tuple[Step, ...] = (
     ("extend", "a", 2),
     ("decode", "ba"),
 )
-"""More prompt for requests that decode in a batch."""
+"""Requests that get more prompt while they decode in a batch."""
 
 CROSSING: tuple[Step, ...] = (
     ("join", "a", 250),
@@ -106,7 +106,7 @@ CROSSING: tuple[Step, ...] = (
     ("join", "e", 3),
     ("chain", "ecb", 60),
 )
-"""Prompts and decode steps, of one request and of several, that cross 256 and 768 tokens."""
+"""Prompts and decode steps of single and batched requests that cross 256 and 768 tokens."""
 
 TALKING: tuple[Step, ...] = (
     ("join", "a", 20),
@@ -128,7 +128,8 @@ TALKING: tuple[Step, ...] = (
     ("hit", "f", "c", 57, 2),
     ("chain", "fe", 3),
 )
-"""A conversation of some turns, one that goes back in it, and another request beside it."""
+"""A conversation of several turns, one of which restarts at an earlier point, and another
+request beside it."""
 
 FAR: tuple[Step, ...] = (
     ("join", "a", 600),
@@ -164,7 +165,7 @@ CHANGING: tuple[Step, ...] = (
     ("decode", "df"),
     ("chain", "def", 3),
 )
-"""A batch of two that changes again and again, at rows with room and at full ones."""
+"""A batch of two that changes repeatedly, with rows that have room and with full ones."""
 
 SETTLING: tuple[Step, ...] = (
     *(("join", who, length) for who, length in zip("abcdef", (9, 9, 30, 5, 9, 12), strict=True)),
@@ -197,7 +198,7 @@ SETTLING: tuple[Step, ...] = (
     ("leave", "b"),
     ("chain", "ea", 3),
 )
-"""A batch of three or four that changes at every step, settles, and changes again."""
+"""A batch of three or four that changes at every step, stays the same, and changes again."""
 
 FAILING: tuple[Step, ...] = (
     ("join", "a", 9),
@@ -211,7 +212,7 @@ FAILING: tuple[Step, ...] = (
     ("join", "c", 5),
     ("decode", "bc"),
 )
-"""Steps of a settled batch that end in the middle of the model, as if nothing had been."""
+"""Steps of a stable batch that fail in the middle of the model and must have no effect."""
 
 FAILING_HYBRID: tuple[Step, ...] = (
     ("join", "a", 9),
@@ -223,7 +224,7 @@ FAILING_HYBRID: tuple[Step, ...] = (
     ("join", "c", 5),
     ("decode", "c", 2),
 )
-"""The same where every other layer is recurrent; what a step leaves that failed is stock's."""
+"""The same with every other layer recurrent; after a failed step the state equals stock's."""
 
 HITTING: tuple[Step, ...] = (
     ("join", "a", 12),
@@ -242,7 +243,7 @@ HITTING: tuple[Step, ...] = (
     ("hit", "f", "c", 20, 2),
     ("decode", "ef"),
 )
-"""Prompts whose prefix others have decoded in a batch."""
+"""Prompts whose prefix other requests decoded in a batch."""
 
 
 def random_schedule(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
@@ -251,12 +252,12 @@ def random_schedule(chance: Random, steps: int = 24, most: int = 6) -> tuple[Ste
 
 
 def random_hits(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
-    """As `random_schedule`, with prefixes of what others have left in the pool."""
+    """Like `random_schedule`, with prompt prefixes that other requests left in the pool."""
     return _random_schedule(chance, steps, most, radix=True)
 
 
 def random_changes(chance: Random, phases: int = 6) -> tuple[Step, ...]:
-    """Phases in which the batch changes at every step, and steady ones between them."""
+    """Phases in which the batch changes at every step, with steady phases in between."""
     names = (f"r{number}" for number in count())
     schedule: list[Step] = []
     batch: list[str] = []
@@ -373,13 +374,13 @@ def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Ste
 
 @dataclass
 class Played:
-    """What a schedule gave.
+    """The results of a schedule.
 
     Attributes:
-        logits: sha256 of dtype, shape and bytes of each forward pass's logits, in order; of a
-            prefill's, those of the last position.
+        logits: sha256 of dtype, shape and bytes of each forward pass's logits, in order; for a
+            prefill, of the last position's.
         tokens: each request's tokens, prompt included, when it left or at the end.
-        pool: the same of the KV that requests left in the pool.
+        pool: sha256 of the KV that each request left in the pool.
         batched: decode steps of two or more requests, failed ones not counted.
     """
 
@@ -394,9 +395,9 @@ class Player:
 
     Attributes:
         runner: stock's ``MlxModelRunner``.
-        pending: the logits of the forward passes since they were last taken.
-        keeps: whether it keeps them.
-        note: called with each logits that are digested.
+        pending: the logits of the forward passes since the list was last cleared.
+        keeps: whether it keeps logits.
+        note: called with each pass's logits that `play` hashes.
     """
 
     def __init__(
@@ -406,10 +407,10 @@ class Player:
 
         Args:
             made: its model.
-            radix: whether the radix cache is on, with a pool of so many `slots`, in tokens.
-            sampling: whether decoded tokens are drawn, each by its request's seed and its position,
-                where they are the most likely ones otherwise.
-            slots: see `radix`.
+            radix: whether the radix cache is on.
+            sampling: whether decoded tokens are sampled, each from its request's seed and its
+                position; otherwise decoding is greedy.
+            slots: size of the radix cache's pool, in tokens.
         """
         self._made = made
         self._pool: _RequestPool | None = None
@@ -440,7 +441,7 @@ class Player:
         self.runner._extract_logits = keep
 
     def play(self, schedule: Sequence[Step]) -> Played:
-        """Play a schedule from an empty runner, and leave it empty."""
+        """Play a schedule on an empty runner, and empty it again."""
         played = Played()
         for kind, who, *more in schedule:
             if kind == "join":
@@ -474,11 +475,11 @@ class Player:
         return played
 
     def join(self, who: str, length: int) -> None:
-        """Prefill a request whose prompt is made of its name."""
+        """Prefill a request; its name determines the prompt."""
         self._prefill(who, self._words(f"{who}{length}", length), [])
 
     def leave(self, who: str) -> None:
-        """Forget a request; its caches may serve the next one."""
+        """Remove a request; the next one may reuse its caches."""
         held = self._held.pop(who)
         if self._pool is not None:
             self._donated[who] = (self.tokens(who)[:held], self._pool.slots(who, 0, held))
@@ -487,7 +488,7 @@ class Player:
         self.runner.remove_request(who)
 
     def decode(self, batch: list[str], steps: int = 1, *, chained: bool = False) -> None:
-        """Decode so many tokens of each request."""
+        """Decode `steps` tokens of each request."""
         for who in batch:
             if self._pool is not None:
                 self._pool.allocate(who, self._held[who], steps)
@@ -506,7 +507,7 @@ class Player:
         self.runner.decode_batch_finalize(last)
 
     def evaluate_pool(self) -> None:
-        """Have the pool in memory, as after any prefix hit."""
+        """Evaluate the pool, so that it is in memory as after any prefix hit."""
         pool = self._stock_pool()
         if pool is not None:
             mx.eval(pool.all_buffers())
@@ -518,7 +519,7 @@ class Player:
         return list(self.runner._req_token_ids[who])
 
     def primitives(self, batch: Sequence[str]) -> Counter[str]:
-        """How many nodes of each primitive the graph of one decode step has; plays the step."""
+        """Play one decode step; the number of nodes of each primitive in its graph."""
         pending = self.runner.decode_batch_start(list(batch))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "step.dot")
@@ -537,7 +538,7 @@ class Player:
         return [chance.randrange(self._made.vocabulary) for _ in range(length)]
 
     def hit(self, who: str, donor: str, prefix: int, more: int) -> None:
-        """Prefill a prompt that begins with so many tokens of a request that has left."""
+        """Prefill a prompt that begins with `prefix` tokens of a request that has left."""
         tokens, slots = self._donated[donor]
         new = self._words(f"{who}{more}", more)
         self._prefill(who, tokens[:prefix] + new, slots[:prefix])
@@ -563,7 +564,7 @@ class Player:
             )
 
     def extend(self, who: str, more: int) -> None:
-        """Prefill so many further tokens of a request's prompt."""
+        """Prefill `more` further tokens of a request's prompt."""
         held = self._held[who]
         new = self._words(f"{who}+{held}", more)
         self._held[who] += more
@@ -574,13 +575,13 @@ class Player:
                 slots = self._pool.slots(who, held, held + more)
             self.runner.extend(who, new, slots)
         else:
-            # There, what was generated counts as not yet fed in.
+            # Without a pool, stock counts generated tokens as not yet fed in.
             state = self.runner._request_states[who]
             prompt = len(state.token_ids) - state.generated_tokens
             self.runner.prefill(who, state.token_ids[:prompt] + new)
 
     def _fail(self, batch: list[str], layer: int) -> None:
-        """Let the output projection of one layer raise."""
+        """Run a step in which one layer's output projection raises."""
         attention = self._made.model.layers[layer].self_attn
         attention = getattr(attention, "_inner", attention)
         projection = attention.o_proj
@@ -620,20 +621,20 @@ class Player:
 
     def _pool_digest(self, slots: list[int]) -> str:
         pool = self._stock_pool()
-        if pool is None:  # with a sliding window there is none
+        if pool is None:  # models with a sliding window have none
             return ""
         keys, values = pool.get_kv_all_layers(mx.array(slots, dtype=mx.int32))
         return digest(keys) + digest(values)
 
 
 class _Failure(Exception):
-    """What a failing step raises."""
+    """Raised by a failing step."""
 
 
 class _RequestPool:
-    """As much of the scheduler's ``ReqToTokenPool`` as the runner reads: slots by row and position.
+    """The part of the scheduler's ``ReqToTokenPool`` that the runner reads: slots per row.
 
-    Slots are given in descending order, and again from the first when all have been.
+    It allocates slots in descending order, and starts over after the last one.
     """
 
     def __init__(self, slots: int) -> None:
@@ -642,13 +643,13 @@ class _RequestPool:
         self.req_to_token = _Table()
 
     def open(self, who: str, prefix_slots: list[int]) -> int:
-        """A row of its own for a request that begins with these slots."""
+        """Add a row for a request that begins with these slots."""
         self._rows[who] = row = len(self.req_to_token.rows)
         self.req_to_token.rows.append(list(prefix_slots))
         return row
 
     def allocate(self, who: str, start: int, tokens: int) -> None:
-        """Slots for tokens from `start` on."""
+        """Allocate slots for tokens from `start` on."""
         row = self.req_to_token.rows[self._rows[who]]
         row[start:] = [next(self._free) for _ in range(tokens)]
 

@@ -1,9 +1,8 @@
-"""Stock sglang's MLX runner without the rest of sglang, which it asks for names and little more.
+"""Imports stock sglang's MLX runner without the rest of sglang, of which it needs little but names.
 
-The runner, its caches and its attention wrapper are the installed sglang's own, and so is its table
-of environment variables. The packages above them are entered without running their ``__init__``,
-and everything else of sglang is a stand-in: the scheduler's side, whose import takes PyTorch and
-seconds.
+The runner, its caches and its attention wrapper come from the installed sglang, and so does the
+table of environment variables. Their parent packages load without running their ``__init__``. The
+rest of sglang, on the scheduler's side, is a stand-in: its import needs PyTorch and takes seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _OWN = ("sglang.srt.hardware_backend.mlx.", "sglang.srt.environ", "sglang.versio
 
 
 def lend() -> None:
-    """Make the runner importable in this process; before sglang is imported.
+    """Make the runner importable in this process; call it before sglang is imported.
 
     Raises:
         TreeError: there is no sglang.
-        RuntimeError: sglang is imported already, in its own way.
+        RuntimeError: sglang is already imported in the normal way.
     """
     from ...judge import source
 
@@ -40,7 +39,7 @@ def lend() -> None:
         raise RuntimeError("sglang is imported already")
     sys.meta_path.insert(0, _Finder(str(source.find_installed())))
     if "torch" not in sys.modules:
-        # For annotations alone.
+        # The runner uses torch only in annotations.
         sys.meta_path.append(lent.StandIns(("torch",)))
 
 
@@ -50,7 +49,7 @@ class _Finder(lent.StandIns):
         self._root = root
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
-        """Answer for everything of sglang but what is its own."""
+        """Find a stand-in for each sglang module that is not the installed one."""
         if name in _ENTERED:
             spec = ModuleSpec(name, _Nothing(), is_package=True)
             spec.submodule_search_locations = ["/".join([self._root, *name.split(".")[1:]])]

@@ -11,7 +11,7 @@ _WRAPPER = f"{_MLX}.kv_cache.attention_wrapper"
 _CORE = f"{_WRAPPER}:mx"
 _CONTIGUOUS_CACHE = f"{_MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
 _ATTENTION_CACHE = f"{_MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
-# Everything in the module that reaches mlx.core by the name that the patches change.
+# Everything in the module that uses mlx.core through the name that the patches change.
 _USERS = (
     f"{_WRAPPER}:MLXAttentionWrapper",
     f"{_WRAPPER}:BatchedDecodeContext",
@@ -24,7 +24,7 @@ _ARENA_TARGETS = (
     f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",
     f"{_RUNNER}._release_cache",
 )
-# What hands the caches of a request round, beyond those.
+# Beyond those, everything that passes a request's caches on.
 _ARENA_DEPENDS = (
     *_USERS,
     f"{_RUNNER}._acquire_cache",
@@ -50,7 +50,7 @@ _ARENA_DEPENDS_2 = (
 
 _POOL = f"{_MLX}.kv_cache.kv_pool:MlxKVPool"
 _ATTENTION_POOL = f"{_MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
-# What writes into the pool and reads from it, and what is waited for in between.
+# The pool's writers and readers, and what stock waits for in between.
 _POOL_TARGETS = (
     f"{_RUNNER}.prefill_finalize",
     f"{_RUNNER}.extend_finalize",
@@ -61,7 +61,7 @@ _POOL_DEPENDS = (
     f"{_RUNNER}.prefill_start",
     f"{_RUNNER}.extend_start",
 )
-# What makes, reuses and releases the caches of a request.
+# Creates, reuses and releases the caches of a request.
 _BUFFER_DEPENDS = (
     f"{_RUNNER}._acquire_cache",
     f"{_RUNNER}.remove_request",

@@ -1,11 +1,12 @@
-"""KV of a batch in buffers that outlive the decode step: one for K and one for V of each layer.
+"""A batch's KV in buffers that outlive the decode step: per layer, one for K and one for V.
 
-A request is a row, padded on the right as stock pads. While a request's KV is in an arena, its
-cache objects are `Row`s: stock's own objects under a subclass that answers from the arena, and
-takes the KV back into a buffer of stock's kind before anything but a batched decode touches it.
+A request is a row, padded on the right as in stock. While an arena holds a request's KV, its cache
+objects are `Row`s: stock's own objects with their class set to a subclass that reads from the
+arena. Before anything but a batched decode touches the KV, the subclass copies it back into a
+buffer like stock's.
 
-`Rows` is what a row can do; `arena_moves` moves KV of many requests at once, and `arena_choice`
-says which steps an arena serves.
+`Rows` implements what a row can do, `arena_moves` moves the KV of many requests at once, and
+`arena_choice` decides which steps an arena serves.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ CUDNN_STEP = 256
 """MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
 
 STOCK_ROOM = 4096
-"""Tokens that each request's buffers have room for in stock, at least."""
+"""Minimum capacity of a request's buffers in stock, in tokens."""
 
 AT_MOST = 2
-"""Times the room of stock's buffers that padded rows may take."""
+"""Padded rows may take this many times the capacity of stock's buffers."""
 
 _ROUND = 64
 _ASIDE = 8
@@ -31,9 +32,9 @@ class Layer:
     """One layer's buffers.
 
     Attributes:
-        arena: whose layer it is.
+        arena: the arena that the layer belongs to.
         caches: the rows' cache objects.
-        held: how many of them still have their KV here; with the last one the buffers go.
+        held: how many of them still have their KV here; the buffers are freed with the last one.
         keys: (batch, n_kv_heads, capacity, head_dim).
         values: (batch, n_kv_heads, capacity, head_dim).
     """
@@ -41,7 +42,7 @@ class Layer:
     __slots__ = ("arena", "caches", "held", "keys", "values")
 
     def __init__(self, arena: Arena, caches: list[Any], keys: Any, values: Any) -> None:
-        """The buffers hold the rows in the order of the caches."""
+        """Set up a layer; its buffers hold the rows in the order of the caches."""
         self.arena, self.caches, self.keys, self.values = arena, caches, keys, values
         self.held = len(caches)
 
@@ -51,11 +52,11 @@ class Arena:
     """The buffers of one batch.
 
     Attributes:
-        capacity: tokens that a row has room for.
+        capacity: capacity of a row, in tokens.
         lengths: tokens of each row.
         intact: every row is still here.
         lasts: its batch was decoded twice or more.
-        layers: by the index that a decode context gives to a layer; None where stock serves it.
+        layers: indexed like the layers of a decode context; None for a layer that stock serves.
     """
 
     capacity: int
@@ -66,11 +67,11 @@ class Arena:
 
 
 def capacity_for(length: int, most: int) -> int:
-    """Room for `length` tokens and some to come, and if it can be no more than `most`, in tokens.
+    """Capacity for `length` tokens and some more, if possible at most `most`, in tokens.
 
-    A buffer grows once in 64 tokens or more, by a sixteenth: the copies cost a constant per token.
-    Its capacity is never a multiple of 256, for which MLX's CUDA backend would take another kernel
-    than for the arrays that stock attends to.
+    A buffer grows by a sixteenth, at most once in 64 tokens, so copies cost a constant per token.
+    The capacity is never a multiple of 256. For such a length MLX's CUDA backend would use another
+    kernel than for the arrays that stock attends to.
     """
     capacity = -(-(length + _ROUND + length // 16) // _ROUND) * _ROUND
     capacity = max(length, min(capacity, most))
@@ -80,38 +81,38 @@ def capacity_for(length: int, most: int) -> int:
 
 
 class Rows:
-    """What is done with one row of an arena: to read and write it, and to take it out.
+    """Reads, writes and removes one row of an arena.
 
     Attributes:
         core: ``mlx.core``.
         cache_class: stock's cache of one request and layer.
-        row_class: its subclass for a cache whose KV is in an arena.
+        row_class: the subclass of `cache_class` for a cache whose KV is in an arena.
     """
 
     def __init__(self, core: Any, cache_class: Any) -> None:
         """`core` is ``mlx.core``."""
         self.core = core
         self.cache_class = cache_class
-        # What stock's two slots hold while a cache is a row: its layer, and its number there.
+        # While a cache is a row, stock's two slots hold its layer and its number in that layer.
         self._keys, self._values = cache_class.keys, cache_class.values
         self.row_class = _row_class(self, cache_class)
 
     def put(self, cache: Any, layer: Layer, number: int) -> None:
-        """Make a cache a row of a layer, or give a row another place."""
+        """Turn a cache into a row of a layer, or move a row to another place."""
         cache.__class__ = self.row_class
         self._keys.__set__(cache, layer)
         self._values.__set__(cache, number)
 
     def layer_if_row(self, cache: Any) -> Layer | None:
-        """The layer that holds a row; None of a cache that is none."""
+        """The layer that holds a row; None for a cache that is not a row."""
         return self.layer_of(cache) if type(cache) is self.row_class else None
 
     def empty(self, like: Any, room: int) -> Any:
-        """A buffer of one request, not evaluated, (1, n_kv_heads, room, head_dim)."""
+        """An unevaluated buffer for one request, (1, n_kv_heads, room, head_dim)."""
         return self.core.zeros((1, like.shape[1], room, like.shape[3]), dtype=like.dtype)
 
     def widened(self, array: Any, capacity: int) -> Any:
-        """Rows with zeros behind them."""
+        """The rows, padded with zeros to `capacity` tokens."""
         batch, heads, length, head_dim = array.shape
         if length == capacity:
             return array
@@ -129,14 +130,14 @@ class Rows:
         return number
 
     def of(self, row: Any, array: Any) -> Any:
-        """A row's part, (1, n_kv_heads, capacity, head_dim), of its layer's K or V."""
+        """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""
         if array.shape[0] == 1:
-            return array  # one node less in the graph of each read
+            return array  # saves a graph node per read
         number = self.number_of(row)
         return array[number : number + 1]
 
     def append(self, row: Any, k: Any, v: Any) -> None:
-        """Write one token of a row where it is; k and v are (1, n_kv_heads, 1, head_dim)."""
+        """Write one token of a row in place; k and v are (1, n_kv_heads, 1, head_dim)."""
         layer, number, at = self.layer_of(row), self.number_of(row), row.offset
         layer.arena.intact = False
         layer.keys[number : number + 1, :, at : at + 1] = k
@@ -144,7 +145,7 @@ class Rows:
         row.offset = at + 1
 
     def take_back(self, row: Any) -> None:
-        """Give a row a buffer of its own again, of the size that it would have in stock."""
+        """Copy a row back into its own buffer, with the capacity it would have in stock."""
         layer, number, length = self.layer_of(row), self.number_of(row), row.offset
         tokens = (slice(number, number + 1), slice(None), slice(length))
         keys, values = layer.keys[tokens], layer.values[tokens]
@@ -154,17 +155,17 @@ class Rows:
             row.keys, row.values = self.widened(keys, room), self.widened(values, room)
 
     def take_all_back(self, caches: Sequence[Sequence[Any]]) -> None:
-        """Take back every row, by layer and request: for a step that is left to stock."""
+        """Copy every row back into its own buffer, before a step that stock serves."""
         for of_layer in caches:
             for cache in of_layer:
                 if type(cache) is self.row_class:
                     self.take_back(cache)
 
     def drop(self, row: Any) -> None:
-        """Forget a row's KV: a cache that stock fills anew, with tokens of the same dtype.
+        """Discard a row's KV, leaving a cache of the same dtype that stock fills again.
 
-        Stock reuses the buffers, and where the pool's dtype is not the model's it is theirs that
-        decides what the next request is computed in. Zeros take no memory before they are used.
+        Stock reuses the buffers. Where the pool's dtype differs from the model's, the buffers'
+        dtype decides the dtype of the next request. Zeros take no memory until they are used.
         """
         layer = self.layer_of(row)
         layer.arena.intact = False
@@ -173,18 +174,18 @@ class Rows:
         row.values = self.empty(layer.values, row.max_seq_len)
         layer.held -= 1
         if not layer.held:
-            layer.keys = layer.values = None  # at once, and not when Python collects cycles
+            layer.keys = layer.values = None  # free now, not when Python collects cycles
 
 
 def doubled(room: int, length: int) -> int:
-    """As stock's buffers grow."""
+    """The capacity after stock's growth, which doubles `room` until `length` fits."""
     while room < length:
         room *= 2
     return room
 
 
 def _row_class(rows: Rows, cache_class: Any) -> Any:
-    """A subclass without fields of its own, so that a cache can change between the two."""
+    """A subclass without fields of its own, so that a cache can switch between the classes."""
     held_keys, held_values = cache_class.keys, cache_class.values
 
     class Row(cache_class):  # type: ignore[misc]
@@ -210,18 +211,18 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
 
         @property
         def state(self) -> tuple[()]:
-            """Nothing for ``mx.eval``: the tokens of a step follow from all that it writes.
+            """Nothing for ``mx.eval``: the tokens of a step depend on everything that it writes.
 
-            Stock gathers what it is given here by a function that refers to itself, so that the
-            arrays would live on until Python collects cycles, and MLX would copy what it can only
-            update in place if nothing else holds it.
+            Stock collects these arrays with a function that refers to itself, so they would live
+            until Python collects cycles. Meanwhile MLX would copy the buffers, since it updates
+            them in place only if nothing else references them.
             """
             return ()
 
         def write_token(self, k: Any, v: Any) -> None:
-            """For a step that is left to stock; which then reads the tokens by ``get_kv``.
+            """Write a token in a step that stock serves and then reads with ``get_kv``.
 
-            MLX would copy a buffer for each row but one that is written and read so.
+            With rows that share a buffer, MLX would copy it for each row but one.
             """
             if self.offset < rows.layer_of(self).arena.capacity:
                 rows.append(self, k, v)
@@ -238,7 +239,7 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
             self.reset()
 
         def leave_arena(self) -> None:
-            """For whom keeps the cache: its KV back into a buffer of its own."""
+            """Copy the KV back into its own buffer, for code that keeps the cache."""
             rows.take_back(self)
 
     return Row

@@ -1,19 +1,19 @@
-"""Which steps of a batched decode an arena serves, and which are left to stock.
+"""Decides which steps of a batched decode an arena serves; stock serves the others.
 
-A batch is known by its requests' caches. What is done with a step follows from what they are and
-from whether the batch is the one that was left to stock just before:
+A batch is identified by its requests' caches. The decision depends on the caches, and on whether
+stock served the same batch in the step before:
 
-| the caches | the batch | so |
+| caches | batch | decision |
 | --- | --- | --- |
-| are the rows of one arena, all of them, in order | is its own | the step is taken in it |
-| are anything else | was left to stock one token ago | an arena is built: it comes again |
-| include rows that lie together, in arenas that last | is another | one is built at once |
-| include rows that lie together, in one that does not | is another | stock; a buffer for each row |
-| are no rows, or rows that lie alone | is another | stock |
+| all rows of one arena, in order | the arena's | the arena serves the step |
+| anything else | served by stock in the step before | build an arena |
+| some rows share buffers, all in arenas that last | another | build an arena at once |
+| some rows share a buffer in an arena that does not last | another | stock; a buffer for each row |
+| no rows, or rows with a buffer each | another | stock |
 
-A build copies the KV once, as stock does at each step: it pays from the second step on. An arena
-lasts once it has served a second step. Rows that stock reads and writes by request are given
-buffers of their own, because MLX would copy a shared one each time.
+A build copies the KV once, as stock does at each step, so it pays from the second step on. An
+arena lasts once it has served a second step. Stock reads and writes row by row, and MLX would copy
+a shared buffer each time; so before such a step each row gets its own buffer.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for, doubled
 from .arena_moves import Moves
 
 COUNTS: Counter[str] = Counter()
-"""What happened in this process: ``steps`` that an arena served, with the attention ``layers`` in
-them; ``stock steps`` of two or more requests, of which ``tried steps`` were taken in an arena too
-and compared; ``builds`` and ``growths`` of arenas, and ``partings`` of their rows before a step of
-stock's."""
+"""Counts for this process: ``steps`` that an arena served, and the attention ``layers`` in them;
+``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
+too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, which separate their
+rows before a step that stock serves."""
 
 Caches = Sequence[Sequence[Any]]
-"""The requests' caches, by attention layer and request."""
+"""The requests' caches, indexed by attention layer, then by request."""
 
 
 class Choice:
-    """The table above."""
+    """Implements the table above."""
 
     def __init__(self, rows: Rows, moves: Moves) -> None:
-        """`rows` says what a row is, `moves` makes arenas."""
+        """`rows` recognizes rows, `moves` builds arenas."""
         self._rows, self._moves = rows, moves
         self._expected: tuple[list[int], list[int]] = [], []
 
     def leave(self, caches: Caches) -> None:
-        """Take all rows back: for stock that attends to each request's buffer as it lies."""
+        """Copy all rows back, for stock, which attends to each request's own buffer."""
         self._rows.take_all_back(caches)
 
     def arena_for(self, caches: Caches, lengths: list[int]) -> Arena | None:
-        """The arena that serves a step, with room for a token more in each row; None for stock."""
+        """The arena that serves a step, with room for the new tokens; None for stock."""
         most = self.most(caches, lengths)
         needed = max(lengths) + 1
         arena = self._arena_of(caches, lengths)
@@ -74,7 +74,7 @@ class Choice:
         return arena
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
-        """An arena of these caches, whose layers that can't share a buffer stay with stock."""
+        """An arena of these caches; stock serves layers whose caches can't share a buffer."""
         capacity = self._capacity_for(caches, max(lengths) + 1, self.most(caches, lengths))
         can_hold = [self._can_hold(of_layer, lengths) for of_layer in caches]
         room = self._room_in_stock(caches, lengths)
@@ -82,18 +82,18 @@ class Choice:
         return self._moves.build(caches, lengths, can_hold, capacity, room)
 
     def most(self, caches: Caches, lengths: Sequence[int]) -> int:
-        """Tokens that a row may have room for, so that padded ones are not far above stock's."""
+        """Maximum capacity of a row in tokens, so that padding stays near stock's memory use."""
         return AT_MOST * self._room_in_stock(caches, lengths) // len(lengths)
 
     def is_expected(self, caches: Caches, lengths: list[int]) -> bool:
-        """Whether the step for which this was asked before was one of the same batch."""
-        # By identity alone: whatever is kept here would outlive its request.
+        """Whether the step checked before this one was of the same batch."""
+        # Compares ids: a reference kept here would outlive its request.
         batch, before = [id(cache) for cache in caches[0]], self._expected
         self._expected = batch, [length + 1 for length in lengths]
         return before == (batch, lengths)
 
     def _arena_of(self, caches: Caches, lengths: list[int]) -> Arena | None:
-        """The arena that holds just these rows, by layer and request, with these lengths."""
+        """The arena that holds exactly these rows with these lengths."""
         for of_layer in caches:
             found = self._rows.layer_if_row(of_layer[0])
             if found is not None:
@@ -107,12 +107,12 @@ class Choice:
         return None
 
     def _has_lasting_rows(self, caches: Caches) -> bool:
-        """Whether rows lie together, and all of those in arenas that last."""
+        """Whether some rows share buffers, all of them in arenas that last."""
         shared = self._moves.shared(caches)
         return bool(shared) and all(layer.arena.lasts for layer in shared)
 
     def _can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
-        """Whether one layer's caches can share a buffer: of stock's class, filled, of one shape."""
+        """Whether one layer's caches can share a buffer: stock's class, filled, same shape."""
         kinds = set()
         for cache, length in zip(caches, lengths, strict=True):
             holder = self._rows.layer_if_row(cache)
@@ -127,18 +127,18 @@ class Choice:
         return len(kinds) == 1
 
     def _room_in_stock(self, caches: Caches, lengths: Sequence[int]) -> int:
-        """Tokens that stock's buffers of a layer have room for after the next token, together.
+        """Total capacity of stock's buffers of a layer after the next token, in tokens.
 
-        Whatever mlx.first-buffer makes of them.
+        Counts stock's capacity even where mlx.first-buffer makes smaller buffers.
         """
         if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
             return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
         return 0
 
     def _capacity_for(self, caches: Caches, length: int, most: int) -> int:
-        """As the function of that name, or what rows have now if that is not much different.
+        """The capacity from `capacity_for`, or the rows' current one if it is close.
 
-        Rows of the same capacity are copied once, others twice.
+        Rows of equal capacity are copied once, others twice.
         """
         wanted = capacity_for(length, most)
         for of_layer in caches:

@@ -1,4 +1,4 @@
-"""Moving the KV of many requests at once: into an arena, into a larger one, apart again."""
+"""Moves the KV of many requests at once: into an arena, into a larger one, and out again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Moves:
     """Makes, enlarges and dissolves the arenas of `rows`."""
 
     def __init__(self, rows: Rows) -> None:
-        """`rows` says what a row is."""
+        """`rows` recognizes rows."""
         self._rows, self._core = rows, rows.core
 
     def build(
@@ -26,23 +26,24 @@ class Moves:
         capacity: int,
         in_stock: int,
     ) -> Arena:
-        """Move KV into a new arena, from stock's buffers and from other arenas.
+        """Move KV from stock's buffers and from other arenas into a new arena.
 
-        Rows that are left behind in an arena go back to stock's buffers.
+        The other rows of those arenas return to buffers like stock's.
 
         Args:
-            caches: by layer and request.
+            caches: indexed by layer, then by request.
             lengths: tokens of each request.
-            can_hold: of each layer, whether its caches can share a buffer; else it stays with
-                stock.
-            capacity: tokens that a row is to have room for.
-            in_stock: tokens that stock's buffers of a layer have room for, together.
+            can_hold: for each layer, whether its caches can share a buffer; stock serves the
+                others.
+            capacity: capacity of a row, in tokens.
+            in_stock: total capacity of stock's buffers of a layer, in tokens.
         """
         arena = Arena(capacity, list(lengths))
-        # Stock's evaluation of a prefill has left its buffers in cycles, see `Row.state`.
+        # Stock's evaluation of a prefill leaves its buffers in reference cycles: see `Row.state`.
         gc.collect(1)
-        # Old and new buffers add up until the new ones are evaluated: K of a layer, then V, or as
-        # many at once as take no more than stock would hold beyond what is held here, in tokens.
+        # Old and new buffers take memory together until the new ones are evaluated. So K of a
+        # layer is evaluated, then V; or more at once, as far as the total stays within stock's
+        # memory use. All sums are in tokens.
         spare = sum(in_stock - self._room(each) for each in itertools.compress(caches, can_hold))
         cost = len(lengths) * capacity
         waiting: list[Any] = []
@@ -65,7 +66,7 @@ class Moves:
         return arena
 
     def grow(self, arena: Arena, capacity: int) -> None:
-        """Make room for more tokens in each row, layer by layer."""
+        """Enlarge each row to `capacity` tokens, layer by layer."""
         for layer in arena.layers:
             if layer is not None:
                 layer.keys = self._rows.widened(layer.keys, capacity)
@@ -74,12 +75,12 @@ class Moves:
         arena.capacity = capacity
 
     def set_apart(self, caches: Sequence[Sequence[Any]]) -> bool:
-        """Give rows that lie together a buffer each, as long as the one that they shared.
+        """Give each row that shares a buffer its own, with the same capacity.
 
-        Stock writes and reads row by row, for which MLX would copy a shared buffer each time.
+        Stock writes and reads row by row, and MLX would copy a shared buffer each time.
 
         Returns:
-            whether there were any.
+            whether there were any such rows.
         """
         found = False
         for of_layer in caches:
@@ -100,7 +101,7 @@ class Moves:
         return found
 
     def shared(self, caches: Sequence[Sequence[Any]]) -> list[Layer]:
-        """The layers that hold two or more rows of the first attention layer that has rows."""
+        """The layers with two or more of the rows in the first attention layer that has rows."""
         for of_layer in caches:
             rows = Counter(filter(None, map(self._rows.layer_if_row, of_layer)))
             if rows:
@@ -108,7 +109,7 @@ class Moves:
         return []
 
     def _room(self, caches: Sequence[Any]) -> int:
-        """Tokens that the buffers of one layer's caches have room for, together."""
+        """Total capacity of the buffers of one layer's caches, in tokens."""
         layers = map(self._rows.layer_if_row, caches)
         return sum(
             cache.max_seq_len if layer is None else layer.arena.capacity
@@ -116,7 +117,7 @@ class Moves:
         )
 
     def _layer(self, arena: Arena, caches: Sequence[Any]) -> Layer:
-        """One layer, not evaluated."""
+        """One layer, with unevaluated buffers."""
         self._take_back_but(caches)
         runs = list(self._runs(caches))
         layer = Layer(arena, list(caches), None, None)
@@ -130,7 +131,7 @@ class Moves:
         return layer
 
     def _take_back_but(self, caches: Sequence[Any]) -> None:
-        """Take back what these leave behind in their arenas."""
+        """Copy the other rows of these caches' arenas back into their own buffers."""
         stay = {id(cache) for cache in caches}
         taken = []
         for old in {layer for layer in map(self._rows.layer_if_row, caches) if layer is not None}:
@@ -142,9 +143,9 @@ class Moves:
         self._core.eval(taken)
 
     def _runs(self, caches: Sequence[Any]) -> Iterator[tuple[Any, slice, int | None]]:
-        """Who holds the KV of one or more requests, in which rows, and how much of it is used.
+        """The sources of the KV: the holder, which of its rows, and how many tokens count.
 
-        Rows that lie beside each other in a layer of an arena come as one run of it, all used.
+        Adjacent rows of an arena's layer form one run. None as the count means all tokens.
         """
         first = 0
         while first < len(caches):
@@ -163,9 +164,9 @@ class Moves:
             first = last
 
     def _joined(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
-        """Rows one after the other, each with zeros behind its tokens.
+        """All rows in one array, each padded with zeros behind its tokens.
 
-        What a reused buffer of stock's holds beyond its request may be anything, and 0 x NaN is
+        A reused buffer of stock's may hold anything behind its request's tokens, and 0 x NaN is
         not 0.
         """
         if not any(length is None and array.shape[2] == capacity for array, length in parts):
@@ -174,7 +175,7 @@ class Moves:
         return whole[0] if len(whole) == 1 else self._core.concatenate(whole, axis=0)
 
     def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
-        """The same by writing into one array, where every part would have to be widened."""
+        """Does the same by writes into one array, for when every part would need padding."""
         first, rows = parts[0][0], sum(array.shape[0] for array, _ in parts)
         shape = (rows, first.shape[1], capacity, first.shape[3])
         gathered, row = self._core.zeros(shape, dtype=first.dtype), 0

@@ -1,10 +1,11 @@
-"""On a device where nobody has proven arenas, the first steps are computed both ways.
+"""On a device where arenas are not proven, computes the first steps both ways.
 
-MLX updates a buffer in place where nothing else holds it, and how that goes with steps that are
-queued is each backend's own: ml-explore/mlx#3866 reports wrong values on an Apple M4. So there the
-first steps of a process are stock's, on the requests' own caches, and beside them the same steps
-are taken in an arena of copies. Each layer's result is compared, bit by bit. Only after
-`STEPS` steps of a kind (with equal lengths, with unequal ones) does an arena serve that kind.
+MLX updates a buffer in place if nothing else references it. How that works with queued steps
+depends on the backend: ml-explore/mlx#3866 reports wrong values on an Apple M4. So on such a
+device stock serves the first steps of a process from the requests' own caches, and an arena of
+copies computes the same steps. Each layer's two results are compared bit by bit. There are two
+kinds of steps: with equal and with unequal lengths. An arena serves a kind only after `STEPS`
+equal steps of it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ STEPS = 8
 
 
 def is_proven(core: Any) -> bool:
-    """Whether the logits were proven equal on MLX's device: on CPUs and on CUDA, not on Metal."""
+    """Whether equal logits are proven on MLX's device: yes on CPUs and CUDA, not on Metal."""
     on_cpu: bool = core.default_device() == core.Device(core.cpu)
     return on_cpu or (hasattr(core, "cuda") and bool(core.cuda.is_available()))
 
 
 class Trial:
-    """Steps in an arena of copies, beside stock's."""
+    """Computes steps in an arena of copies and compares them with stock's."""
 
     def __init__(self, rows: Rows, choice: Choice, gate: Callable[[str], None]) -> None:
-        """`gate` leaves everything to stock, for a reason."""
+        """`gate` switches the patch off, with a reason."""
         self._rows, self._choice, self._gate = rows, choice, gate
         self._is_over = False
         self._equal: Counter[bool] = Counter()
@@ -42,14 +43,14 @@ class Trial:
         self._pairs: list[tuple[Any, Any, Any]] = []
 
     def is_needed(self, lengths: list[int]) -> bool:
-        """Whether a step with these lengths is still to be compared, or to be left to stock."""
+        """Whether stock must serve such a step, for comparison or because the trial failed."""
         self._compare()
         return self._is_over or self._equal[_are_equal(lengths)] < STEPS
 
     def arena_for(self, caches: Caches, lengths: list[int]) -> Arena | None:
-        """The arena of copies for a step that is stock's; None for stock alone.
+        """The arena of copies for a step that stock serves; None to run stock alone.
 
-        As with an arena that serves, a batch is taken when it comes a second time.
+        As in `Choice`, a batch gets an arena at its second step.
         """
         COUNTS["stock steps"] += 1
         if self._is_over:
@@ -65,7 +66,7 @@ class Trial:
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             self._arena = self._choice.build(copies, lengths)
         if not any(self._arena.layers) or max(lengths) + 1 > self._arena.capacity:
-            self._drop()  # another one is built from what stock has
+            self._drop()  # the next one is built from stock's caches
             return None
         self._copied = batch, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
@@ -76,11 +77,11 @@ class Trial:
         self._pairs.append((_are_equal(lengths), stock, found))
 
     def end_step(self, lengths: list[int]) -> None:
-        """Count a step whose layers were all noted."""
+        """Count a step after all its layers were noted."""
         self._equal[_are_equal(lengths)] += 1
 
     def _compare(self) -> None:
-        """Compare what was noted, waiting for it; a difference ends the trial, and the patch."""
+        """Wait for the noted results and compare them; a difference switches the patch off."""
         pairs, self._pairs = self._pairs, []
         for number, (is_equal_lengths, stock, found) in enumerate(pairs):
             if not same_bits(self._rows.core, stock, found):
@@ -96,7 +97,7 @@ class Trial:
                 return
 
     def _drop(self) -> None:
-        """Let the arena's buffers go now: its rows and layers refer to each other."""
+        """Free the arena's buffers now: its rows and layers reference each other."""
         if self._arena is not None:
             for layer in self._arena.layers:
                 if layer is not None:
@@ -104,7 +105,7 @@ class Trial:
         self._arena = None
 
     def _copy(self, cache: Any) -> Any:
-        """A cache with the same KV, which an arena may take; another kind of cache as it is."""
+        """A copy of stock's cache with the same KV, for an arena; any other cache unchanged."""
         if type(cache) is not self._rows.cache_class:
             return cache
         copied = self._rows.cache_class(max_seq_len=cache.max_seq_len)
@@ -117,7 +118,7 @@ def _are_equal(lengths: list[int]) -> bool:
 
 
 def same_bits(core: Any, one: Any, other: Any) -> bool:
-    """Whether two arrays of one shape and dtype are equal bit by bit; waits for them."""
+    """Whether two arrays are equal in shape, dtype and every bit; waits for both."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     words = {1: core.uint8, 2: core.uint16, 4: core.uint32}[one.dtype.size]

@@ -1,4 +1,4 @@
-"""``mlx.cache-growth``: a batched decode goes on past the end of a request's buffer."""
+"""``mlx.cache-growth``: a request's buffer grows when a batched decode reaches its end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from ...model.patching import Patching
 
 CONTIGUOUS = "sglang.srt.hardware_backend.mlx.kv_cache.contiguous_cache:ContiguousKVCache"
-"""The cache of one request and layer to 0.5.12.post1."""
+"""The cache of one request and layer, up to 0.5.12.post1."""
 
 ATTENTION = "sglang.srt.hardware_backend.mlx.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
-"""The same cache from 0.5.13 on."""
+"""The same cache, from 0.5.13 on."""
 
 
 def install_contiguous(patching: Patching) -> None:
@@ -30,7 +30,7 @@ def _install(patching: Patching, cache: str) -> None:
 
     def make(inner: Callable[..., None]) -> Callable[..., None]:
         def write_token(self: Any, k: Any, v: Any) -> None:
-            """Make room where the buffer is full; k and v are (1, n_kv_heads, 1, head_dim)."""
+            """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
             if self.offset >= self.max_seq_len:
                 self._grow(self.offset + 1)
                 ran.seen = True

@@ -1,7 +1,7 @@
-"""``mlx.decode-context``: arrays of the sequence lengths are made once per decode step.
+"""``mlx.decode-context``: creates the arrays of sequence lengths once per decode step.
 
-The change of sgl-project/sglang#23470, for source builds that have the decode context but not yet
-that change.
+This is the change of sgl-project/sglang#23470, for source builds that have the decode context but
+not that change.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def install(patching: Patching) -> None:
-    """Let the layers of a step share what they compute from the sequence lengths."""
+    """Let the layers of a step share the arrays computed from the sequence lengths."""
     patching.override(CORE, lambda inner: _LengthArrays(inner, patching))
 
 
 class _LengthArrays(StepArrays):
     def array(self, values: Any, dtype: Any = None) -> Any:
-        """The lengths of the step's requests, (batch,) int32; the constants of a mask as stock."""
+        """The lengths of the step's requests, (batch,) int32; a mask's constants as in stock."""
         if not isinstance(values, list):
             return self._inner.array(values, dtype=dtype)
         kept, key = self.kept(), ("array", tuple(values), dtype)
@@ -30,7 +30,7 @@ class _LengthArrays(StepArrays):
         return kept[key]
 
     def arange(self, stop: int) -> Any:
-        """The positions up to the longest request's, (stop,) int32."""
+        """The positions of the longest request, (stop,) int32."""
         kept, key = self.kept(), ("arange", stop)
         if key not in kept:
             kept[key] = self._inner.arange(stop)

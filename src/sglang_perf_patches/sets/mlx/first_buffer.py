@@ -1,4 +1,4 @@
-"""``mlx.first-buffer``: a request begins with buffers for what it has, not for 4096 tokens."""
+"""``mlx.first-buffer``: a request's first buffers fit its tokens, instead of 4096 tokens."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ if TYPE_CHECKING:
 
 _MLX = "sglang.srt.hardware_backend.mlx"
 CONTIGUOUS = f"{_MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
-"""The cache of one request and layer to 0.5.12.post1."""
+"""The cache of one request and layer, up to 0.5.12.post1."""
 
 ATTENTION = f"{_MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
-"""The same cache from 0.5.13 on."""
+"""The same cache, from 0.5.13 on."""
 
 RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
 STEP = 256
-"""Tokens by which mlx-lm's own caches grow.
+"""Growth of mlx-lm's own caches, in tokens.
 
-A multiple of what decides in MLX's CUDA backend whether cuDNN decodes a single request, as stock's
-4096 is; so the same kernel runs.
+MLX's CUDA backend decodes a single request with cuDNN if the buffer's length is a multiple of a
+certain number. Both this step and stock's 4096 are multiples of it, so the same kernel runs.
 """
 
 
 def room_for(tokens: int) -> int:
-    """Room for these tokens and the next one, in tokens."""
+    """Capacity for these tokens and the next one, in tokens."""
     return -(-(tokens + 1) // STEP) * STEP
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not let a buffer grow."""
+    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
     _install(patching, CONTIGUOUS)
     _grow_in_decode(patching, CONTIGUOUS)
     core, cache_class = _core_and_class(patching, CONTIGUOUS)
 
     def make(inner: Callable[..., None]) -> Callable[..., None]:
         def clear(self: Any) -> None:
-            """Let go what this runner keeps by itself when it is cleared."""
+            """Free the buffers of the caches that this runner keeps by itself."""
             for cache in self._req_caches.values():
                 _let_go(cache, core, cache_class)
             inner(self)
@@ -48,7 +48,7 @@ def install_contiguous(patching: Patching) -> None:
 
 
 def install_attention_without_growth(patching: Patching) -> None:
-    """Serve 0.5.13 and 0.5.14, whose batched decode does not let a buffer grow."""
+    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
     install_attention(patching)
     _grow_in_decode(patching, ATTENTION)
 
@@ -60,10 +60,10 @@ def install_attention(patching: Patching) -> None:
 
     def make(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def cache_arrays(cache: Any) -> list[Any]:
-            """What is evaluated with a step.
+            """The arrays that a step evaluates.
 
-            Stock gathers it by a function that refers to itself, so that buffers which have been
-            replaced by larger ones would live on until Python collects cycles.
+            Stock collects them with a function that refers to itself. Buffers that were replaced by
+            larger ones would therefore live until Python collects cycles.
             """
             return list(cache.state) if type(cache) is cache_class else inner(cache)
 
@@ -78,7 +78,7 @@ def _install(patching: Patching, cache: str) -> None:
 
     def make_allocate(inner: Callable[..., None]) -> Callable[..., None]:
         def _allocate(self: Any, keys: Any) -> None:
-            """Make the buffers for a first write, keys of (1, n_kv_heads, tokens, head_dim)."""
+            """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
             self.max_seq_len = room_for(keys.shape[2])
             inner(self, keys)
             ran.seen = True
@@ -87,14 +87,14 @@ def _install(patching: Patching, cache: str) -> None:
 
     def make_grow(inner: Callable[..., None]) -> Callable[..., None]:
         def _grow(self: Any, required: int) -> None:
-            """Make room for a token as stock does, by doubling; for a prompt, what it needs.
+            """Grow by doubling for one token, as stock does; for a prompt, to what it needs.
 
-            Of a prompt that comes in chunks, for the next chunk too.
+            For a prompt in chunks, that includes the next chunk.
             """
             new = required - self.offset
             if new > 1:
-                # Why this trick: stock doubles this number until it is enough, and copies what the
-                # offset says; so it makes buffers of just this room.
+                # Why this trick: stock doubles this number until it is enough, and copies as many
+                # tokens as the offset says. So it creates buffers of exactly this capacity.
                 self.max_seq_len = room_for(required + new if self.offset else required)
                 ran.seen = True
             inner(self, required)
@@ -103,7 +103,7 @@ def _install(patching: Patching, cache: str) -> None:
 
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def _release_cache(self: Any, cache: list[Any]) -> None:
-            """Keep no buffers with the caches that the next request is given."""
+            """Free the buffers of caches that the next request will reuse."""
             _let_go(cache, core, cache_class)
             inner(self, cache)
 
@@ -117,7 +117,7 @@ def _install(patching: Patching, cache: str) -> None:
 def _grow_in_decode(patching: Patching, cache: str) -> None:
     def make(inner: Callable[..., None]) -> Callable[..., None]:
         def write_token(self: Any, k: Any, v: Any) -> None:
-            """Make room where the buffer is full; k and v are (1, n_kv_heads, 1, head_dim)."""
+            """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
             if self.offset >= self.max_seq_len:
                 self._grow(self.offset + 1)
             inner(self, k, v)
@@ -135,8 +135,9 @@ def _core_and_class(patching: Patching, cache: str) -> tuple[Any, Any]:
 def _let_go(caches: list[Any], core: Any, cache_class: Any) -> None:
     """Put empty buffers into a finished request's caches.
 
-    Stock gives the caches to another request, which is computed in the dtype of their buffers where
-    that is not the model's. So their dtype stays; zeros take no memory before they are used.
+    Stock gives the caches to another request. Where the buffers' dtype differs from the model's,
+    that request is computed in the buffers' dtype, so the dtype stays. Zeros take no memory until
+    they are used.
     """
     for cache in caches:
         if type(cache) is cache_class and cache.keys is not None:

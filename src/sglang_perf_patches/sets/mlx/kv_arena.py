@@ -1,9 +1,8 @@
 """``mlx.kv-arena``: a batch's KV stays together from one decode step to the next.
 
-Stock's own method of the attention wrapper still runs, once per layer. In the place of the layer's
-attention module and of its requests' caches it is given a `_LayerStep`, which takes the new token
-of the whole batch and answers with K and V of the whole batch; so there is nothing left to write,
-to pad or to concatenate per request.
+Stock's own method of the attention wrapper still runs, once per layer. A `_LayerStep` replaces the
+layer's attention module and its requests' caches. It writes the new token of the whole batch and
+returns K and V of the whole batch, so stock has nothing to write, pad or concatenate per request.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 
 _KV_CACHE = "sglang.srt.hardware_backend.mlx.kv_cache"
 CONTIGUOUS = f"{_KV_CACHE}.contiguous_cache:ContiguousKVCache"
-"""The cache of one request and layer to 0.5.12.post1."""
+"""The cache of one request and layer, up to 0.5.12.post1."""
 
 ATTENTION = f"{_KV_CACHE}.attention_kv_cache:ContiguousAttentionKVCache"
-"""The same cache from 0.5.13 on."""
+"""The same cache, from 0.5.13 on."""
 
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
@@ -38,7 +37,7 @@ _STEP = "_sglang_perf_patches_arena"
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1, whose runner does not release each cache when cleared."""
+    """Serve 0.5.11 to 0.5.12.post1, whose runner's `clear` does not release each cache."""
     rows = _install(patching, CONTIGUOUS, "layer_caches")
 
     def make(inner: Callable[..., None]) -> Callable[..., None]:
@@ -66,7 +65,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
 
     def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
         def batched_decode(self: Any, x: Any, ctx: Any) -> Any:
-            """Decode one layer, x and the result (batch, 1, hidden), from the batch's arena."""
+            """Decode one layer from the batch's arena; x and the result are (batch, 1, hidden)."""
             known = vars(ctx)
             if _STEP not in known:
                 known[_STEP] = _begin(choice, trial, core, ctx, field)
@@ -95,7 +94,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
 
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def release_cache(self: Any, cache: list[Any]) -> None:
-            """Leave the arena before the caches are kept for another request."""
+            """Take the caches out of the arena before stock keeps them for another request."""
             _release(rows, cache)
             inner(self, cache)
 
@@ -108,11 +107,11 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
 
 
 def _begin(choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str) -> _Step | None:
-    """At the first layer of a step: its arena, with room for a token; None for stock."""
+    """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
     if ctx.batch_size < 2 or has_rope_kernel:
-        # Stock attends to a single request's buffer as it lies: its length decides on the kernel.
+        # Stock attends to a single request's buffer directly; its length selects the kernel.
         choice.leave(caches)
         return None
     if trial is not None and trial.is_needed(lengths):
@@ -130,8 +129,8 @@ class _Step:
 
     Attributes:
         lengths: tokens of each request before the step.
-        longest: tokens of the longest after it.
-        trial: what compares the step with stock's; None where the step is served.
+        longest: tokens of the longest request after the step.
+        trial: compares the step with stock's; None where the arena serves the step.
     """
 
     def __init__(
@@ -145,8 +144,8 @@ class _Step:
         self.longest = max(self.lengths) + 1
         self._equal = min(self.lengths) + 1 == self.longest
         self._indices_by_shape: dict[tuple[int, ...], Any] = {}
-        # Why this trick: stock takes from its context what to pad each request's K and V with, and
-        # an arena's rows are padded.
+        # Why this trick: stock reads each request's padding from its context, and an arena's rows
+        # are padded already.
         unpadded = [0] * ctx.batch_size
         if hasattr(ctx, "decode_padding"):
             self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
@@ -154,23 +153,23 @@ class _Step:
             self._context.pad_sizes = unpadded
 
     def index_of(self, wrapper: Any) -> int:
-        """A layer's place among the attention layers."""
+        """A layer's index among the attention layers."""
         index: int = wrapper._layer_idx
         return index if self._index is None else self._index[index]
 
     def layer_for(self, wrapper: Any) -> Layer | None:
-        """The buffers of a wrapper's layer; None where it attends to a window, or has none."""
+        """The buffers of a wrapper's layer; None if it has none or attends to a window."""
         if getattr(wrapper, "_window_size", None) is not None:
             return None
         return self._arena.layers[self.index_of(wrapper)]
 
     def context_for(self, wrapper: Any, served: _LayerStep) -> Any:
-        """Stock's context with nothing to pad, and with one object for all caches of a layer."""
+        """Stock's context without padding, and with one object as every cache of a layer."""
         setattr(self._context, self._field, {self.index_of(wrapper): [served] * len(self.lengths)})
         return self._context
 
     def forget(self, served: _LayerStep) -> None:
-        """Leave no cycle: it would hold the buffers, and MLX copies what something else holds."""
+        """Break the cycle: it would hold the buffers, and MLX copies a buffer held elsewhere."""
         setattr(self._context, self._field, {})
         served.forget()
 
@@ -178,9 +177,9 @@ class _Step:
         """Append a token to each row.
 
         Args:
-            layer: whose buffers.
+            layer: the layer that owns the buffers.
             keys: (batch, n_kv_heads, 1, head_dim).
-            values: likewise.
+            values: (batch, n_kv_heads, 1, head_dim).
 
         Returns:
             K and V to attend to, (batch, n_kv_heads, longest, head_dim).
@@ -195,12 +194,12 @@ class _Step:
             layer.values = put(layer.values, self._indices(values.shape), values, axis=2)
         attended = layer.keys[:, :, : self.longest], layer.values[:, :, : self.longest]
         if self._equal and self.longest % CUDNN_STEP == 0 and _has_cuda(self._core):
-            # For arrays of just this length, as stock's are, MLX takes cuDNN's kernel.
+            # For arrays of exactly this length, such as stock's, MLX uses cuDNN's kernel.
             return self._core.contiguous(attended[0]), self._core.contiguous(attended[1])
         return attended
 
     def _indices(self, shape: tuple[int, ...]) -> Any:
-        """Where each row's token goes, int32, for an update of this shape; once for all layers."""
+        """Each row's write position, int32, for an update of this shape; shared by all layers."""
         if shape not in self._indices_by_shape:
             lengths = self._core.array(self.lengths, dtype=self._core.int32)
             self._indices_by_shape[shape] = self._core.broadcast_to(
@@ -209,10 +208,10 @@ class _Step:
         return self._indices_by_shape[shape]
 
     def has_served(self) -> None:
-        """After a layer; with the last one the step's tokens count.
+        """Count a served layer; after the last one the step's tokens count as part of the rows.
 
-        A step that ends by an exception before has written beyond the end of its rows, where the
-        next attempt writes.
+        If an exception ends the step earlier, it has written only beyond the end of its rows. The
+        next attempt overwrites that.
         """
         COUNTS["layers"] += 1
         self._left -= 1
@@ -231,29 +230,29 @@ def _has_cuda(core: Any) -> bool:
 
 
 class _WrapperOf:
-    """Stock's attention wrapper of a layer, with another attention module in it."""
+    """Stock's attention wrapper of a layer, around another attention module."""
 
     def __init__(self, wrapper: Any, module: Any) -> None:
         vars(self).update(vars(wrapper), _inner=module)
 
 
 class _LayerStep:
-    """In the place of a layer's attention module, and of each request's cache of that layer.
+    """Replaces a layer's attention module, and each request's cache of that layer.
 
-    One layer of a step, as stock's method goes through it:
+    What stock's method does in one layer of a step, and what happens here:
 
     | stock | here |
     | --- | --- |
-    | asks for queries and keys, normalizes them | the module's own, by `__getattr__` |
-    | asks it for the values | `v_proj` keeps them and gives out this object |
-    | reshapes and transposes the values | `reshape`, `transpose`: this object |
-    | rotates the queries | `rope`, the first time: the module's own |
-    | rotates the keys | `rope`, the second: K and V of all go into the arena; this object |
-    | cuts out each request's K and V | `__getitem__`: this object |
-    | writes them into its cache | `write_token`: nothing, they are written |
-    | reads its K and V, pads them | `get_kv`: an `_OfAll` each; the padding is 0, see `_Step` |
-    | concatenates K of all, then V | `_Core.concatenate`: the array of the first `_OfAll` |
-    | attends, projects | stock's own, on the arena's arrays |
+    | computes and normalizes queries and keys | the module's own, through `__getattr__` |
+    | computes the values | `v_proj` keeps them and returns this object |
+    | reshapes and transposes the values | `reshape` and `transpose` return this object |
+    | rotates the queries | the first `rope` call returns the module's result |
+    | rotates the keys | the second writes K and V of the batch, and returns this object |
+    | slices each request's K and V | `__getitem__` returns this object |
+    | writes them into its cache | `write_token` does nothing, they are written |
+    | reads its K and V, pads them | `get_kv` returns two `_OfAll`; the padding is 0, see `_Step` |
+    | concatenates all K, then all V | `_Core.concatenate` returns the array of the first `_OfAll` |
+    | attends, projects | stock's own code, on the arena's arrays |
     """
 
     def __init__(self, module: Any, step: _Step, layer: Layer) -> None:
@@ -283,7 +282,7 @@ class _LayerStep:
         return self
 
     def forget(self) -> None:
-        """Hold nothing: see `_Step.forget`."""
+        """Drop all references: see `_Step.forget`."""
         self._step = self._layer = self._values = self._attended = None
 
     def reshape(self, *_: Any) -> Any:
@@ -296,16 +295,16 @@ class _LayerStep:
         return self
 
     def write_token(self, *_: Any) -> None:
-        """Nothing: the whole batch's token is written."""
+        """Do nothing: the tokens of the whole batch are written already."""
 
     def get_kv(self, *_: Any) -> tuple[_OfAll, _OfAll]:
-        """K and V of all requests, for each of them."""
+        """K and V of all requests, returned for each request."""
         attended: tuple[_OfAll, _OfAll] = self._attended
         return attended
 
 
 class _OfAll:
-    """K or V of all requests, in the place of one request's."""
+    """K or V of all requests; replaces one request's."""
 
     __slots__ = ("array",)
 
@@ -314,10 +313,10 @@ class _OfAll:
 
 
 class _Core(PaddingAndMask):
-    """What layers that are left to stock pad and mask with is made once, as by mlx.step-mask."""
+    """Like mlx.step-mask, creates padding and mask once, for layers that stock serves."""
 
     def concatenate(self, arrays: Any, axis: int = 0) -> Any:
-        """K or V of the requests, one after the other; of a layer in an arena they are already."""
+        """Concatenate K or V of the requests; an arena's layer has them in one array already."""
         first = arrays[0]
         return first.array if type(first) is _OfAll else self._inner.concatenate(arrays, axis=axis)
 

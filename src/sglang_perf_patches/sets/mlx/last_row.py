@@ -1,7 +1,7 @@
-"""``mlx.last-row``: prefill asks the model's head for the last position alone.
+"""``mlx.last-row``: in a prefill, the model's head computes only the last position.
 
-Stock's own function runs and calls the model as ever. In between, the model's trunk, what it has
-before its head, answers with its last position; so the head has no other to compute.
+Stock's own function runs and calls the model as usual. The trunk is the part of the model before
+its head. The patch makes it return only its last position, so the head computes no other.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ logger = logging.getLogger(__name__)
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 
 COUNTS: Counter[str] = Counter()
-"""What happened in this process: ``cut`` prefills whose head had fewer positions than stock's,
-``whole`` ones that were left to stock, and ``checks`` of one against the other."""
+"""Counts for this process: ``cut`` prefills, whose head computed fewer positions than stock's;
+``whole`` ones, which stock served; and ``checks`` of one against the other."""
 
 _TRUNK = "model"
-"""What mlx-lm calls the trunk in a model, in almost all of its models."""
+"""The trunk's attribute name in almost all of mlx-lm's models."""
 
 _ROWS = (1, 32, 256)
-"""Positions that the head is given: the first number that gives stock's bits. A GPU multiplies one
-row by a matrix in another way than many, and some rows in another way than thousands."""
+"""Candidate numbers of positions for the head; the first one that gives stock's bits is used. A GPU
+uses different matrix kernels for one row, for some rows and for thousands of rows."""
 
 _PROBES = (33, 128, 512), (65, 256, 512)
-"""Products that show it, as rows, inner size and columns."""
+"""Matrix products that show the difference, as rows, inner size and columns."""
 
 
 def install_lazy(patching: Patching) -> None:
-    """Serve releases from 0.5.11 on, which build a prefill before they evaluate it."""
+    """Serve releases from 0.5.11 on, which build a prefill's graph before evaluating it."""
     _install(patching, ("prefill_start", "extend_start"))
 
 
@@ -51,7 +51,7 @@ def _install(patching: Patching, methods: tuple[str, ...]) -> None:
 
     def make(inner: Callable[..., Any]) -> Callable[..., Any]:
         def start(self: Any, *arguments: Any, **options: Any) -> Any:
-            """Prefill with a model whose head computes the last position alone."""
+            """Prefill with a model whose head computes only the last position."""
             model = self.model
             self.model = _Prefilled(model, heads)
             try:
@@ -66,10 +66,11 @@ def _install(patching: Patching, methods: tuple[str, ...]) -> None:
 
 
 def gives_rows_alone(core: Any) -> bool:
-    """Whether a row's product with a matrix has the same bits alone as among others, in float32.
+    """Whether a single row times a matrix gives the same bits as among other rows, in float32.
 
-    On a CPU that is up to the BLAS that MLX was built with. The one in its wheels for Linux sums up
-    each row by itself; OpenBLAS takes another kernel for few rows. Other dtypes are MLX's own.
+    On a CPU that depends on the BLAS that MLX was built with. The BLAS in MLX's Linux wheels sums
+    each row independently; OpenBLAS uses another kernel for few rows. For other dtypes MLX uses
+    its own kernels.
     """
     for rows, inner, columns in _PROBES:
         left = core.random.normal((rows, inner), key=core.random.key(rows))
@@ -80,7 +81,7 @@ def gives_rows_alone(core: Any) -> bool:
 
 
 class _Heads:
-    """How many positions a model's head is given, by the number that stock gives it."""
+    """Chooses how many positions a head computes, by the number that it computes in stock."""
 
     def __init__(self, patching: Patching) -> None:
         self._core: Any = patching.module("mlx.core")
@@ -91,7 +92,7 @@ class _Heads:
         self._is_proven: bool | None = None
 
     def call(self, model: Any, arguments: Any, options: Any) -> Any:
-        """The model's output for a prompt of one request, of (1, some of the last, vocabulary)."""
+        """The output for one request's prompt, (1, number of last positions, vocabulary)."""
         owner = _owner_of_trunk(model)
         tokens = arguments[0].shape[1]
         if owner is None or self._is_off or tokens == 1:
@@ -100,10 +101,10 @@ class _Heads:
             COUNTS["whole"] += 1
             return model(*arguments, **options)
         if self._is_proven is None:
-            # Proven there in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
+            # On CPUs: proven in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
             on_cpu = self._core.default_device() == self._core.Device(self._core.cpu)
             self._is_proven = on_cpu and gives_rows_alone(self._core)
-        # The kernels of a product are chosen by its size.
+        # The size of a matrix product selects its kernel.
         size = id(model), (tokens - 1).bit_length()
         rows = _ROWS[0] if self._is_proven else self._rows.get(size)
         trunk = _Trunk(owner[_TRUNK], rows)
@@ -122,9 +123,9 @@ class _Heads:
     def _checked(
         self, model: Any, owner: Any, trunk: _Trunk, arguments: Any, options: Any, whole: Any
     ) -> int:
-        """The fewest positions for which the last one's logits are stock's, bit by bit.
+        """The fewest positions for which the last one's logits equal stock's bit by bit.
 
-        The trunk is not run again: its hidden states are there.
+        The trunk does not run again: its hidden states are reused.
         """
         COUNTS["checks"] += 1
         hidden = trunk.hidden
@@ -150,7 +151,7 @@ class _Heads:
 
 
 class _Prefilled:
-    """A model in stock's hands during a prefill; all but the call is the model's own."""
+    """Replaces the model during a prefill; forwards everything but the call."""
 
     def __init__(self, model: Any, heads: _Heads) -> None:
         self._model, self._heads = model, heads
@@ -163,17 +164,17 @@ class _Prefilled:
 
 
 class _Trunk:
-    """In the place of a model's trunk: answers with its last positions.
+    """Replaces a model's trunk and returns only its last positions.
 
     Attributes:
-        module: the trunk, which answers for everything but the call: its embedding may be the head.
-        hidden: the hidden states of all positions, (1, tokens, hidden), where none were left out.
-        can_cut: what the trunk gave out are hidden states, or it was not called.
+        module: the trunk; serves every attribute, since its embedding may be the head.
+        hidden: the hidden states of all positions, (1, tokens, hidden), if none were left out.
+        can_cut: the trunk returned hidden states, or was not called.
         was_cut: positions were left out.
     """
 
     def __init__(self, trunk: Any, rows: int | None, module: Any = None) -> None:
-        """`rows` to answer with; None for all of them."""
+        """`rows` is how many last positions to return; None for all of them."""
         self._trunk, self._rows = trunk, rows
         self.module = trunk if module is None else module
         self.hidden: Any = None
@@ -196,7 +197,7 @@ class _Trunk:
 
 @contextmanager
 def _in_place_of(owner: Any, trunk: _Trunk) -> Iterator[None]:
-    """Put a trunk into a model for one call. A module of mlx.nn is a dictionary of its parts."""
+    """Put a trunk into a model for one call; a module of mlx.nn is a dictionary of its parts."""
     before = owner[_TRUNK]
     dict.__setitem__(owner, _TRUNK, trunk)
     try:
@@ -206,7 +207,7 @@ def _in_place_of(owner: Any, trunk: _Trunk) -> Iterator[None]:
 
 
 def _owner_of_trunk(model: Any) -> Any:
-    """The module that applies the head to the trunk: a model, or the language model in it."""
+    """The module that applies the head to the trunk: a model, or its language model."""
     owner = model
     while isinstance(owner, dict):
         if callable(owner.get(_TRUNK)):

@@ -1,8 +1,9 @@
 """``mlx.merged-cache``: the merged cache of a batch lives across decode steps.
 
-Stock's own step runs: it merges the requests' caches, decodes, and takes them apart. What it is
-given when it takes them apart is a `_Row` of the merged cache, which is cut out only if something
-else than the next step of the same batch uses it; and given those rows, it merges nothing.
+Stock's own step runs: it merges the requests' caches, decodes, and splits the merged cache again.
+Instead of a split-off cache each request gets a `_Row` of the merged cache. The next step of the
+same batch reuses the merged cache without a merge. If anything else uses a row, the row is copied
+out.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ MERGE = f"{RUNNER}:_merge_kv_caches"
 EXTRACT = f"{RUNNER}:_extract_kv_cache"
 
 COUNTS: Counter[str] = Counter()
-"""What happened in this process: ``merges`` by stock, ``steps`` that needed none, ``cuts`` of a
-request's cache out of a merged one."""
+"""Counts for this process: ``merges`` by stock, ``steps`` that needed none, and ``cuts``, which
+copy a request's cache out of a merged one."""
 
 
 def install(patching: Patching) -> None:
-    """Keep merged caches of full attention; those with a window stay with stock."""
+    """Keep merged caches of full attention; stock handles those with a window."""
     ran = patching.ran
     core: Any = patching.module("mlx.core")
     batch_cache = patching.module("mlx_lm.models.cache").BatchKVCache
 
     def make_merge(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def merge_kv_caches(caches_list: list[Any]) -> list[Any]:
-            """One cache per layer for all requests, from one list per request."""
+            """Merge one list of caches per request into one cache per layer."""
             batch = _batch_of(caches_list)
             if batch is not None:
                 ran.seen = True
@@ -58,7 +59,7 @@ def install(patching: Patching) -> None:
         inner_extract[:] = [inner]
 
         def extract_kv_cache(batch_caches: list[Any], idx: int) -> Any:
-            """One request's caches; not cut out yet where the batch is kept."""
+            """One request's caches; where the batch is kept, a row that is not copied out yet."""
             if isinstance(batch_caches, _Merged):
                 return batch_caches.batch.row(idx)
             return inner(batch_caches, idx)
@@ -71,7 +72,7 @@ def install(patching: Patching) -> None:
 
 
 class _Merged(list[Any]):
-    """One cache per layer, and the batch that keeps them. For one step: it would be a cycle."""
+    """One cache per layer, and their batch. Lives for one step, or it would be a cycle."""
 
     def __init__(self, batch: _Batch, caches: Sequence[Any]) -> None:
         super().__init__(caches)
@@ -82,20 +83,20 @@ class _Batch:
     """A merged cache that is kept.
 
     Attributes:
-        size: how many requests it holds.
+        size: number of requests.
     """
 
     def __init__(self, merged: list[Any], size: int, extract: Callable[..., list[Any]]) -> None:
         self.size = size
         self._merged = merged
         self._extract = extract
-        # Weak, for the caches are to go with the last request, and not with a collection of cycles.
+        # Weak, so that the caches are freed with the last request, not when cycles are collected.
         self._rows: list[Callable[[], _Row | None]] = [lambda: None] * size
         self._length = _tokens_in(merged[0])
         self._running = False
 
     def begin(self) -> list[Any]:
-        """The caches for a step; what a step that failed has left in some layers is taken back."""
+        """The caches for a step, without the tokens that a failed step left in some layers."""
         self._settle()
         self._running = True
         return _Merged(self, self._merged)
@@ -111,17 +112,17 @@ class _Batch:
         return row
 
     def cut(self, number: int) -> list[Any]:
-        """A request's caches as stock makes them."""
+        """A request's caches, as stock extracts them."""
         self._settle()
         COUNTS["cuts"] += 1
         return self._extract(self._merged, number)
 
     def dissolve(self, core: Any, taken: Container[int]) -> None:
-        """Cut out at once all that is left behind: what waits for it would keep the whole batch.
+        """Copy the remaining rows out at once: an unevaluated copy would keep the whole batch.
 
         Args:
             core: ``mlx.core``.
-            taken: ids of rows that are merged anew, which the step that follows evaluates.
+            taken: ids of rows that are merged again; the next step evaluates them.
         """
         for row in (each() for each in self._rows):
             if row is not None and id(row) not in taken:
@@ -136,11 +137,11 @@ class _Batch:
 
 
 class _Row(Sequence[Any]):
-    """One request's caches by layer, in a merged cache until they are used by themselves.
+    """One request's caches by layer; part of a merged cache until something else uses them.
 
     Attributes:
-        batch: where they are; None once they are cut out.
-        number: the request's place there.
+        batch: the batch that holds them; None once they are copied out.
+        number: the request's index in the batch.
     """
 
     def __init__(self, batch: _Batch, number: int) -> None:
@@ -165,21 +166,21 @@ class _Row(Sequence[Any]):
 
 
 def _can_be_kept(cache: Any, batch_cache: type) -> bool:
-    """Whether a merged cache is one of full attention, of a kind that this module knows."""
+    """Whether a merged cache is for full attention and of a known class."""
     return type(cache) is batch_cache and hasattr(cache, "_idx")
 
 
 def _tokens_in(cache: Any) -> int:
     """The length of a merged cache, padding included, in tokens.
 
-    mlx-lm's own ``size()`` for it came with 0.31.2: before, it is missing or says 0.
+    mlx-lm has ``size()`` for this from 0.31.2 on; before, it is missing or returns 0.
     """
     length: int = cache._idx
     return length
 
 
 def _batch_of(caches_list: Sequence[Any]) -> _Batch | None:
-    """The batch whose rows these are, all of them and in order."""
+    """The batch whose rows these are, if all its rows are here, in order; else None."""
     first = caches_list[0] if caches_list else None
     batch = first.batch if isinstance(first, _Row) else None
     if batch is None or batch.size != len(caches_list):

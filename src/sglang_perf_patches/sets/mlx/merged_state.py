@@ -1,9 +1,9 @@
 """``mlx.merged-state``: a hybrid model's recurrent state stays merged from step to step.
 
-Stock's own step runs: it merges the requests' states of a layer, decodes, and splits them. What it
-is given when it splits is a `_Place` in the merged state, and what stands in a request's cache
-after that is a row, which is cut out only if something else than the next step of the same batch
-uses it; and given those rows, it merges nothing.
+Stock's own step runs: it merges the requests' states of a layer, decodes, and splits the merged
+state again. Instead of a split-off state it gets a `_Place` in the merged state, and the request's
+cache becomes a row. The next step of the same batch reuses the merged state without a merge. If
+anything else uses a row, the row is copied out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 
 COUNTS: Counter[str] = Counter()
-"""What happened in this process, by layer: ``merges`` by stock, ``steps`` that needed none, and
-``cuts`` of a request's state out of a merged one."""
+"""Counts for this process, per layer: ``merges`` by stock, ``steps`` that needed none, and
+``cuts``, which copy a request's state out of a merged one."""
 
 
 def install(patching: Patching) -> None:
-    """Keep merged states of mlx-lm's ``ArraysCache``; of another kind they stay with stock."""
+    """Keep merged states of mlx-lm's ``ArraysCache``; stock handles other classes."""
     ran = patching.ran
     arrays_cache = patching.module("mlx_lm.models.cache").ArraysCache
     row_class, merged_class = _row_class(arrays_cache), _merged_class(arrays_cache)
@@ -33,7 +33,7 @@ def install(patching: Patching) -> None:
         def decode_auxiliary_layer(
             self: Any, layer: Any, hidden_states: Any, layer_caches: list[Any]
         ) -> Any:
-            """Cut rows out unless they are a whole batch: stock asks of what class they are."""
+            """Copy rows out unless they are a whole batch, since stock checks their class."""
             if _batch_of(layer_caches, row_class) is None:
                 for cache in layer_caches:
                     if type(cache) is row_class:
@@ -44,7 +44,7 @@ def install(patching: Patching) -> None:
 
     def make_merge(inner: Callable[..., Any]) -> Callable[..., Any]:
         def merge_auxiliary_caches(layer_caches: list[Any]) -> Any:
-            """One state for all requests of a layer."""
+            """Merge the states of a layer's requests into one."""
             batch = _batch_of(layer_caches, row_class)
             if batch is not None:
                 ran.seen = True
@@ -60,7 +60,7 @@ def install(patching: Patching) -> None:
 
     def make_replace(inner: Callable[..., None]) -> Callable[..., None]:
         def replace_cache_contents(cache: Any, new_cache: Any) -> None:
-            """Put a row into a request's cache, where stock would put what it has split."""
+            """Turn a request's cache into a row, where stock would store the split-off state."""
             if type(new_cache) is not _Place:
                 return inner(cache, new_cache)
             vars(cache).clear()
@@ -74,7 +74,7 @@ def install(patching: Patching) -> None:
 
     def make_arrays(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def cache_arrays(cache: Any) -> list[Any]:
-            """What is evaluated with a step: of a row, the merged state."""
+            """The arrays that a step evaluates; for a row, those of the merged state."""
             if type(cache) is row_class:
                 return list(vars(cache)["_batch"].merged.cache)
             return inner(cache)
@@ -92,8 +92,8 @@ class _Batch:
 
     Attributes:
         merged: stock's cache object with the state of all requests.
-        size: how many they are.
-        rows: by number, the request's cache, weakly: it is to go with its request.
+        size: number of requests.
+        rows: weak references to the requests' caches, so that a cache is freed with its request.
     """
 
     def __init__(self, merged: Any, size: int, merged_class: Any) -> None:
@@ -103,10 +103,10 @@ class _Batch:
         merged.__class__ = merged_class
 
     def begin(self) -> Any:
-        """The state for a step; a step that failed is taken back."""
+        """The state for a step, without the changes of a failed step."""
         self._settle()
         self._before = list(self.merged.cache)
-        # Only for the step: else the two would be a cycle, and live until Python collects it.
+        # Only during the step: otherwise the two form a cycle and live until Python collects it.
         vars(self.merged)["_batch"] = self
         return self.merged
 
@@ -118,13 +118,13 @@ class _Batch:
         return _Place(self, number)
 
     def cut_out(self, number: int) -> list[Any]:
-        """A request's arrays, as stock splits them."""
+        """A request's arrays, as stock splits them off."""
         self._settle()
         COUNTS["cuts"] += 1
         return [array[number : number + 1] for array in self.merged.cache]
 
     def cut_all(self, row_class: Any) -> None:
-        """Cut all that are still here out: a batch that has changed does not come again."""
+        """Copy out all rows that are still here: a changed batch does not return."""
         found: list[Any] = [each() for each in self.rows]
         for row in found:
             if type(row) is row_class and vars(row)["_batch"] is self:
@@ -136,7 +136,7 @@ class _Batch:
 
 
 class _Place:
-    """Where a request's state is, in the place of a cache that stock has split off."""
+    """Where a request's state is; replaces a cache that stock would split off."""
 
     __slots__ = ("batch", "number")
 
@@ -145,12 +145,12 @@ class _Place:
 
 
 def _row_class(arrays_cache: Any) -> Any:
-    # The name is that of stock's class, which is what stock asks for.
+    # The class has the name of stock's, since stock checks the name.
     class ArraysCache(arrays_cache):  # type: ignore[misc]
-        """A request's cache whose state is in a merged one until it is used by itself."""
+        """A request's cache; its state is part of a merged one until something else uses it."""
 
         def cut_out(self) -> Any:
-            """Be stock's own object again."""
+            """Turn back into stock's own object."""
             batch, number = self.__dict__.pop("_batch"), self.__dict__.pop("_number")
             self.__class__ = arrays_cache
             self.cache = batch.cut_out(number)
@@ -167,10 +167,10 @@ def _row_class(arrays_cache: Any) -> Any:
 
 def _merged_class(arrays_cache: Any) -> Any:
     class ArraysCache(arrays_cache):  # type: ignore[misc]
-        """The state of a batch, in stock's hands during a step."""
+        """The state of a batch, which stock uses during a step."""
 
         def extract(self, number: int) -> _Place:
-            """A place instead of a copy."""
+            """Return a place instead of a copy."""
             batch: _Batch = vars(self)["_batch"]
             return batch.place(number)
 
@@ -178,7 +178,7 @@ def _merged_class(arrays_cache: Any) -> Any:
 
 
 def _batch_of(layer_caches: Sequence[Any], row_class: type) -> _Batch | None:
-    """The batch whose rows these are, all of them and in order."""
+    """The batch whose rows these are, if all its rows are here, in order; else None."""
     first = layer_caches[0] if layer_caches else None
     if type(first) is not row_class:
         return None
@@ -195,6 +195,6 @@ def _batch_of(layer_caches: Sequence[Any], row_class: type) -> _Batch | None:
 
 
 def _is_plain(merged: Any) -> bool:
-    """Whether a merged state is arrays alone, as that of a decode step is."""
+    """Whether a merged state consists of arrays only, like that of a decode step."""
     has_lengths = merged.left_padding is not None or merged.lengths is not None
     return not has_lengths and all(array is not None for array in merged.cache)

@@ -1,7 +1,7 @@
-"""``mlx.next-turn``: a finished request's caches wait for the next turn of its conversation.
+"""``mlx.next-turn``: keeps a finished request's caches for the next turn of its conversation.
 
-Stock's own functions run. A prefill whose prompt begins with what a finished request was computed
-from is given that request's caches, and the rest of the prompt as if that were all.
+Stock's own functions run. If a prompt begins with the tokens of a finished request, its prefill
+gets that request's caches and runs only the rest of the prompt.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 
 MOST = 16
-"""Finished requests whose caches are kept."""
+"""Maximum number of finished requests whose caches are kept."""
 
 MOST_BYTES = 2 << 30
-"""What they may take together, in bytes."""
+"""Maximum total size of the kept caches, in bytes."""
 
 COUNTS: Counter[str] = Counter()
-"""What happened in this process: ``kept`` finished requests, prefills that were ``continued`` from
-one, and requests that were ``let go`` for others."""
+"""Counts for this process: finished requests that were ``kept``, prefills ``continued`` from one,
+and kept requests ``let go`` for others."""
 
 _TURNS = "_sglang_perf_patches_turns"
 _WORTH = 64
-"""Tokens that more must be kept than the radix cache has, to run fewer than stock would."""
+"""Minimum advantage in tokens over the radix cache's prefix, for a prefill to use it."""
 
 
 def install(patching: Patching) -> None:
-    """Keep, hand out, and forget when stock clears its caches."""
+    """Keep caches, hand them to prefills, and drop them when stock clears its caches."""
     ran = patching.ran
 
     def make_remove(inner: Callable[..., None]) -> Callable[..., None]:
         def remove_request(self: Any, req_id: str) -> None:
-            """Note whose caches stock is about to release."""
+            """Note the tokens of the request whose caches stock is about to release."""
             turns = _turns_of(self)
             turns.leaving = list(self._req_token_ids.get(req_id, ()))
             try:
@@ -49,7 +49,7 @@ def install(patching: Patching) -> None:
 
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def release_cache(self: Any, cache: list[Any]) -> None:
-            """Keep a finished request's caches; others, and the oldest ones, go stock's way."""
+            """Keep a finished request's caches; stock releases others and the oldest ones."""
             turns = _turns_of(self)
             if turns.leaving is None or not turns.keep(turns.leaving, cache):
                 inner(self, cache)
@@ -60,7 +60,7 @@ def install(patching: Patching) -> None:
 
     def make_acquire(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def acquire_cache(self: Any) -> list[Any]:
-            """Caches for a prefill: those of the turn before, where there are any."""
+            """Caches for a prefill: those of the previous turn, if there are any."""
             handed, _turns_of(self).handed = _turns_of(self).handed, None
             return inner(self) if handed is None else handed
 
@@ -77,7 +77,7 @@ def install(patching: Patching) -> None:
             *more: Any,
             **options: Any,
         ) -> Any:
-            """Run only what is new since the turn before."""
+            """Run only the tokens that are new since the previous turn."""
             turns, prefix = _turns_of(self), len(prefix_slot_ids)
             tokens = list(full_token_ids)
             found = turns.find(tokens, prefix)
@@ -87,8 +87,9 @@ def install(patching: Patching) -> None:
             start, turns.handed = found
             COUNTS["continued"] += 1
             ran.seen = True
-            # Why this trick: told of no prefix and of no slots, stock takes caches that it believes
-            # empty, runs the tokens from where they end, and writes nothing into the pool.
+            # Why this trick: without a prefix and without slots, stock acquires caches that it
+            # assumes to be empty, runs the tokens from the caches' end on, and writes nothing into
+            # the pool.
             try:
                 pending = inner(self, req_id, tokens[start:], tokens, [], [], *more, **options)
             finally:
@@ -102,7 +103,7 @@ def install(patching: Patching) -> None:
 
     def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
         def clear(self: Any) -> None:
-            """Forget all turns with the caches that stock clears."""
+            """Drop all turns when stock clears its caches."""
             inner(self)
             vars(self).pop(_TURNS, None)
 
@@ -120,9 +121,9 @@ class _Turn:
     """A finished request.
 
     Attributes:
-        tokens: what its caches were computed from.
-        caches: stock's, by layer.
-        size: what they take, in bytes.
+        tokens: the tokens that its caches were computed from.
+        caches: stock's caches, by layer.
+        size: size of the caches, in bytes.
     """
 
     tokens: list[int]
@@ -131,11 +132,11 @@ class _Turn:
 
 
 class _Turns:
-    """What one runner keeps, the longest unused first.
+    """The turns that one runner keeps, the longest unused first.
 
     Attributes:
-        leaving: the tokens of the request that stock is removing; None while it is not.
-        handed: the caches that the prefill is to be given.
+        leaving: the tokens of the request that stock is removing; None at other times.
+        handed: the caches for the current prefill.
     """
 
     def __init__(self) -> None:
@@ -144,9 +145,9 @@ class _Turns:
         self.handed: list[Any] | None = None
 
     def keep(self, tokens: Sequence[int], caches: list[Any]) -> bool:
-        """Keep caches that hold tokens from the first on; False where they can't be continued."""
+        """Keep caches that start at the first token; False if they can't be continued."""
         lengths = {cache.offset for cache in caches if hasattr(cache, "offset")}
-        # A layer without an offset has a recurrent state, which can't be cut back to a prefix.
+        # A layer without an offset has a recurrent state, which can't be truncated to a prefix.
         if len(lengths) != 1 or not all(hasattr(cache, "offset") for cache in caches):
             return False
         (length,) = lengths
@@ -163,7 +164,7 @@ class _Turns:
         return True
 
     def take_surplus(self) -> list[list[Any]]:
-        """Let go what is too much, the longest unused first."""
+        """Remove what exceeds the limits, the longest unused first."""
         surplus = []
         while self._kept and (
             len(self._kept) > MOST or sum(turn.size for turn in self._kept.values()) > MOST_BYTES
@@ -173,14 +174,14 @@ class _Turns:
         return surplus
 
     def find(self, prompt: Sequence[int], prefix: int) -> tuple[int, list[Any]] | None:
-        """Where the longest kept beginning of a prompt ends, and the caches, cut back to there.
+        """The end of a prompt's longest kept prefix, and the caches truncated to it.
 
         Args:
-            prompt: all of it.
-            prefix: tokens that the radix cache has of it.
+            prompt: the tokens of the whole prompt.
+            prefix: number of its tokens that the radix cache has.
 
         Returns:
-            None where stock's own way runs as few tokens.
+            None where stock runs as few tokens by itself.
         """
         best, most = None, 0
         for turn in self._kept.values():
@@ -197,10 +198,10 @@ class _Turns:
 
 
 def _start(caches: Sequence[Any], common: int, prefix: int) -> int:
-    """From which token on a prompt is run that has so many in common with caches; 0 for stock's.
+    """The token at which to start a prompt with `common` tokens in the caches; 0 for stock.
 
-    Where stock would read the pool, from the same token on, so that the result is the same; unless
-    the radix cache has forgotten much of what is kept.
+    Where stock would read the pool, the start is the same as stock's, so the result is the same;
+    unless the radix cache has evicted much of what is kept.
     """
     if any(hasattr(cache, "window") for cache in caches):
         return common if all(_can_be_cut_back(cache, common) for cache in caches) else 0
@@ -210,9 +211,9 @@ def _start(caches: Sequence[Any], common: int, prefix: int) -> int:
 
 
 def _can_be_cut_back(cache: Any, length: int) -> bool:
-    """Whether a cache can be as it was after so many tokens.
+    """Whether a cache can be truncated to its state after `length` tokens.
 
-    One with a sliding window holds the window and some tokens more.
+    A cache with a sliding window holds the window and some more tokens.
     """
     if not hasattr(cache, "window"):
         return True
@@ -228,7 +229,7 @@ def _cut_back(cache: Any, length: int) -> None:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of what two sequences begin with alike."""
+    """The length of the common prefix of two sequences."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most

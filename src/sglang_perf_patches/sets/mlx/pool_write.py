@@ -1,7 +1,7 @@
-"""``mlx.pool-write``: what a request leaves to the radix cache's pool is a copy of its tokens.
+"""``mlx.pool-write``: a request writes a copy of its tokens into the radix cache's pool.
 
-Stock queues the write: the pool's next array refers to the request's buffers until somebody reads
-the pool. MLX keeps those buffers whole for as long, and copies them where they are to be written.
+Stock queues the write: the pool's next array references the request's buffers until something
+reads the pool. Meanwhile MLX keeps all of those buffers, and copies them on each write.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 _MLX = "sglang.srt.hardware_backend.mlx"
 KV_POOL = f"{_MLX}.kv_cache.kv_pool:MlxKVPool"
-"""The pool to 0.5.12.post1."""
+"""The pool, up to 0.5.12.post1."""
 
 ATTENTION_POOL = f"{_MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
-"""The same pool from 0.5.13 on."""
+"""The same pool, from 0.5.13 on."""
 
 RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
 
@@ -35,13 +35,13 @@ def install_attention(patching: Patching) -> None:
 
 
 class _Writes:
-    """What a pool has been given since it was last evaluated.
+    """The writes into a pool since its last evaluation.
 
     Attributes:
-        copies: of the tokens, (layers, tokens, n_kv_heads, head_dim), not evaluated.
-        is_read: a prefill reads the pool that is not done. Until then MLX would copy the pool to
-            write into it.
-        is_queued: the pool has writes that are not evaluated.
+        copies: unevaluated copies of the tokens, (layers, tokens, n_kv_heads, head_dim).
+        is_read: an unfinished prefill reads the pool. Until it is done, MLX would copy the pool
+            to write into it.
+        is_queued: the pool has unevaluated writes.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class _Writes:
         self.is_read = self.is_queued = False
 
     def copy(self, core: Any) -> None:
-        """Let no write refer to a request's buffers."""
+        """Evaluate the copies, so that no write references a request's buffers."""
         if self.copies:
             core.async_eval(self.copies)
             self.copies = []
 
     def evaluate(self, core: Any, pool: Any) -> None:
-        """Write, or while the pool is read only copy: the next write or read takes it along."""
+        """Write; while a prefill reads the pool, only copy: a later write or read evaluates it."""
         if self.is_queued and not self.is_read:
             core.async_eval(pool.k_buffer, pool.v_buffer)
             self.copies, self.is_queued = [], False
@@ -87,7 +87,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
     def make_prefill(inner: Callable[..., int]) -> Callable[..., int]:
         def prefill_finalize(self: Any, pending: Any) -> int:
-            """Copy while stock waits for the prefill's token: the next step writes the buffers."""
+            """Copy while stock waits for the prefill's token; the next step writes the buffers."""
             read = getattr(self, attribute)
             if read is None:
                 return inner(self, pending)
@@ -111,7 +111,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
     def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
         def sync_decode_kv_to_pool(self: Any, *arguments: Any, **options: Any) -> None:
-            """Write when a request ends: what it decoded, and what is queued of its prompt."""
+            """When a request ends, write its decoded tokens and the queued ones of its prompt."""
             inner(self, *arguments, **options)
             written = getattr(self, attribute)
             if written is not None:

@@ -1,4 +1,4 @@
-"""``mlx.step-mask``: padding and mask are made once per decode step, not in each layer."""
+"""``mlx.step-mask``: creates padding and mask once per decode step, not in each layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def install(patching: Patching) -> None:
-    """Let the layers of a step share what they pad with and what they mask with."""
+    """Let the layers of a step share their padding and their mask."""
     patching.override(CORE, lambda inner: PaddingAndMask(inner, patching))
 
 
@@ -19,17 +19,17 @@ class PaddingAndMask(StepArrays):
     """``mlx.core`` with one array of zeros per shape and one mask per dtype in a step."""
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Zeros to pad a shorter request with, (1, n_kv_heads, pad, head_dim)."""
+        """Zeros that pad a shorter request, (1, n_kv_heads, pad, head_dim)."""
         kept, key = self.kept(), ("zeros", shape, dtype)
         if key not in kept:
             kept[key] = self._inner.zeros(shape, dtype=dtype)
         return kept[key]
 
     def where(self, condition: Any, masked: Any, unmasked: Any) -> Any:
-        """The additive mask, (batch, 1, 1, max_len), of the queries' dtype.
+        """The additive mask, (batch, 1, 1, max_len), in the queries' dtype.
 
-        `condition` follows from the step's lengths and `masked` from the dtype, so the dtype tells
-        one mask of a step from another. What made `condition` in a later layer is never evaluated.
+        `condition` depends only on the step's lengths and `masked` only on the dtype, so the dtype
+        identifies a mask within a step. In later layers `condition` is never evaluated.
         """
         kept, key = self.kept(), ("where", condition.shape, masked.dtype)
         if key not in kept:

@@ -1,4 +1,4 @@
-"""Requests to the server's OpenAI-compatible API: many at a time, of unequal lengths."""
+"""Sends concurrent requests of unequal lengths to the server's OpenAI-compatible API."""
 
 import json
 import random
@@ -15,14 +15,14 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Completion:
-    """One request: a prompt of so many words, and how many are to follow."""
+    """One request: a prompt, and the number of tokens to generate."""
 
     prompt: str
     max_tokens: int
 
 
 def workload(count: int) -> list[Completion]:
-    """The same requests every time; a third of them begin alike, for the radix cache to find."""
+    """Always the same requests; a third share a prefix, which the radix cache can match."""
     chosen = random.Random(count)
     prefix = _words(chosen, _SHARED_PREFIX)
     return [
@@ -37,7 +37,7 @@ def workload(count: int) -> list[Completion]:
 
 
 def complete(url: str, completions: Sequence[Completion]) -> list[str]:
-    """Send all at once, greedy and for every word of their lengths; the replies in their order."""
+    """Send all at once, greedy and with exact reply lengths; the replies, in request order."""
     executor = ThreadPoolExecutor(max_workers=len(completions))
     try:
         return list(executor.map(lambda completion: _reply(url, completion), completions))
@@ -59,7 +59,7 @@ def _reply(url: str, completion: Completion) -> str:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    # A proxy that the user's environment names would not reach this machine's loopback.
+    # A proxy from the user's environment would not reach this machine's loopback.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_TIMEOUT_S) as response:
         text: str = json.load(response)["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""Virtual environments of pinned packages, made once and kept in the user's cache folder."""
+"""Creates virtual environments of pinned packages and caches them in the user's cache folder."""
 
 import fcntl
 import hashlib
@@ -22,7 +22,7 @@ _REQUIREMENTS = Path(__file__).parent / "requirements"
 _CHECKOUT = Path(__file__).parents[2]
 _PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 _REPORT_S = 10
-_used: dict[Path, TextIO] = {}  # marks that this process holds, by path
+_used: dict[Path, TextIO] = {}  # marker files that this process locks, by path
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,27 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def script(self, name: str) -> Path:
-        """A command that one of its packages installed."""
+        """The path of a command that one of its packages installed."""
         return self.folder / "bin" / name
 
 
 def releases() -> list[str]:
-    """The sglang releases that there is an environment for, the newest first."""
+    """The sglang releases that have an environment, newest first."""
     names = [path.stem.removeprefix("sglang-") for path in _REQUIREMENTS.glob("sglang-*.txt")]
     return sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)], reverse=True)
 
 
 def sglang_environment(release: str) -> Environment:
-    """Stock sglang of one release with what its MLX server needs on a Linux CPU."""
+    """One release of stock sglang, with the packages its MLX server needs on a Linux CPU."""
     return environment(_REQUIREMENTS / f"sglang-{release}.txt")
 
 
 def environment(requirements: Path) -> Environment:
-    """The environment of a file of pinned requirements, built unless a finished one is there.
+    """The environment for a file of pinned requirements; built unless a finished one exists.
 
-    Its folder is named by what goes into it, so a changed pin makes another one, and the one of
-    the earlier pins goes once no process uses it. Only a build that came to its end leaves the mark
-    that this looks for, and of several processes one builds.
+    The folder's name depends on its contents, so a changed pin creates a new environment. The one
+    with the earlier pins is removed once no process uses it. Only a complete build leaves the
+    marker file ``finished``. If several processes need the environment, one of them builds it.
     """
     pins = _pins(requirements)
     kind = "\n".join([*pins, platform.python_version(), platform.machine()])
@@ -76,10 +76,10 @@ def environment(requirements: Path) -> Environment:
 
 
 def install_checkout(into: Environment) -> None:
-    """Install the package of this checkout, unless just this source is installed already.
+    """Install this checkout's package, unless exactly this source is installed already.
 
-    From a copy, because setuptools leaves its build folder beside the source and would take up
-    again a module found there that has been deleted since.
+    Installs from a copy: setuptools leaves its build folder beside the source, and would package a
+    deleted module that is still in there.
     """
     installed = into.folder / "checkout"
     with _alone(into):
@@ -96,7 +96,7 @@ def install_checkout(into: Environment) -> None:
 
 
 def install_bench_client(into: Environment) -> None:
-    """Add what sglang's own bench_serving imports besides, which only a benchmark needs."""
+    """Add the packages that only a benchmark needs, for sglang's own bench_serving."""
     pins = _REQUIREMENTS / "bench-client.txt"
     installed = into.folder / pins.stem
     with _alone(into):
@@ -106,9 +106,9 @@ def install_bench_client(into: Environment) -> None:
 
 
 def variables(**more: str | Path) -> dict[str, str]:
-    """This process's environment variables without those that would change what runs, and `more`.
+    """The environment variables for a child process: this process's, filtered, and `more`.
 
-    The user's own PYTHONPATH or SGLANG_… settings would make the server another one.
+    The user's own PYTHONPATH or SGLANG_… settings would change what runs.
     """
     kept = {
         name: value
@@ -122,8 +122,8 @@ def _build(made: Environment, pins: Sequence[str]) -> None:
     _say(f"making an environment in {made.folder}")
     _lock(made).write_text("\n".join(pins) + "\n")
     _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
-    # Of all packages only torch is resolved: which others it needs depends on the build that pip
-    # finds for it, and only pip knows that. The rest is complete, and sglang would bring CUDA.
+    # Pip resolves dependencies only for torch, since they depend on the build that pip selects. The
+    # pins contain all other packages, and resolving sglang would install CUDA packages.
     torch = [pin for pin in pins if pin.startswith("torch==")]
     if torch:
         _pip(made, ["--constraint", _lock(made), *torch], torch[0])
@@ -136,7 +136,7 @@ def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
 
 
 def _run(command: Sequence[str | Path], made: Environment, what: str) -> None:
-    """Run a step of a build, saying now and then that it goes on."""
+    """Run a step of a build and report progress regularly."""
     log = made.folder / "build.log"
     start = time.monotonic()
     _say(f"  {what} …")
@@ -181,7 +181,7 @@ def _cache() -> Path:
 
 @contextmanager
 def _alone(environment: Environment) -> Iterator[None]:
-    """Hold a lock that the system lets go when its holder ends, however it ends."""
+    """Hold a lock that the system releases when its holder ends, even by a crash."""
     lock = Path(f"{environment.folder}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
@@ -194,7 +194,7 @@ def _alone(environment: Environment) -> Iterator[None]:
 
 
 def _use(environment: Environment) -> None:
-    """Keep an environment from being removed as long as this process lives."""
+    """Protect an environment from removal while this process lives."""
     mark = Path(f"{environment.folder}.used")
     if mark not in _used:
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -204,9 +204,9 @@ def _use(environment: Environment) -> None:
 
 
 def _remove_earlier(made: Environment, name: str, pins: Sequence[str]) -> None:
-    """Remove the environments of other pins of the same name that nobody uses.
+    """Remove unused environments that have the same name but other pins.
 
-    One of the same pins is another Python's, and stays.
+    One with the same pins belongs to another Python version, and stays.
     """
     for folder in made.folder.parent.glob(f"{name}-*"):
         lock = _lock(Environment(folder))

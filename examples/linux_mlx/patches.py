@@ -1,4 +1,4 @@
-"""What `sglang-perf-patches` says about a running server."""
+"""Reads what `sglang-perf-patches` reports about a running server."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from linux_mlx.server import Server
 
 
 def report(server: Server, *arguments: str) -> str:
-    """What the command prints, run beside the server with the same selection."""
+    """Run the command beside the server, with the same selection; its output."""
     done = subprocess.run(
         [server.environment.script("sglang-perf-patches"), *arguments],
         env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.runtime),
@@ -19,13 +19,13 @@ def report(server: Server, *arguments: str) -> str:
         stdout=subprocess.PIPE,
         check=False,
     )
-    if done.returncode > 1:  # 1 is about what was chosen, and the output says more
+    if done.returncode > 1:  # 1 concerns the selection; the output has details
         raise Failure(f"sglang-perf-patches {' '.join(arguments)} ended with {done.returncode}")
     return done.stdout
 
 
 def processes(server: Server) -> list[dict[str, Any]]:
-    """What `status` shows of the server's processes, and of no other server's."""
+    """The entries in `status` for this server's processes only."""
     status = json.loads(report(server, "status", "--json"))
     return [process for process in status["processes"] if process["server"] == server.group]
 
@@ -33,7 +33,7 @@ def processes(server: Server) -> list[dict[str, Any]]:
 def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
     """The patches that are live in the server's scheduler and have run there.
 
-    That a patch has run is written down a little later, so this asks again for a while.
+    The record of a run appears with a small delay, so this polls for up to `patience_s` seconds.
     """
     deadline = time.monotonic() + patience_s
     while True:

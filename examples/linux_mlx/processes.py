@@ -1,4 +1,4 @@
-"""Commands in process groups of their own, so that whatever they start ends with them."""
+"""Runs commands in their own process groups, so that their child processes end with them."""
 
 import os
 import signal
@@ -12,16 +12,16 @@ _PATIENCE_S = 20
 
 
 class Failure(Exception):
-    """A command did not do what it is for; the message says what, and quotes the command."""
+    """A command failed; the message says how, and quotes the command's output."""
 
 
 @contextmanager
 def started(
     command: Sequence[str | Path], *, variables: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` with its output in `log`; however the block ends, its whole group ends.
+    """Run `command` with its output in `log`; its whole group ends with the block in any case.
 
-    Ctrl-C reaches this process only, not the group, so a server is shut down in order.
+    Ctrl-C reaches only this process, not the group, so this can shut a server down in order.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -39,7 +39,7 @@ def started(
 
 
 def members(group: int) -> list[int]:
-    """The processes of a group that have not ended; one that nobody has waited for has ended."""
+    """The running processes of a group; zombies do not count."""
     return [pid for pid, state, its_group in _processes() if its_group == group and state != "Z"]
 
 
@@ -49,7 +49,7 @@ def last_lines(log: Path, count: int = 25) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the leader, then end what is left of its group; a second Ctrl-C skips the asking."""
+    """Terminate the leader, then kill the rest of the group; a second Ctrl-C kills at once."""
     try:
         process.terminate()
         process.wait(_PATIENCE_S)
@@ -68,7 +68,7 @@ def _processes() -> Iterator[tuple[int, str, int]]:
         try:
             text = (folder / "stat").read_text()
         except OSError:
-            continue  # it ended meanwhile
-        # The name may hold anything, parentheses too: the fields follow the last one.
+            continue  # the process has ended
+        # The name may contain any character, even parentheses; the fields follow the last one.
         state, _parent, group = text.rpartition(")")[2].split()[:3]
         yield int(folder.name), state, int(group)

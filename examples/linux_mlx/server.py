@@ -1,4 +1,4 @@
-"""The stock server as a user starts it, with the shims for what this machine has not."""
+"""Starts the stock server as a user does, with shims for what this machine lacks."""
 
 import os
 import random
@@ -22,11 +22,11 @@ _READY_S = 240
 
 
 def arguments_of(release: str) -> tuple[str, ...]:
-    """What a release's server has to be told to serve requests with MLX correctly.
+    """The options with which a release's server handles requests on MLX correctly.
 
-    0.5.10 forgets a request that decodes while another one is prefilled, unless both are in one
-    batch; takes a prefix out of the radix cache that its MLX runner does not have; and where it
-    cuts a prompt, to have no more than 2048 tokens in a batch, forgets the rest of it.
+    0.5.10 has three errors. It loses a decoding request while it prefills another one, unless both
+    are in one batch. It uses prefixes from the radix cache that its MLX runner does not have. If
+    it splits a prompt, to keep a batch within 2048 tokens, it loses the rest of the prompt.
     """
     if release.startswith("0.5.10"):
         uncut = ("--chunked-prefill-size", "16384")
@@ -36,9 +36,9 @@ def arguments_of(release: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: what it was started with, where it answers, and its process group.
+    """A running server: its settings, its URL and its process group.
 
-    The group bears the PID of the launcher; `runtime` is where the records of patches lie.
+    The group's number is the launcher's PID; `runtime` is the folder with the patches' records.
     """
 
     environment: Environment
@@ -69,10 +69,10 @@ def running_server(
 ) -> Iterator[Server]:
     """Start the server with `SGLANG_PERF_PATCHES=selection`; the block runs once it is ready.
 
-    `launcher` stands before the command, as `sglang-perf-patches run` does, and `arguments` after
-    it; `settings` are further environment variables, and `python_path` further folders with
-    packages. Nothing of the server is left when the block ends; its temporary folder, where it
-    leaves sockets, is its own, and so are its patches' records unless `runtime` is given.
+    `launcher` precedes the command, such as `sglang-perf-patches run`, and `arguments` follow it.
+    `settings` are further environment variables, and `python_path` further folders with packages.
+    When the block ends, no part of the server remains. The server has its own temporary folder,
+    where it leaves sockets; the patches' records are there too, unless `runtime` is set.
     """
     port = _free_port()
     listening = ("--host", "127.0.0.1", "--port", str(port))
@@ -89,17 +89,17 @@ def running_server(
         try:
             yield server
         except (urllib.error.URLError, ConnectionResetError, TimeoutError) as error:
-            # A request was not answered, and the server's log says why.
+            # The server did not answer a request; its log says why.
             raise Failure(f"{error}:\n{last_lines(log)}") from error
 
 
 def server_command(environment: Environment, model: Path) -> list[str | Path]:
-    """What a user types to serve the model, without host and port."""
+    """The command with which a user serves the model, without host and port."""
     return [
         *(environment.python, "-m", "sglang.launch_server"),
         *("--model-path", model, "--served-model-name", "tiny"),
         *("--device", "cpu"),
-        # Left to itself, the server would size its cache for this machine at 256 tokens.
+        # By default the server would size its cache for this machine at 256 tokens.
         *("--max-total-tokens", "16384"),
         *("--decode-log-interval", "4"),
     ]
@@ -112,7 +112,7 @@ def server_variables(
     python_path: Sequence[Path] = (),
     runtime: Path | None = None,
 ) -> dict[str, str]:
-    """The environment variables of a server whose temporary files and records are its own."""
+    """The environment variables of a server with its own temporary files and records."""
     return variables(
         PYTHONPATH=os.pathsep.join(map(str, (_SHIMS, *python_path))),
         SGLANG_USE_MLX="1",
@@ -144,7 +144,7 @@ def _answers(url: str) -> bool:
 
 
 def _free_port() -> int:
-    """One well below 55536: 0.5.11 adds 10000 to it for a port that it does not even open."""
+    """A free port well below 55536: 0.5.11 adds 10000 to it for a port that it never opens."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as probe, suppress(OSError):

@@ -1,6 +1,6 @@
 """A Qwen3 model small enough for a CPU, with random weights and a tokenizer of whole words.
 
-Run as a script by an environment's Python, as the one that has mlx: `tiny_model.py FOLDER`.
+Run it as a script with an environment's Python, which has mlx: `tiny_model.py FOLDER`.
 """
 
 import json
@@ -48,9 +48,9 @@ def write_tiny_model(folder: Path) -> None:
 
 
 def _write_weights(path: Path) -> None:
-    """In float32, and scaled by fan-in: the best next word then stands well above the others.
+    """Write weights in float32, scaled by fan-in, so that the best next word has a clear margin.
 
-    So rounding, which differs with the composition of a batch, does not change a reply.
+    Rounding differs with the composition of a batch, but then does not change a reply.
     """
     import mlx.core as mx
 

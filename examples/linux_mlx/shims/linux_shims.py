@@ -1,8 +1,8 @@
-"""What stock sglang's MLX backend asks of Apple's hardware, lent to it on a Linux CPU.
+"""Lets stock sglang's MLX backend, which expects Apple's hardware, run on a Linux CPU.
 
-MLX itself runs on Linux. Four modules ask for something else that this machine has not, while
-they are imported or soon after: each is imported as it is, and only what stands between it and
-this machine is lent. Every class and function of the server stays sglang's own.
+MLX itself runs on Linux. Four modules need something else that this machine lacks, at their import
+or soon after. Each is imported unchanged, and the shims replace only the missing parts. Every class
+and function of the server stays sglang's own.
 """
 
 import sys
@@ -16,13 +16,13 @@ from typing import Any
 
 
 def arm() -> None:
-    """Be asked first for every import from now on; import nothing yet."""
+    """Install the import hook in front of all others; import nothing yet."""
     sys.meta_path.insert(0, _Finder())
 
 
 @contextmanager
 def _overlap_loop(scheduler: Any) -> Iterator[None]:
-    """Give the scheduler the MLX event loop, which it takes as a base on macOS only."""
+    """Give the scheduler the MLX event loop, a base class that it has only on macOS."""
     yield
     if not hasattr(scheduler, "SchedulerMlxOverlapMixin"):
         return  # before 0.5.11 MLX runs in the ordinary loop
@@ -38,17 +38,17 @@ def _overlap_loop(scheduler: Any) -> Iterator[None]:
 
 @contextmanager
 def _no_metal_needed(runtime: Any) -> Iterator[None]:
-    """Let the backend start where PyTorch and MLX see no Metal device."""
+    """Let the backend start where PyTorch and MLX find no Metal device."""
     yield
     runtime._validate_runtime = lambda: None
 
 
 @contextmanager
 def _torchvision_operators(extension: Any) -> Iterator[None]:
-    """Declare the two operators that torchvision's Python code describes without asking.
+    """Declare two operators that torchvision's Python code uses without a check.
 
-    The package index carries torchvision built for CUDA, whose library does not load beside a CPU
-    build of torch; importing torchvision then fails over operators that nothing here calls.
+    The package index has torchvision built for CUDA, whose library does not load beside a CPU
+    build of torch. The import of torchvision then fails for operators that nothing here calls.
     """
     yield
     if not extension._has_ops():
@@ -65,7 +65,7 @@ def _torchvision_operators(extension: Any) -> Iterator[None]:
 def _no_transfer_kernels(_host_pool: Any) -> Iterator[None]:
     """Let 0.5.11 import the names of CUDA kernels that copy a cache to host memory.
 
-    They are lent for this one import: for the rest of sglang the kernels are not installed.
+    The names exist only during this import. For the rest of sglang the kernels are not installed.
     """
     if find_spec("sgl_kernel") is not None:
         yield

@@ -1,4 +1,4 @@
-"""Python runs this at the start of every process of the server: it arms the shims."""
+"""Arms the shims; Python runs this at the start of every process of the server."""
 
 import linux_shims
 

@@ -65,7 +65,7 @@ def measure(
         patches: measure these alone, as if the others were not there; all of them if there is none.
     """
     words = [",".join(patches) or set_name, *options]
-    # sglang and its libraries print too, and a bar of progress goes to the terminal.
+    # sglang and its libraries print too, and a progress bar goes to the terminal.
     with worker.Child(f"{__package__}", words, other_lines=sys.stderr) as child:
         ended = None
         for data in child:

@@ -58,7 +58,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     for patch in progress(applying, "patches"):
         mine = [piece for piece in found if piece.patch == patch]
         if not mine:
-            continue  # shown by whole Engines alone
+            continue  # only whole Engines show it
         try:
             yield _table(patch, mine, rounds, stood_in)
         except Different:

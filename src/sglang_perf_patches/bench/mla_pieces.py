@@ -427,7 +427,7 @@ def _tree(
         )
         runner.model_config.context_len = context
         backend = backend_class(runner)
-        # The KV indices of a graph are not what is measured, and would take gigabytes.
+        # A graph's KV indices are not measured, and would take gigabytes.
         small = torch.zeros(1, dtype=torch.int64, device=GPU)
         backend.init_cuda_graph_state(captured, captured * draft, kv_indices_buf=small)
         has_masks = hasattr(type(backend), "verify_mask")

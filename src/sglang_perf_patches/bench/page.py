@@ -14,7 +14,7 @@ from typing import Literal
 
 Tone = Literal["better", "worse", "none"]
 MINUS = "\u2212"
-_WIDE = 6  # columns: a table of more becomes cards on narrower pages already
+_WIDE = 6  # columns; a wider table becomes cards on narrower pages already
 _MOST = 2.0
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 

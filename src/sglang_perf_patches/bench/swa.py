@@ -79,7 +79,7 @@ ADMISSION = tuple(
 DECODING = (
     Load(128, 64, 8192, 262_144, 1000, 400),
     Load(128, 1, 6000, 262_144, 1000, 400),
-    # What stock makes for 64 running requests from 0.5.14 on, without a prefix cache.
+    # Stock's size for 64 running requests from 0.5.14 on, without a prefix cache.
     Load(128, 64, 24_576, 262_144, 1000, 400),
     Load(128, 1, 16_512, 262_144, 1000, 400),
 )

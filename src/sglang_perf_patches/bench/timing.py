@@ -64,7 +64,7 @@ def interleaved(
     for number in range(rounds + 1):
         for is_patched in (False, True) if number % 2 else (True, False):
             with patched() if is_patched else nullcontext():
-                run()  # what is made at the first use is not part of a step
+                run()  # setup at the first use is not part of a step
                 synchronize()
                 began = time.perf_counter()
                 for _ in range(repeat):

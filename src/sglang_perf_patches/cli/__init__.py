@@ -52,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"sglang-perf-patches: {error}", file=sys.stderr)
             code = 2
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         _leave_stdout()
         return 0
     except OSError as error:
-        # One that names no file is of a stream: a full disk behind stdout, most of all.
+        # An error without a file name concerns a stream, usually stdout on a full disk.
         if error.filename is None:
             _leave_stdout()
         what = "can't write" if error.filename is None else error.filename
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     if _ASKS_TO_COMPLETE in os.environ:
         _complete()
-    if words[:2] == ["bench", "server"]:  # what follows is the operator's own command
+    if words[:2] == ["bench", "server"]:  # the rest is the user's own command
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
     args, unknown = _parser(words[:1]).parse_known_args(words)

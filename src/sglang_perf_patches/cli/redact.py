@@ -17,7 +17,7 @@ _PATH, _HOST, _USER, _VALUE = "<path>", "<host>", "<user>", "<removed>"
 _PLAIN_VALUE = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?[kKmMgG]?|(?i:true|false|none|null|auto)")
 _PATHS = re.compile(r"(?<![\w.:/<])(?:~/|[A-Za-z]:\\|/)[\w.][^\s'\",;)\]]*")
 _ADDRESSES = re.compile(
-    r"\b\w+://[^\s'\"]+"  # any URL, with what may be in it
+    r"\b\w+://[^\s'\"]+"  # any URL, with all its parts
     r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?"
     r"|(?<![\w:])\[?(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}\]?"
 )
@@ -63,7 +63,7 @@ class Redaction:
             users = {getpass.getuser(), os.path.basename(os.path.expanduser("~"))}
         except (OSError, KeyError):
             users = set()
-        # A name as short or as common as these would take words out of every sentence.
+        # Redacting names this short or common would remove ordinary words.
         common = {"", "root", "user", "localhost", "home"}
         return cls(tuple(hosts - common), tuple(name for name in users - common if len(name) > 2))
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 _CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
-_LEAST = 24  # columns of text below which a wrapped last cell is no pleasure to read
+_LEAST = 24  # minimum width in columns for a readable wrapped last cell
 _PAGE = 96
 
 

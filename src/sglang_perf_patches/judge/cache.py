@@ -79,7 +79,7 @@ class Cache:
         if not self._changed:
             return
         with contextlib.suppress(OSError), _private_folder(create=True) as folder:
-            # Another process may have written since: what it knows of other files stays.
+            # Another process may have written meanwhile; keep its entries for other files.
             files = {**_read(folder, self.name, self.root)}
             files.update({path: self._loaded()[path] for path in self._changed})
             there = {path: kept for path, kept in files.items() if _stamp(Path(path)) == kept[0]}

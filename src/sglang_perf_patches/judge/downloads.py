@@ -53,7 +53,7 @@ def tree(version: str) -> Path:
 
 def _fetch(version: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # A folder under its final name is whole: it is filled elsewhere and renamed.
+    # A folder with its final name is complete: it is filled elsewhere, then renamed.
     work = Path(tempfile.mkdtemp(prefix=f"{version}.", dir=folder.parent))
     try:
         _unpack(_download(version, work), work / "tree")

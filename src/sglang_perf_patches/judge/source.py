@@ -175,7 +175,7 @@ class Tree:
                 try:
                     return None if kept is None else _from_kept(reference, path, kept)
                 except (TypeError, ValueError, LookupError, AttributeError):
-                    pass  # as good as none
+                    pass  # treat it as missing
         try:
             definition = self._parsed(module, path).definition(reference)
         except RecursionError as error:

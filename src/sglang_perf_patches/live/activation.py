@@ -42,7 +42,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 _WAITING = {"pending", "superseded"}
 _WORKING = {"live", "pending", "gated"}
-_SERVING = {"live", "pending", "built-in", "superseded", "gated"}  # what a requirement may be
+_SERVING = {"live", "pending", "built-in", "superseded", "gated"}  # satisfy a requirement
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Activation:
         self._on_end = on_end
         self._on_loss = on_loss
         self._version = "unknown"
-        self._steps = 0  # counts changes, so that what was prepared without the lock can be judged
+        self._steps = 0  # counts changes; detects that a step prepared without the lock is stale
         self._messages: list[tuple[int, str]] = []
         self._loss = ""
         self._compiled = Compiled()
@@ -193,7 +193,7 @@ class Activation:
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
             self._abandon(f"{type(error).__name__}: {error}")
-        except BaseException:  # an interruption, which is for others to hear of
+        except BaseException:  # an interruption, which the caller must see
             self.stop()
             raise
 
@@ -207,7 +207,7 @@ class Activation:
             self._watch_hooks()
         before = None
         while not self.over and before != (before := self._states()):
-            # Again after a change: one that fails may leave its work to one that was superseded.
+            # Repeat after a change: if a patch fails, one that it superseded may replace it.
             for member in self._members.values():
                 self._go_on(member)
 
@@ -230,9 +230,9 @@ class Activation:
                 with self._lock:
                     if self.over or member.state not in _WAITING:
                         return
-                    if steps == self._steps:  # else what was prepared may not hold any more
-                        # What fails may do so because another thread, or this one further down,
-                        # is amidst importing what is needed: whoever is the last decides.
+                    if steps == self._steps:  # otherwise the prepared step may be stale
+                        # A step may fail because another thread, or an outer frame of this one,
+                        # is still importing a needed module. So the last attempt decides.
                         if not (step.is_failure and member.preparing > 1):
                             step.conclude()
                         return
@@ -324,8 +324,7 @@ class Activation:
 
     def _go_live(self, member: _Member, changes: Mapping[str, Change], wrappers: list[str]) -> None:
         """Change everything that a patch wants changed, or nothing."""
-        # What is about to be changed is known before the first change, so that it can be undone
-        # from wherever this ends.
+        # Record all changes before the first one, so that they can be undone wherever this ends.
         member.slots = {reference: change.slot for reference, change in changes.items()}
         self._slots |= {(id(slot.owner), slot.name): slot for slot in member.slots.values()}
         before = [slot.shown() for slot in member.slots.values()]
@@ -401,7 +400,7 @@ class Activation:
             for each in (definition, *definition.members):
                 reference = each.reference
                 if not self._imports.is_ready(module_of(reference)):
-                    continue  # a dependency that nothing has imported yet, or not to its end
+                    continue  # a dependency whose import has not started or not finished
                 slot = self._shown_slot(member, reference)
                 if slot is not None:
                     wrappers += self._require_ours(reference, slot, each)

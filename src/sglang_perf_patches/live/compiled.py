@@ -81,7 +81,7 @@ def is_compiled_from(code: CodeType, definition: Definition) -> bool:
     try:
         lines, imported = _file(definition.path)
         if digest_of(text_of(lines, definition.lines)) != definition.digest:
-            return False  # the file is no longer what was judged
+            return False  # the file has changed since the verdict
         wanted = fingerprint(code)
         for first, last in definition.lines:
             if first == code.co_firstlineno:
@@ -119,7 +119,7 @@ def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
 
 def _made_of(text: str, like: CodeType) -> Iterator[CodeType]:
     """Every code object of a text that has the name of `like`."""
-    # What a file imports from __future__ is seen in the flags of each function of it.
+    # A file's imports from __future__ appear in the flags of each of its functions.
     flags = like.co_flags & __future__.annotations.compiler_flag
     waiting = [compile(text, like.co_filename, "exec", flags, dont_inherit=True)]
     while waiting:

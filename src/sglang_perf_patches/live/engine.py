@@ -19,8 +19,8 @@ from .ending import end_process
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_lock = threading.RLock()  # names and states: nobody imports or waits while holding it
-_starting = threading.RLock()  # judging, which imports nothing but this project
+_lock = threading.RLock()  # guards names and states; its holder never imports or waits
+_starting = threading.RLock()  # guards judging, which imports only this project
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
 
@@ -75,7 +75,7 @@ def look_again() -> None:
     activation = _present()
     if activation is not None:
         activation.look_again()
-        with contextlib.suppress(Exception):  # it saves a later process some time, no more
+        with contextlib.suppress(Exception):  # it only saves a later process some time
             activation.save()
 
 

@@ -122,7 +122,7 @@ def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Sto
                     f"{definition.reference} in memory is not what its source says, "
                     f"because of {whose}"
                 )
-            # Stock's own decorators wrap too; only what exceeds them is somebody else's.
+            # Stock's own decorators wrap too; only further wrappers come from other code.
             return Stock(link, foreign(links[: max(0, depth - definition.decorators)]))
     raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
 

@@ -29,8 +29,8 @@ class Imports:
     def wait_for(self, names: Iterable[str]) -> None:
         """Ask, once, to be called for those that are not imported yet."""
         for name in dict.fromkeys(names):
-            # wrapt would call at once for a module that is still being executed. Such a one is
-            # seen with the next module that finishes, or by whoever looks again.
+            # For a module that is still executing, wrapt would call at once. The next finished
+            # module, or the next check, covers such a module.
             if name not in sys.modules and name not in self._awaited:
                 wrapt.register_post_import_hook(self._finish, name)
                 self._awaited.add(name)
@@ -42,5 +42,5 @@ class Imports:
 
     def _finish(self, module: ModuleType) -> None:
         self._finished[module.__name__] = module
-        self._awaited.discard(module.__name__)  # wrapt calls once: should it be imported anew
+        self._awaited.discard(module.__name__)  # wrapt calls once; register again on a reimport
         self._on_import()

@@ -43,7 +43,7 @@ class Patching:
 
     def module(self, name: str) -> ModuleType:
         """A module that has been imported."""
-        # A module of the variant's has finished, though its own import may still be on the stack.
+        # The variant's modules are complete, even if their imports are still on the stack.
         if name not in self._variant.modules() and not is_loaded(name):
             raise RuntimeError(f"module {name} has not been imported")
         return sys.modules[name]

@@ -82,7 +82,7 @@ class Slot:
         self.original = original
         self.inside = inside
         self.layers: tuple[Layer, ...] = ()
-        self._placed: list[Any] = []  # whatever we ever put there, noted before it is
+        self._placed: list[Any] = []  # everything that we ever put there, noted in advance
         if inside is not None:
             require_plain(inside)
             self._callee = f"{PREFIX}{inside.__name__}_{next(_numbers)}"
@@ -91,7 +91,7 @@ class Slot:
             self.original = _copy(inside)
         self.value = self.original
 
-    # -- what is to be shown: runs the layers' code, changes nothing -----------------------------
+    # -- preparing: runs the layers' code, changes nothing ---------------------------------------
 
     def with_layers(self, added: Iterable[Layer]) -> Change:
         """With a patch's layers, kept in declared order."""
@@ -152,8 +152,8 @@ class Slot:
             else:
                 setattr(self.owner, self.name, value)
             return
-        # Somebody has put something of theirs over ours, and may still call ours: leave the name
-        # alone and let our functions pass through.
+        # Other code has replaced our object and may still call it. So keep the name as it is and
+        # let our functions pass calls through.
         for ours in self._placed:
             if ours is not value and ours is not self.original:
                 _pass_through(ours, value)
@@ -162,7 +162,7 @@ class Slot:
         function = self.inside
         names = function.__globals__
         if value is not None:
-            names[self._callee] = value  # before the code that looks it up
+            names[self._callee] = value  # set it before the code that reads it
             function.__code__ = self._trampoline
             return
         if function.__code__ is self._trampoline:
@@ -170,7 +170,7 @@ class Slot:
         if function.__code__ is self._code and not is_running(self._trampoline):
             names.pop(self._callee, None)
         elif self._callee in names:
-            names[self._callee] = self.original  # somebody may look it up yet
+            names[self._callee] = self.original  # running code may still read it
 
 
 def _pass_through(ours: Any, value: Any) -> None:

@@ -23,8 +23,8 @@ def trampoline(function: FunctionType, callee: str) -> CodeType:
     """Code for `function` that passes every argument on to the global named `callee`."""
     code = function.__code__
     parameters, arguments = _parameters(code)
-    # A function's code can be exchanged only for one with as many free variables. Dead code
-    # names them, which costs a call nothing.
+    # Python replaces a function's code only by code with as many free variables. Dead code names
+    # them, at no cost per call.
     free = ", ".join(code.co_freevars)
     keep = f"  if False: ({free},)\n" if free else ""
     syntax = ast.parse(

@@ -32,7 +32,7 @@ def chain(held: Any) -> Iterator[Any]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        # Triton's kernels and autotuners keep what they wrap as `fn`.
+        # Triton's kernels and autotuners store the wrapped function as `fn`.
         inner = getattr(link, "__wrapped__", None)
         if inner is None and not is_function(link) and not isinstance(link, type):
             inner = getattr(link, "fn", None)
@@ -41,7 +41,7 @@ def chain(held: Any) -> Iterator[Any]:
 
 def underlying(held: Any) -> Any:
     """The function in a method descriptor, or the object itself."""
-    # By the type, because a wrapt proxy is by `isinstance` whatever it wraps.
+    # Checks the type, because `isinstance` on a wrapt proxy checks the wrapped object.
     if issubclass(type(held), staticmethod | classmethod):
         return held.__func__
     if issubclass(type(held), property):
@@ -102,7 +102,7 @@ def look_like(value: Any, inner: Any) -> None:
         raise TypeError(f"only one of {stock.__qualname__} and its replacement is a coroutine")
     functools.update_wrapper(function, stock)
     function.__dict__[_MARK] = (_THIS_COPY, id(function))
-    if value is not function:  # a descriptor, which took such names when it was made
+    if value is not function:  # a descriptor, which copied these names at its creation
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             with contextlib.suppress(AttributeError, TypeError):
                 setattr(value, name, getattr(inner, name))
@@ -129,13 +129,13 @@ def describe(held: Any) -> str:
             return describe(callee)
     code = getattr(link, "__code__", None)
     file = code.co_filename if isinstance(code, CodeType) else None
-    # A function and an object may bear the names of what they wrap, globals and class do not.
+    # Functions and objects may carry the names of what they wrap; globals and classes do not.
     source: Any = link if file or isinstance(link, type) else type(link)
     module = _module_at(file)
     if module is None and is_function(link):
         module = link.__globals__.get("__name__")
     module = module or getattr(source, "__module__", None) or type(link).__module__
-    # A function made by functools.wraps bears the name of what it stands for, its code its own.
+    # functools.wraps gives a function the wrapped one's name; its code keeps its own name.
     name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
     name = name or type(link).__qualname__
     return f"{module}.{name} of {_distribution(module.partition('.')[0]) or file or module}"
@@ -154,10 +154,10 @@ def _calls(outer: Any, inner: Any) -> bool:
         return True
     call = _find(type(outer), "__call__")
     if not is_function(call):
-        return True  # made in C, as what functools.lru_cache makes
+        return True  # implemented in C, like functools.lru_cache's result
     if _holds(_state_of(outer), inner) or _holds(_kept_by(call), inner):
         return True
-    # The object may call by way of the attribute itself.
+    # The object may call through the attribute itself.
     return any(_loads_wrapped(method.__code__) for method in _methods(type(outer)))
 
 

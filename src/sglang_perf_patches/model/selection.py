@@ -42,7 +42,7 @@ class Selection:
             patch_id: the patch.
             word: its verdict on a tree, or its state in a process.
         """
-        if word == "absent":  # a set's name stands for those of its patches that have work there
+        if word == "absent":  # a set's name selects only patches with an effect there
             return patch_id in self.in_full
         return word in {"refused", "conflict", "failed"} and patch_id in self.by_name
 
@@ -104,7 +104,7 @@ def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False)
 def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     sets = list(dict.fromkeys(patch.set for patch in patches.values()))
     names = ["all", "none", *sets, *patches]
-    import difflib  # for a name that is wrong, and no server has to load it for that
+    import difflib  # only for an unknown name; servers need not load it
 
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if near:

@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
 
 def run(chosen: Sequence[Case], inputs: Inputs) -> Iterable[dict[str, Any]]:
     """Run cases of one set one after the other; the line of each as it ends."""
-    os.environ["SGLANG_PERF_PATCHES"] = "none"  # nothing goes live but what a case makes live
+    os.environ["SGLANG_PERF_PATCHES"] = "none"  # only the cases make patches live
     logging.getLogger("sglang_perf_patches").setLevel(logging.CRITICAL)
     for name in dict.fromkeys(case.patch.partition(".")[0] for case in chosen):
         importlib.import_module(f"{__package__}.{name}").prepare()

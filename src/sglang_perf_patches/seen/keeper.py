@@ -127,7 +127,7 @@ class _Keeper:
                 self.announce(data)
                 self.exporter.export(data)
             if self.has_forked and self.path is not None:
-                records.sweep(self.path.parent)  # children that ended without a word
+                records.sweep(self.path.parent)  # of children that ended without cleanup
             time.sleep(_TICK_S / 4)  # changes come in bursts
 
     def try_to_write(self) -> dict[str, Any] | None:

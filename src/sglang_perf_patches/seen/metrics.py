@@ -51,7 +51,7 @@ class Exporter:
             return
         try:
             self._set(prometheus, data, now)
-        except Exception as error:  # another exporter's, a full disk: the server goes on
+        except Exception as error:  # e.g. another exporter, or a full disk; the server continues
             self._is_off = True
             logger.debug("no metrics of sglang-perf-patches: %s", error, exc_info=True)
         else:

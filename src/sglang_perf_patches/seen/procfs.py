@@ -78,12 +78,12 @@ def _stat(pid: int) -> list[str]:
         about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    # The name may hold anything, parentheses too: the fields follow the last one.
+    # The name may contain any character, even parentheses; the fields follow the last one.
     return about.rpartition(")")[2].split()
 
 
 def _ps(pid: int, field: str) -> str:
-    import subprocess  # where there is no /proc only: a server need not load it for us
+    import subprocess  # only without /proc; other servers need not load it
 
     try:
         done = subprocess.run(

@@ -41,7 +41,7 @@ class Announcement:
         role = processes[0]["role"]
         is_ready = _is_ready(role)
         if is_ready is None:
-            # No server that says when it is ready: once nothing has changed for some looks.
+            # This process does not report readiness: count some checks without a change as ready.
             self._looks = self._looks + 1 if states == self._before else 0
             self._before = states
             enough = _SETTLED_LOOKS_OF_LAUNCHER if role == "launcher" else _SETTLED_LOOKS
@@ -76,6 +76,6 @@ def _is_ready(role: str) -> bool | None:
     manager = getattr(state, "tokenizer_manager", None)
     if manager is None:
         return False
-    # With several tokenizer workers the launcher has a router here, which has no status.
+    # With several tokenizer workers the launcher has a router here, without a status.
     status = getattr(getattr(manager, "server_status", None), "name", None)
     return None if status is None else status == "Up"

@@ -64,7 +64,7 @@ def folders_to_read() -> Iterator[Path]:
         RecordError: there is none at all.
     """
     found = [folder_to_write(), Path(_RUN) / str(os.getuid()) / _FOLDER, _in_temporary(_TEMPORARY)]
-    with contextlib.suppress(RecordError):  # all is read-only but the runtime folder
+    with contextlib.suppress(RecordError):  # everything but the runtime folder may be read-only
         found.append(_in_temporary(_temporary_folder()))
     yield from dict.fromkeys(found)
 
@@ -167,7 +167,7 @@ def _in_temporary(folder: str) -> Path:
 
 
 def _temporary_folder() -> str:
-    import tempfile  # it loads much, which a process with a runtime folder can do without
+    import tempfile  # imports much that a process with a runtime folder does not need
 
     try:
         return tempfile.gettempdir()
@@ -187,7 +187,7 @@ def _of_living(folder: Path) -> Iterator[tuple[Path, int]]:
         if path.suffix not in {".json", ".part"} or not pid.isdigit():
             continue
         if space != procfs.namespace():
-            continue  # nobody here can tell whether that process lives
+            continue  # from here it is unknown whether that process lives
         if procfs.start_token(int(pid)) != token:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -212,11 +212,11 @@ def _read(path: Path, pid: int, server: str | None = None) -> dict[str, Any] | N
             for state in data["patches"]
         ]
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # being replaced, or not ours to understand
+        return None  # it is being replaced, or has an unknown format
     if record["pid"] != pid:
         return None
     before, now = record.pop("image"), procfs.image(pid)
-    if before and now and before != now:  # the process has become another program by exec
+    if before and now and before != now:  # the process runs another program after exec
         with contextlib.suppress(OSError):
             path.unlink()
         return None

@@ -14,7 +14,7 @@ from .command import Served
 
 _HEALTH_S = 30
 _REPLY_S = 300
-# A proxy that the environment names would not reach this machine's loopback.
+# A proxy from the environment would not reach this machine's loopback.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

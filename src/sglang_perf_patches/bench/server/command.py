@@ -139,7 +139,7 @@ def _is_free(host: str, port: int) -> bool:
             host, port, type=socket.SOCK_STREAM
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: what is left of an ended connection does not hold the port.
+            # Like servers: the remains of a closed connection do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(address)

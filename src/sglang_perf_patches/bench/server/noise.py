@@ -84,7 +84,7 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     """The exact two-sided probability that equal sides lie as far apart; a tie counts half."""
     above = sum((a > b) + (a == b) / 2 for a in first for b in second)
     pairs = len(first) * len(second)
-    extreme = int(min(above, pairs - above) + 0.5)  # a half is taken for the next, less extreme
+    extreme = int(min(above, pairs - above) + 0.5)  # rounds a half to the less extreme value
     counts = [_orders(len(first), len(second), value) for value in range(pairs + 1)]
     return min(1.0, 2 * sum(counts[: extreme + 1]) / sum(counts))
 

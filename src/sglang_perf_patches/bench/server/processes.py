@@ -151,7 +151,7 @@ class Tree:
                 _trees.remove(self)
 
     def _members(self) -> list[_Process]:
-        self._process.poll()  # so that it does not stay a zombie
+        self._process.poll()  # reaps it, so that no zombie remains
         table = _table()
         mine = {
             found.pid
@@ -185,7 +185,7 @@ class Tree:
         )
 
 
-_trees: list[Tree] = []  # that have not been ended
+_trees: list[Tree] = []  # the trees that have not ended
 
 
 def _wait(goes_on: Callable[[], bool], seconds: float) -> None:
@@ -220,8 +220,8 @@ def _table_of_proc() -> list[_Process]:
         try:
             text = Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            continue  # it ended meanwhile
-        # The name may hold anything, parentheses too: the fields follow the last one.
+            continue  # the process has ended
+        # The name may contain any character, even parentheses; the fields follow the last one.
         fields = text.rpartition(")")[2].split()
         state, parent, group, session = fields[:4]
         found.append(

@@ -14,7 +14,7 @@ from .command import Served
 _NEW_TOKENS = 48
 _ALONE = 4
 _TOGETHER = 12
-# Any vocabulary has these; the first ones are mostly special.
+# Every vocabulary has these tokens; the first ones are mostly special.
 _IDS = range(16, 500)
 _LENGTHS = (5, 24, 70, 160)
 
@@ -64,7 +64,7 @@ def of(served: Served) -> Tokens:
     try:
         replies += threads.map(lambda prompt: _reply(served, prompt), asked[_ALONE:])
     finally:
-        # An interrupt does not wait for replies: the server is ended, and with it the threads.
+        # An interrupt does not wait for replies: it ends the server, and so the threads.
         threads.shutdown(wait=False, cancel_futures=True)
     return tuple(replies)
 

@@ -135,7 +135,7 @@ def _chosen(named: Sequence[str], options: Sequence[str]) -> dict[str, tuple[str
                 f"unknown set or patch {name!r}; the sets are {', '.join(bench.NAMES)}"
             )
     if len(chosen) == 1:
-        bench.parser(next(iter(chosen))).parse_args(list(options))  # says what is wrong, and ends
+        bench.parser(next(iter(chosen))).parse_args(list(options))  # reports the error and exits
     elif set(options) - {"--quick"}:
         raise SelectionError(f"{options[0]}: this option needs the name of one set before it")
     return chosen

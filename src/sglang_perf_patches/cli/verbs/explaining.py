@@ -157,7 +157,7 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
         return "not there"
     try:
         return f"{file.relative_to(tree.root.parent)}:{line}"
-    except ValueError:  # a link out of the tree
+    except ValueError:  # a symlink that leaves the tree
         return f"{file}:{line}"
 
 

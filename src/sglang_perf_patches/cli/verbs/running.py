@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606
     except OSError as error:
-        # As shells do: 127 if there is no such command, 126 if it can't be run.
+        # Like shells: 127 if the command does not exist, 126 if it can't run.
         print(f"sglang-perf-patches: {command[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
 

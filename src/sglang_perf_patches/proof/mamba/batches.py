@@ -107,7 +107,7 @@ def draw_decode(random: Random) -> Batch:
 def _drawn(random: Random, number: int) -> Request:
     new = random.choice((random.randint(1, 260), 63, 64, 65, 127, 128, 129, 192))
     cached = random.choice((0, CHUNK * random.randint(0, 5), random.randint(0, 200)))
-    # The scheduler tracks what has a whole chunk, up to its end or to a boundary before it.
+    # The scheduler tracks requests with a whole chunk, to its end or to an earlier boundary.
     tracked = bool(random.randint(0, 1)) and new >= CHUNK
     forced = number % 3 == 2 and new > CHUNK
     seqlen = cached + new // CHUNK * CHUNK + 1 if forced else None

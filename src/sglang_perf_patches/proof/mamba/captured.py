@@ -39,7 +39,7 @@ def replays_of(*batches: Batch, more: int = 0) -> Replays:
 
 
 EDGES = (
-    # many requests, then one: what the first leaves in the tables must not be seen
+    # many requests, then one: leftovers of the first in the tables must not matter
     replays_of(
         Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
         Batch((Request(65),)),
@@ -118,7 +118,7 @@ class Captured:
         backend = self.play.rig.backend
         if not backend.supports_prefill_graph_extend():
             return None
-        # As the runner makes it: one request without a prefix, and buffers that track nothing.
+        # Like the runner's: one request without a prefix, and buffers that track nothing.
         batch = self.play.batch(Batch((Request(bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
         with self.play.counting():  # for the tables are the device's; a server boots but once

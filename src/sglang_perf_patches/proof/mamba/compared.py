@@ -39,7 +39,7 @@ ONE_FORWARD = 15
 
 SCHEDULED = (
     (Request(65), Request(9), Request(70, 64), Request(128, 128)),
-    # In the decode that follows, the first and the third reach 256 tokens, where it tracks.
+    # In the next decode the first and the third reach 256 tokens, where it tracks.
     (Request(255), Request(9), Request(191, 64), Request(128, 128)),
 )
 
@@ -70,7 +70,7 @@ def prefill_graph_triton(_: Inputs) -> int:
     kernels = importlib.import_module(
         "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
     ).FlashInferGDNKernel
-    servers = object.__new__(kernels)  # nothing of it may be asked
+    servers = object.__new__(kernels)  # nothing of it may be used
     wanted = BUCKETS[-1:]
     return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
 
@@ -127,7 +127,7 @@ def lightning_rows(_: Inputs) -> int:
     for kernel, wanted, most in (("seg_la", more, 0), ("minimax", few, 1)):
         scenarios = prefills("linear.lightning_backend", *wanted)
         if kernel == "seg_la" and len(scenarios) == 1:
-            continue  # without tracking, nothing of it is changed
+            continue  # without tracking, the patch changes nothing
         rig = Play(Lightning(kernel))
         count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios, most=most)
     return count

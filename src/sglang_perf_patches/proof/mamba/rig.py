@@ -409,7 +409,7 @@ class Mamba2(Rig):
         hidden = given["hidden_states"]
         output = torch.empty_like(hidden)
         with contextlib.ExitStack() as lent:
-            if torch.device(self.device).type == "cpu":  # old kernels ask for their GPU
+            if torch.device(self.device).type == "cpu":  # old kernels select their GPU
                 lent.enter_context(mock.patch.object(torch.cuda, "device", contextlib.nullcontext))
             made = called(
                 self.backend.forward,
@@ -433,7 +433,7 @@ def called(function: Any, **arguments: Any) -> Any:
 def alone() -> None:
     """A process group of this process only, which layers and batches ask for its size."""
     state = importlib.import_module("sglang.srt.distributed.parallel_state")
-    folder = tempfile.mkdtemp()  # later groups meet in its file too
+    folder = tempfile.mkdtemp()  # later groups use its file too
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     called(
         state.init_distributed_environment,
@@ -465,7 +465,7 @@ def _lend_convolution(module: Any) -> None:
         return
 
 
-@functools.cache  # publishing anew forgets the process groups
+@functools.cache  # a second publication would drop the process groups
 def _server_args(page: int, device: str) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
     module = importlib.import_module("sglang.srt.server_args")

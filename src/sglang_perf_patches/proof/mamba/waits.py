@@ -65,11 +65,11 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         """Say of tensors that they are on the device."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
-                self._ours[id(tensor)] = tensor  # kept, so that no other gets its id
+                self._ours[id(tensor)] = tensor  # keeps it, so that no other tensor gets its id
 
     def owns(self, value: Any) -> bool:
         """Whether a tensor is on the device."""
-        if isinstance(value, KnownMask):  # PyTorch does not show a mode how one is made of a mask
+        if isinstance(value, KnownMask):  # PyTorch hides its creation from a mode
             return True
         return isinstance(value, torch.Tensor) and id(value) in self._ours
 
@@ -91,7 +91,7 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count what waits, and say of results whether they are on the device."""
         kwargs = {**(kwargs or {})}
-        if kwargs.get("pin_memory"):  # which needs a GPU
+        if kwargs.get("pin_memory"):  # needs a GPU
             kwargs["pin_memory"] = False
         name = getattr(func, "__name__", "")
         first = args[0] if args else None

@@ -74,7 +74,7 @@ def backends() -> list[Any]:
 def draft(case: Case, of: Any) -> dict[str, Any]:
     """Prepare one draft; everything that the steps hold for the kernel afterwards."""
     arguments = server_args(speculative_num_steps=case["steps"], page_size=case["page"])
-    fp8 = of.__name__.startswith("Tokenspeed")  # it takes no other
+    fp8 = of.__name__.startswith("Tokenspeed")  # it supports no other
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     runner = model_runner(arguments, mla=True, seed=case["page"], kv_cache_dtype=dtype)
     with furnished(arguments, MODULE.__name__, PARENT.__name__, of.__module__):

@@ -79,7 +79,7 @@ def draft(case: Case) -> dict[str, Any]:
         padded = case["graph"] or case["parallel"]
         padding = min(case["padding"], CAPTURED - len(lengths)) if padded else 0
         batch = draft_batch(runner, lengths, padding, topk=topk, steps=steps)
-        if case["parallel"]:  # data parallelism pads what the draft starts from too
+        if case["parallel"]:  # data parallelism pads the draft's input too
             batch._original_batch_size = len(lengths)
             batch.spec_info.topk_p = torch.zeros(batch.batch_size, topk, device=runner.device)
         if case["idle"]:
@@ -88,7 +88,7 @@ def draft(case: Case) -> dict[str, Any]:
             batch.seq_lens_cpu = None
         found: dict[str, Any] = {}
         if case["graph"] and batch.batch_size:
-            # Older releases leave topk out of the size of their buffer.
+            # Older releases omit topk from the size of their buffer.
             backend.init_cuda_graph_state(CAPTURED * topk, CAPTURED * topk)
             captured = draft_batch(
                 runner, [1] * batch.batch_size, topk=topk, steps=steps, capture=True

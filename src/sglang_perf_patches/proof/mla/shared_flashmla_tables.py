@@ -98,7 +98,7 @@ def drafts(case: Case) -> list[Any]:
             batch = draft_batch(runner, lengths, padding, **given)
             if case["graph"]:
                 prepare(backend, batch)
-                read = held[batch.batch_size]  # what its graph was captured on
+                read = held[batch.batch_size]  # the tensors of the captured graph
             else:
                 backend.init_forward_metadata(batch)
                 read = [step.forward_metadata for step in backend.attn_backends]

@@ -38,7 +38,7 @@ EDGES: tuple[Case, ...] = tuple(
     for kind in KINDS
     for mode in MODES
     for graph in (True, False)
-    # As many as were captured: a mask that is made for the longest context has no room then.
+    # The second case has the captured size: a mask for the longest context does not fit.
     for lengths in ([40, 7], [40, 7, 90, 1])
 )
 

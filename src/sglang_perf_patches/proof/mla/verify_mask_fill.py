@@ -98,7 +98,7 @@ def make(case: Case, *, one_scale: bool = False) -> tuple[Any, Room]:
     runner.model_config.head_dim = runner.model_config.v_head_dim = DIM
     runner.model_config.quantization = "w8a8_fp8" if one_scale else None
     backend = triton_backend.TritonAttnBackend(runner)
-    # sglang may resolve this by itself, and then it is not among the server's arguments.
+    # sglang may derive this itself; then it is not in the server's arguments.
     backend.enable_deterministic = case["deterministic"]
     backend.init_cuda_graph_state(CAPTURED, CAPTURED * max(case["draft"], 2))
     buffer = mask_of(backend)

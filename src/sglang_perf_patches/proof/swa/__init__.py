@@ -57,4 +57,4 @@ def prepare() -> None:
     from .. import lent
 
     lent.lend()
-    logging.getLogger("sglang").setLevel(logging.CRITICAL)  # of requests that are to be refused
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)  # about intended refusals

@@ -55,7 +55,7 @@ def free_without_sync(inputs: Inputs) -> int:
     patch = "swa.free-without-sync"
     seeds = inputs(lambda random: random.getrandbits(30), 2)
     loads = [(seed, sorts, grouped) for seed in seeds for sorts, grouped in _WAYS]
-    # Beside the patch that it needs, which fixes what is free afterwards.
+    # With the patch that it needs, which corrects what is free afterwards.
     needed = "swa.tail-prealloc"
     with live(needed, ran=None) if _applies(needed) else nullcontext():
         stock = [states(seed, 1, sorts, grouped) for seed, sorts, grouped in loads]
@@ -77,7 +77,7 @@ def pool_ratio(inputs: Inputs) -> int:
     """``swa.pool-ratio``: stock's own pools at another ratio, which hold what they must."""
     patch = "swa.pool-ratio"
     loads = inputs(_budget, 24)
-    # One for which the ratio is derived on every release.
+    # A load for which every release derives the ratio.
     loads.append((40 << 30, {"window": 128, "page_size": 1, "full": 12, "windowed": 12}))
     stock = [_pools_or_none(*load) for load in loads]
     with live(patch):
@@ -156,7 +156,7 @@ def evict_before_retract(inputs: Inputs) -> int:
     patch = "swa.evict-before-retract"
     loads = ((16, 1, 420), (32, 1, 440), (32, 1, 520))
     same = _histories(inputs, PAGES)
-    # On stock alone, whose pools other patches of the set fix.
+    # On stock alone: other patches of the set change its pools.
     stock = [pressed(*load, watched=False) for load in loads]
     with live(patch, ran=False):
         count = same(patch)

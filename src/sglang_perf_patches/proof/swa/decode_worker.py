@@ -131,7 +131,7 @@ class DecodeWorker:
         kept = inspect.signature(self._batches.Req.__init__).parameters
         named: dict[str, Any] = {"vocab_size": 32000, "eos_token_ids": set()}
         named |= {
-            "bootstrap_host": "2.2.2.2",  # what every release takes for a fake transfer
+            "bootstrap_host": "2.2.2.2",  # marks a fake transfer in every release
             "bootstrap_port": 1,
             "bootstrap_room": self._made,
         }
@@ -326,7 +326,7 @@ class DecodeWorker:
         if not hasattr(module, "alloc_for_decode"):
             module = importlib.import_module("sglang.srt.mem_cache.allocation")
         before = [self.allocated(req) for req in batch.reqs]
-        # Over-allocated slots are used before new ones are taken.
+        # Use over-allocated slots before new ones.
         fresh = [req for req in batch.reqs if self.allocated(req) == self.committed(req)]
         if len(fresh) < len(batch.reqs):
             return self._into_allocated(batch, fresh)
@@ -461,7 +461,7 @@ class DecodeWorker:
         }
         kept = inspect.signature(stock.__init__).parameters
         given = {name: value for name, value in given.items() if name in kept}
-        # The manager is the way to another machine, which there is none of.
+        # The manager would connect to another machine; here there is none.
         states = getattr(
             importlib.import_module("sglang.srt.disaggregation.base.conn"), "StateType", None
         )

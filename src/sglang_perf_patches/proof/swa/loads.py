@@ -143,7 +143,7 @@ def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, A
         steps += 1
         if steps % 100 == 0:
             witness.check()
-        # A client goes away after a while, so that the next one has its turn.
+        # A client leaves after a while, to let the next one run.
         for req in [req for req in worker.batch.reqs if len(req.output_ids) > 300]:
             worker.finish([req])
     if worker.idle:

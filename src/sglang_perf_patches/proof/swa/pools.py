@@ -140,7 +140,7 @@ def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int
     )
     given = arguments
     if "get_schedule" in vars(importlib.import_module(MODULE)):
-        # What the operator gave; what follows from it is in the groups.
+        # Only the user's settings; the groups hold the values derived from them.
         given = SimpleNamespace(**dict.fromkeys(SETTINGS) | {"pp_size": arguments.pp_size})
     return SimpleNamespace(
         server_args=given,

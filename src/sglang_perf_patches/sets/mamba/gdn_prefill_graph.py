@@ -86,7 +86,7 @@ def unserved(backend: Any, modules: Any) -> str | None:
 def _supports(patching: Patching) -> Any:
     def supports_prefill_graph_extend(self: Any) -> bool:
         if self.is_draft_worker:
-            return False  # beside a target model that may well be served
+            return False  # its target model may still be served
         reason = unserved(self, patching.module)
         if reason is not None:
             patching.gate(reason)
@@ -119,7 +119,7 @@ def _capture(patching: Patching) -> Any:
         own = self.kernel_dispatcher.extend_kernel
         if _captured_kernel(self) is not own and forward_batch.extend_num_tokens > SHORT:
             self.init_forward_metadata(forward_batch)
-            return None  # stock breaks the graph of this bucket at the layers, as ever
+            return None  # stock breaks this bucket's graph at the layers, as usual
         tables = prefill_tables.Tables(
             tokens=forward_batch.extend_num_tokens,
             requests=self.prefill_graph_max_seqs,

@@ -19,8 +19,8 @@ _PREFILL_MODES = frozenset({"EXTEND", "MIXED"})
 _TRACK = "_sglang_perf_patches_track"
 _ROWS = "_sglang_perf_patches_rows"
 _LENS = "_sglang_perf_patches_lens"
-# As the CUDA allocator's own blocks, so that kernels see the alignment that they would see in a
-# tensor of its own.
+# The alignment of the CUDA allocator's blocks, so that kernels see the same alignment as in a
+# separate tensor.
 _ALIGNMENT = 512  # bytes
 
 

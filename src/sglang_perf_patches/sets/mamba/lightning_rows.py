@@ -88,8 +88,8 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...]) -> None:
             layer: Any,
             plan: Any,
         ) -> Any:
-            if plan.num_decodes == 0:  # else a kernel reads the slots
-                # One wait a forward in place of one a request in each layer: no list has them.
+            if plan.num_decodes == 0:  # otherwise a kernel reads the slots
+                # Waits once per forward, not per request and layer; no host list has the slots.
                 slots = _kept(plan, "slots", slots, lambda held: held.cpu())
             return inner(self, q, k, v, cache, slots, batch, layer, plan)
 
@@ -117,7 +117,7 @@ def _track_store(patching: Patching) -> Any:
                 ran.seen = True
                 shadow = copy.copy(metadata)
                 shadow.track_ssm_h_dst = torch.arange(slots.numel(), dtype=slots.dtype)
-                shadow.mamba_cache_indices = torch.empty(0)  # only asked for its device
+                shadow.mamba_cache_indices = torch.empty(0)  # stock reads only its device
                 found = inner(self, host.batch_on_cpu(batch, known, known.track), shadow)
                 if found[0] is None:
                     return found

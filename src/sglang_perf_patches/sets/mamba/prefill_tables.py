@@ -205,7 +205,7 @@ class Tables:
         starts[0] = 0
         np.cumsum(length, out=starts[1 : count + 1])
         total = int(starts[count])
-        starts[count + 1 :] = total  # further requests have no token
+        starts[count + 1 :] = total  # further requests have no tokens
         per_request = -(-length // CHUNK)
         _enumerate(part("chunks"), per_request, (0, BEYOND))
         before = part("chunk_starts")

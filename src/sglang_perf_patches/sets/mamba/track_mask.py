@@ -31,7 +31,7 @@ def install(patching: Patching) -> None:
             if mask is None or not host.is_prefill(forward_batch):
                 return metadata
             ran.seen = True
-            # Stock has just queried the device; this is what it did with the answer.
+            # Stock has just queried the device; this attribute shows the answer.
             has = metadata.track_conv_indices is not None
             rows = mask.nonzero(as_tuple=True)[0] if has else ()
             metadata.has_mamba_track_mask = has

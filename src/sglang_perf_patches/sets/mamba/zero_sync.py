@@ -214,7 +214,7 @@ def _known_batches(patching: Patching) -> None:
                 return inner(self, forward_batch)
             ran.seen = True
             if known.track is not None and not isinstance(mask, host.KnownMask):
-                # It stays in the batch, for the layers that read it.
+                # Keep it in the batch, for the layers that read it.
                 forward_batch.mamba_track_mask = host.KnownMask.of(mask, known.track.mask)
             metadata = inner(self, forward_batch)
             host.attach_lens(metadata.query_start_loc, known.lens)
@@ -235,7 +235,7 @@ def _conv_indices(inner: Any) -> Any:
         known = host.prefill(forward_batch)
         if known is None or known.track is None:
             return inner(self, query_start_loc, forward_batch, *rest)
-        # Without `rest`, the tracked rows on the device, stock selects them by the mask.
+        # `rest` is the tracked rows on the device; without it stock selects them by the mask.
         indices = inner(
             host.backend_on_cpu(self),
             host.offsets(known.lens, query_start_loc.dtype),

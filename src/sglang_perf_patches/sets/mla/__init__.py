@@ -34,7 +34,7 @@ _CUTEDSL = (
     f"{_ATTENTION}.cutedsl_mla_backend:CuteDslMLAMultiStepDraftBackend",
 )
 
-# What keeps the host's lengths of a speculative batch exact.
+# These keep the host's lengths of a speculative batch exact.
 _EXACT_BY_VERIFY = (
     f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_decode",
     f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.verify",
@@ -808,7 +808,7 @@ _SHARED_BLOCK_TABLES = Patch(
         _block_tables_replay("0.5.9", "0.5.11"),
         _block_tables_replay("0.5.12", "0.5.12.post1", *_TOKENSPEED),
         _block_tables("0.5.13", "0.5.16", *_TOKENSPEED),
-        # Not TokenSpeed's, which 0.5.23 lacks: without them 0.5.22's code reads as 0.5.23's.
+        # Without TokenSpeed's names, which 0.5.23 lacks, the code of 0.5.22 and 0.5.23 is equal.
         _block_tables("0.5.17", "0.5.23", *_CUTEDSL),
     ),
 )

@@ -117,8 +117,8 @@ def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) 
                 inner(self)
                 return
             # Why this trick: the list is a local tuple in the middle of a long method, and
-            # isinstance takes tuples within it. The name is looked up in the module, and read
-            # nowhere else; as the list is read once, at the start, nothing else can see it.
+            # isinstance accepts nested tuples. The method reads the name from the module, and
+            # nothing else does. It reads the list once, at the start, so nothing else sees it.
             stock = getattr(module, name)
             setattr(module, name, (stock, beside))
             try:

@@ -27,7 +27,7 @@ def install(patching: Patching) -> None:
         """Whether the graph's kernel writes all that the eager build does."""
         return (
             type(backend) is flash
-            # The eager build also clears write targets of the rows that only pad.
+            # The eager build also clears the write targets of padding rows.
             and not backend.use_sliding_window_kv_pool
             and bool(backend.draft_extend_metadata_captured_in_graph())
             and served()
@@ -50,7 +50,7 @@ def install(patching: Patching) -> None:
                 backend.forward_metadata = metadata
                 backend.forward_metadata_spec_decode_expand = None
 
-            # On the object, in front of the class's method, for this replay alone.
+            # Set on the object, it hides the class's method during this replay only.
             backend.init_forward_metadata_out_graph = stage
             try:
                 return inner(self, *given, **named)

@@ -129,8 +129,8 @@ def _requests(backend: Any, forward_batch: Any) -> int | None:
     if getattr(backend, "draft_window_size", 0):
         return None  # the kernel clips the lengths
     if getattr(forward_batch, "_original_batch_size", None) is not None:
-        return None  # padded for data parallelism, what the draft starts from too
-    # A replay pads the lengths and the positions, never what the draft starts from.
+        return None  # data parallelism pads the draft's input too
+    # A replay pads the lengths and the positions, but never the draft's input.
     topk_p = spec_info.topk_p
     if topk_p is None or topk_p.shape[0] > lengths.numel():
         return None

@@ -36,7 +36,7 @@ def _known() -> Any:
         ran: Any
 
         def __getitem__(self, key: Any) -> Any:
-            # Why this trick: of these columns only the copy is taken, so no view is made of them.
+            # Why this trick: only the copy of these columns is used, so this creates no view.
             if self.host.dim() == 2 and key == (slice(None), slice(self.host.shape[1])):
                 return self
             return super().__getitem__(key)
@@ -44,7 +44,7 @@ def _known() -> Any:
         def to(self, *where: Any, **how: Any) -> Any:
             if where == ("cpu",) and not how:
                 return self.cpu()
-            # What the wheel keeps for its kernel is to be an ordinary tensor.
+            # The wheel keeps the result for its kernel; it must be an ordinary tensor.
             return self.device_side.to(*where, **how)
 
         def cpu(self) -> Any:

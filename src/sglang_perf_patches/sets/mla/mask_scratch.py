@@ -26,7 +26,7 @@ def install(patching: Patching) -> None:
     ran = patching.ran
     served = Served(patching, *VERIFY)
     qlen_only = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.QLEN_ONLY
-    small: list[weakref.ref[Any]] = []  # the mask that a TRT-LLM backend gave out last
+    small: list[weakref.ref[Any]] = []  # the last mask from a TRT-LLM backend
 
     def make_state(inner: Any) -> Any:
         def init_cuda_graph_state(
@@ -37,8 +37,8 @@ def install(patching: Patching) -> None:
                 inner(self, max_bs, max_num_tokens, kv_indices_buf)
                 return
             ran.seen = True
-            # Why this trick: stock allocates the mask within a method that allocates more, and
-            # none if nothing is drafted. Nothing else there reads the number.
+            # Why this trick: stock allocates the mask in a method that allocates more, but not if
+            # this number is 0. Nothing else in the method reads it.
             self.num_draft_tokens = 0
             try:
                 inner(self, max_bs, max_num_tokens, kv_indices_buf)
@@ -68,7 +68,7 @@ def install(patching: Patching) -> None:
             seq_lens, draft = given[SEQ_LENS], given[DRAFT]
             if seq_lens.numel() * draft * draft > ours.numel():
                 return inner(*given[:MODE], qlen_only, None, *given[BUFFER + 1 :], **named)
-            shown = unfilled(ours)  # the kernel writes each cell
+            shown = unfilled(ours)  # the kernel writes every cell
             made = inner(*given[:MODE], qlen_only, shown, *given[BUFFER + 1 :], **named)
             return (ours, *made[1:])
 

@@ -58,9 +58,9 @@ def install(patching: Patching) -> None:
             if held <= context or not _speculates(self, forward_batch) or not served():
                 inner(self, forward_batch)
                 return
-            # Why this trick: stock takes the whole of what it cuts from the request pool by this
-            # bound. The table is then cut back to stock's width, which FlashAttention splits its
-            # work by; what is read past it is there, in the same rows.
+            # Why this trick: with this bound stock takes whole rows of the request pool. The table
+            # is then cut back to stock's width, by which FlashAttention splits its work. Reads past
+            # that width find valid cells, since they stay in the same rows.
             self.max_context_len = held
             try:
                 inner(self, forward_batch)
@@ -109,7 +109,7 @@ def _lengthen_rows(patching: Patching) -> Callable[[], int]:
             if not self.speculative_num_draft_tokens or not _proven(self) or not served():
                 return
             width = _pages(self.max_context_len, self.page_size)
-            # One more: a page may begin in the last token of what is held.
+            # One more page, which may begin at the last token of the rows.
             columns = _pages(self.req_to_token.shape[1], self.page_size) - width + 1
             ran.seen = True
             room = max(room, columns)

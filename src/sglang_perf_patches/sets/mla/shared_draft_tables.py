@@ -102,7 +102,7 @@ class _Lengths:
         """Make room for `count` steps of the last step's `lengths` and `sums`."""
         import torch
 
-        # Whole quads, so that each step's parts are aligned as its own tensors were.
+        # Multiples of four cells keep each step's parts aligned like stock's own tensors.
         self.offsets = -(-lengths.numel() // 4) * 4
         cells = self.offsets + -(-sums.numel() // 4) * 4
         self.steps = lengths.new_zeros((count, cells))
@@ -271,7 +271,7 @@ def _share_flash_mla(patching: Patching, replay: str) -> None:
 
     def make_replay(inner: Any) -> Any:
         def replaying(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
-            # Captured steps each make views of their own, of what they share.
+            # Each captured step creates its own views of the shared tensors.
             capturing = named.get("in_capture") or (given and given[0] is True)
             if capturing or not getattr(self, "sglang_perf_patches_shared", False):
                 inner(self, forward_batch, *given, **named)

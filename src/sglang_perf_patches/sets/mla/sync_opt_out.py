@@ -121,7 +121,7 @@ def _decide(
                 return True
             for backend in present:
                 if type(backend).__name__ == _HYBRID:
-                    # What stock sizes a mask by, of a batch that the backend's own can't hold.
+                    # Stock sizes a mask by this if the batch exceeds the backend's own mask.
                     backend.max_context_len = backend.model_runner.model_config.context_len
                     setattr(backend, _LENDS, True)
             return False
@@ -154,7 +154,7 @@ def _lend_masks(patching: Patching) -> None:
     the graph's buffer has no room.
     """
     forward_mode = patching.module("sglang.srt.model_executor.forward_batch_info").ForwardMode
-    # The mask given out last, and the context. The kilobytes of TRT-LLM's are mla.mask-scratch's.
+    # The last mask from a backend, and the context. mla.mask-scratch handles TRT-LLM's small one.
     lent: list[tuple[weakref.ref[Any], int]] = []
 
     def verifying(backend: Any) -> Any:
@@ -193,7 +193,7 @@ def _lend_masks(patching: Patching) -> None:
             count, draft = given[SEQ_LENS].numel(), given[DRAFT]
             if count * draft * context <= ours.numel():
                 return inner(*given, **named)
-            # An eager batch larger than the captured ones: as without a buffer.
+            # An eager batch larger than the captured ones: build it without a buffer.
             larger = list(given)
             larger[SEQ_LENS_SUM], larger[BUFFER] = count * context, None
             return inner(*larger, **named)

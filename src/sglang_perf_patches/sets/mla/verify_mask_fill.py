@@ -95,8 +95,8 @@ class _Skips:
         self._told = False
 
     def __call__(self, backend: Any) -> bool:
-        # The backend knows. The server's arguments don't: from 0.5.19 on they hold what the user
-        # gave, and --rl-on-policy-target makes the backend deterministic too.
+        # Only the backend has the right value. From 0.5.19 on the server's arguments hold what the
+        # user set, and --rl-on-policy-target makes the backend deterministic too.
         if backend.enable_deterministic:
             if not self._told:
                 self._told = True
@@ -139,7 +139,7 @@ def _skip_fill(patching: Patching, trivial: _Trivial) -> None:
     ran = patching.ran
     skips = _Skips(patching)
     full_mask = patching.module("sglang.srt.speculative.eagle_utils").TreeMaskMode.FULL_MASK
-    # The buffer that a Triton backend gave out last, and what the builder is shown of it.
+    # The last buffer from a Triton backend, and the tensor that the builder gets for it.
     handed: list[tuple[weakref.ref[Any], Any]] = []
 
     def make_buffers(inner: Any) -> Any:

@@ -210,7 +210,7 @@ _STOCK_RULE = _of(
     "resume_retracted_reqs",
 )
 _ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
-_EVICTED = (  # what reads how far a request is evicted, or copies what is mapped
+_EVICTED = (  # reads how far a request is evicted, or copies mapped slots
     f"{_BATCH}:ScheduleBatch._evict_swa",
     f"{_BATCH}:Req.reset_for_retract",
     "sglang.srt.mem_cache.common:release_kv_cache",

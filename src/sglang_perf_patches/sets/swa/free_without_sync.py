@@ -151,7 +151,7 @@ def segment_of(allocator: Any, slots: Any) -> Segment | None:
     page = allocator.page_size
     if start % page:
         return None
-    if req is None:  # what stock evicts: behind what it has evicted, so all of it is mapped
+    if req is None:  # an eviction: it starts after earlier ones, so all is mapped
         return Segment(len(slots), 0) if len(slots) % page == 0 else None
     holder = req if hasattr(req, "swa_evicted_seqlen") else req.kv
     if holder is None:
@@ -186,7 +186,7 @@ def _free(inner: Any, patching: Patching) -> Any:
         if free_index.numel() == 0 or not vars(self).get("_swa_knows_ranges"):
             return inner(self, free_index)
         if not self.is_not_in_free_group:
-            # Stock keeps the slots until the group ends, and frees all in one call.
+            # Stock keeps the slots until the group ends, then frees all in one call.
             _Group.of(self, "free_group").add(self.free_group, segment_of(self, free_index))
             return inner(self, free_index)
         segments = _Group.of(self, "free_group").end(self.free_group, free_index)
@@ -280,7 +280,7 @@ class _Group:
     def add(self, members: list[Any], known: Segment | None) -> None:
         """Note what is put off next into stock's own list."""
         if members is not self._list or len(self._known) != len(members):
-            # Another group has begun, or something came in unseen: nothing before this is known.
+            # Another group has begun, or an entry was not noted: forget everything before.
             self._list, self._known = members, [None] * len(members)
         self._known.append(known)
 
@@ -323,7 +323,7 @@ def _release(part: Any, slots: Sequence[Any], segments: Sequence[Segment]) -> No
         part.free(torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0])
         return
     pages = torch.cat([piece[:: part.page_size] // part.page_size for piece in pieces])
-    # Stock's `unique` sorts, and what is allocated next depends on the order.
+    # Stock's `unique` sorts, and the next allocation depends on the order.
     pages = pages.sort().values
     name = "release_pages" if part.need_sort else "free_pages"
     setattr(part, name, torch.cat((pages, getattr(part, name))))

@@ -27,7 +27,7 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
             if vars(self).get("_swa_prices_allocation") or not applies(self):
                 return full, swa
             # Why this trick: stock adds max_new_tokens to this length and compares the sum with
-            # the pool, in the midst of one long method. What is beyond the bound comes off here.
+            # the pool, in the middle of one long method. This subtracts what exceeds the bound.
             beyond = max(0, wanted(decode, req, swa) - bound(self))
             if beyond:
                 patching.ran.seen = True
@@ -37,8 +37,8 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
 
     def make_required(inner: Any) -> Any:
         def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
-            # Why this trick: stock uses the same method for what it allocates, which nothing
-            # limits. While this flag is up, `_prealloc_kv_lens` answers as stock does.
+            # Why this trick: stock uses the same method for its allocation, which has no bound.
+            # While this flag is set, `_prealloc_kv_lens` returns stock's result.
             before = vars(self).get("_swa_prices_allocation", False)
             self._swa_prices_allocation = True
             try:

@@ -108,7 +108,7 @@ def _sized(needs: Needs, stock: float) -> tuple[int, int]:
         each = needs.window + needs.page_size
         spare = int((stock / 2 - needs.running) / each)
         tails = min(max(spare, needs.requests), MOST_TAILS * needs.requests)
-    # A page more: stock rounds the ratio of two integers down to whole pages.
+    # One more page: stock rounds the ratio of two integers down to whole pages.
     return needs.with_tails(tails) + needs.page_size, tails
 
 

@@ -131,7 +131,7 @@ def _install_admission(patching: Patching) -> None:
         def _allocatable_tokens(self: Any, *args: Any, **named: Any) -> int:
             tokens: int = inner(self, *args, **named)
             if self._uses_swa_tail_prealloc():
-                # Stock starts from the scarcer pool; what is scarce in the other is priced apart.
+                # Stock starts from the scarcer pool; the other pool is accounted for separately.
                 allocator = self.token_to_kv_pool_allocator
                 tokens += allocator.full_available_size() - allocator.available_size()
             return tokens
@@ -147,8 +147,8 @@ def _install_admission(patching: Patching) -> None:
             for name in steps:
                 arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
                 getattr(self, name)(*arguments)
-            # Why this trick: the steps are calls in the midst of stock's method; for its length
-            # the queue has some of its own that do nothing.
+            # Why this trick: stock's method calls these steps in its middle. While it runs, the
+            # queue has steps of its own that do nothing.
             for name in steps:
                 setattr(self, name, _nothing)
             try:
@@ -386,7 +386,7 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
     used = allocator.size_swa - free
 
     def reserve(requests: int) -> int:
-        # The window bounds what a request grows to, however long it decodes.
+        # The window limits a request's growth, however long it decodes.
         growth = max(0, requests * window - used)
         kept: int = min(queue.num_reserved_decode_tokens * requests, growth)
         return kept
@@ -398,7 +398,7 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
         kept = max(kept, max(peaks) - retractable)
     batch = scheduler.last_batch
     if batch and batch.forward_mode.is_prebuilt():
-        kept += reserve(len(batch.reqs))  # in no queue at this moment
+        kept += reserve(len(batch.reqs))  # they are in no queue now
     if count_retracted:
         kept += sum(_swa_tokens(queue, req) for req in queue.retracted_queue)
     return free - kept

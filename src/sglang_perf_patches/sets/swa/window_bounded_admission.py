@@ -51,7 +51,7 @@ def install_in_stock_rule(patching: Patching) -> None:
             running = self.scheduler.running_batch.reqs
             retractable = named.get("retractable_swa_tokens")
             if retractable is not None and running and serves(self):
-                # Stock takes this off the largest want among running requests.
+                # Stock subtracts this from the largest need among running requests.
                 wants = [
                     growth.wanted(decode, r, self._swa_tail_len(len(r.origin_input_ids)))
                     for r in running
@@ -69,7 +69,7 @@ def install_in_stock_rule(patching: Patching) -> None:
                 return True
             if not serves(self):
                 return False
-            # The prompt's tail, of a retracted request too: max_new_tokens has what it decoded.
+            # The prompt's tail, even if retracted: max_new_tokens includes the decoded tokens.
             held = self._swa_tail_len(len(req.origin_input_ids))
             page = self.token_to_kv_pool_allocator.page_size
             peak = min(growth.wanted(decode, req, held), growth.bound(self))
@@ -101,7 +101,7 @@ def _serving(patching: Patching) -> Callable[[Any], bool]:
         if "_swa_growth_bounded" not in vars(queue):
             reason = unserved(queue)
             if reason is None and not queue.scheduler.spec_algorithm.is_none():
-                # A step decodes several tokens, and allocates for more: `bound` counts neither.
+                # A step decodes several tokens and allocates for more; `bound` ignores both.
                 reason = "speculative decoding is on"
             queue._swa_growth_bounded = reason is None and queue._uses_swa_tail_prealloc()
             if reason is not None:

@@ -50,7 +50,7 @@ _LOAD = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the server came to; `tokens_per_s` of all requests together."""
+    """The results of a run of the server; `tokens_per_s` counts all requests together."""
 
     replies: list[str]
     most_decoded_together: int
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_model(environment: Environment, folder: Path) -> Path:
-    """Write the tiny model with the environment's Python, which has mlx and this one need not."""
+    """Write the tiny model with the environment's Python; this one need not have mlx."""
     model = folder / "model"
     command: list[str | Path] = [environment.python, tiny_model.__file__, model]
     if subprocess.run(command, env=variables(), check=False).returncode:
@@ -99,13 +99,13 @@ def serve(
 ) -> Outcome:
     """Start the server with a selection of patches, send the requests, and shut it down.
 
-    `launcher` stands before the server's command and `arguments` after it; `show` prints what
-    there is to see.
+    `launcher` precedes the server's command and `arguments` follow it; with `show` it prints the
+    replies and the patches' state.
     """
     with running_server(
         environment, model, selection=selection, log=log, launcher=launcher, arguments=arguments
     ) as server:
-        complete(server.url, requests[:2])  # MLX compiles kernels at first
+        complete(server.url, requests[:2])  # MLX first compiles kernels
         began = time.perf_counter()
         replies = complete(server.url, requests)
         taken = time.perf_counter() - began
@@ -131,7 +131,7 @@ def bench(
 ) -> int:
     """Measure the server with `sglang-perf-patches bench server`; its exit code.
 
-    However this ends, it waits until the command has shut down what it started.
+    In any case it waits until the command has ended its processes.
     """
     install_bench_client(environment)
     words = [
@@ -150,7 +150,7 @@ def bench(
 
 
 def what_is_wrong(patched: Outcome, stock: Outcome) -> str | None:
-    """Why the two runs do not show what they should, in a sentence; None if they do."""
+    """A sentence that says why the comparison fails; None if it succeeds."""
     if not patched.live_and_run:
         return "no patch was live in the scheduler and had run"
     if stock.live_and_run:
@@ -216,9 +216,9 @@ def _print_verdict(requests: Sequence[Completion], patched: Outcome, stock: Outc
 
 
 def _measure(environment: Environment, model: Path, options: argparse.Namespace) -> str | None:
-    """Measure, and say what is wrong with the outcome, if anything is."""
+    """Measure; returns what is wrong with the outcome, or None."""
     print(f"\n$ sglang-perf-patches bench server --turns {options.turns} ...", flush=True)
-    # Of its own, and with a short path: the server puts sockets there.
+    # A separate folder with a short path: the server creates sockets there.
     with tempfile.TemporaryDirectory(prefix="mlx-bench-") as folder:
         code = bench(
             environment,
@@ -232,7 +232,7 @@ def _measure(environment: Environment, model: Path, options: argparse.Namespace)
 
 
 def _arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """What the server is told besides what every server here is told."""
+    """The server's further options, besides those of every server here."""
     without = () if options.radix_cache else ("--disable-radix-cache",)
     return (*arguments_of(options.sglang), *without)
 
@@ -291,7 +291,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _leave(signal_number: int, _frame: FrameType | None) -> None:
-    """End by an exception, so that what was started is shut down on the way."""
+    """Exit by an exception, so that all started processes end."""
     sys.exit(128 + signal_number)
 
 

@@ -185,7 +185,7 @@ class _Keeper:
 
         def begin_and_end(keeper: _Keeper) -> None:
             keeper.begin()
-            util.Finalize(None, keeper.stop, exitpriority=0)  # such a child skips atexit
+            util.Finalize(None, keeper.stop, exitpriority=0)  # a multiprocessing child skips atexit
 
         util.register_after_fork(self, begin_and_end)
 

@@ -96,5 +96,5 @@ def _orders(first: int, second: int, above: int) -> int:
         return 0
     if first == 0 or second == 0:
         return int(above == 0)
-    # The largest value of all is the first side's, above all of the second's, or the second's.
+    # The overall maximum belongs to the first side, above all of the second's, or to the second.
     return _orders(first - 1, second, above - second) + _orders(first, second - 1, above)

@@ -139,7 +139,7 @@ def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ..
     return [batches for batches in scenarios if tracks or not batches[0].tracking]
 
 
-# -- what is played beside forwards and metadata ---------------------------------------------------
+# -- cases other than forwards and metadata --------------------------------------------------------
 
 
 def _planning(rig: Play) -> Any:

@@ -1,6 +1,6 @@
 """Time to the first token of a real Engine of a hybrid model, with the patches the process has.
 
-    usage: python tests/mamba/gpu/ttft.py OUT.json
+usage: python tests/mamba/gpu/ttft.py OUT.json
 
 Boots the sglang on PYTHONPATH once, with dummy weights (the same in each boot) for 24 layers, 18 of
 them gated delta nets. Run it plain for stock, and under ``python -m sglang_perf_patches run`` for

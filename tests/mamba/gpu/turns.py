@@ -1,6 +1,6 @@
 """One patched Engine of a hybrid model in which the whole set is off and on in turn.
 
-    usage: python tests/mamba/gpu/turns.py OUT.json [PART …] [OPTION=VALUE …]
+usage: python tests/mamba/gpu/turns.py OUT.json [PART …] [OPTION=VALUE …]
 
 Boots differ by more than a patch does, so one Engine measures both sides: the time to the first
 token and per token, and the launches and waits of a prefill from a profile. It also compares the
@@ -87,7 +87,7 @@ class Turns:
 
 
 def tokens(turns: Turns, sides: list[str]) -> dict[str, Any]:
-    """Greedy tokens of many prompts, of longer ones that begin with them, and the states after."""
+    """Greedy tokens of many prompts, of longer ones that begin with them, and the final states."""
     draw = random.Random(5)
     first = [
         [draw.randrange(10, 31000) for _ in range(draw.choice((17, 64, 65, 300, 519, 1100, 2500)))]

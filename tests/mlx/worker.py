@@ -51,7 +51,7 @@ def equivalence() -> dict[str, Any]:
 
 
 def crossing_4096() -> dict[str, Any]:
-    """A batched decode that crosses the end of stock's buffer, and patched where stock fails."""
+    """A batched decode across the end of stock's buffer; patched continues where stock fails."""
     from sglang_perf_patches.proof.mlx import models
 
     schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]

@@ -1,7 +1,7 @@
 """Run the project's own cases on one release: ``python prove.py PATCH …``, its tree on PYTHONPATH.
 
-It does for hypothesis's inputs what ``python -m sglang_perf_patches.proof.worker`` does for an
-operator with a few seeds.
+It does what ``python -m sglang_perf_patches.proof.worker`` does for an operator, but with inputs
+from hypothesis instead of a few seeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stock's own method captures a FlashAttention backend's draft-extend, and only what it must."""
+"""Stock's own method captures a FlashAttention backend's draft-extend, exceptions aside."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """``python3 -m tests [--all] [FOLDER ...] [PYTEST ARGUMENT ...]``: the checks of the project.
 
-Without a folder or another argument, ruff, the type checker and pytest run; with one, pytest alone:
-a folder is named by itself (``python3 -m tests framework``, ``python3 -m tests mla``). ``--all``
-plays the whole matrix of releases, otherwise pytest plays the default tier (see
+Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
+runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
+``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
 ``tests/support/tiers.py``). Two tests run at a time.
 
-Makes an environment in ``.venv`` beside this folder with what the checks need. Needs Linux and
-Python 3.11, as the released wheels and the CPU build of torch do. What the tests need of released
-sglang is fetched into the user's cache folder at the first use.
+The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
+Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches
+what the tests need of released sglang into the user's cache folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TAKES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the checks; the exit code of the first that fails."""
+    """Run the checks; return the exit code of the first that fails."""
     python = environment()
     pytest = ["pytest", *parallel(arguments), "--durations=10", *with_paths(arguments)]
     checks = [pytest]
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def takes(arguments: list[str]) -> str:
-    """How long a run with these arguments is."""
+    """How long a run with these arguments takes."""
     if " ".join(arguments) in TAKES:
         return TAKES[" ".join(arguments)]
     folders = [word for word in arguments if is_folder(word)]
@@ -60,15 +60,15 @@ def takes(arguments: list[str]) -> str:
 
 
 def parallel(arguments: list[str]) -> list[str]:
-    """How pytest is to use both cores, unless the arguments say how it shall run."""
+    """How pytest is to use both cores, unless the arguments say how it should run."""
     if any(word.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for word in arguments):
         return []
-    # In the order of `tiers.weight`: what the tests of a group share is made once.
+    # In the order of `tiers.weight`: a group's tests share work that is done once.
     return ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 
 def with_paths(arguments: list[str]) -> list[str]:
-    """The arguments with folders of tests for their names, which come before any option's value."""
+    """The arguments that name folders of tests, which come before any option's value."""
     options = [word for word in arguments if word.startswith("-") and word != "--all"]
     names = arguments[: arguments.index(options[0])] if options else arguments
     paths = [f"tests/{word}" if is_folder(word) else word for word in names]
@@ -81,7 +81,7 @@ def is_folder(word: str) -> bool:
 
 
 def environment() -> Path:
-    """The Python of the environment, which is made anew where the project's needs have changed."""
+    """The Python of the environment, which is rebuilt when the project's needs have changed."""
     python = FOLDER / ("Scripts" if os.name == "nt" else "bin") / "python"
     stamp = FOLDER / "made-for"
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest() + sys.version

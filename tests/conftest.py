@@ -1,4 +1,4 @@
-"""What all tests share: the tier that is played, and the project's own cases run on a release."""
+"""What all tests share: the tier a run plays, and the project's own cases run on a release."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def shown(pytestconfig: pytest.Config) -> Shown:
-    """``shown(name, release, patches, matrix)``: those that this run proves of a set's patches."""
+    """``shown(name, release, patches, matrix)``: those of a set's patches that this run proves."""
 
     def choose(
         name: str, release: str, patches: tuple[str, ...], matrix: Iterable[str]
@@ -61,7 +61,7 @@ def shown(pytestconfig: pytest.Config) -> Shown:
 
 @pytest.fixture(scope="session")
 def proved() -> Proved:
-    """``proved(release, patches)``: the line of each patch's case, from one process, run once."""
+    """``proved(release, patches)``: the line of each patch's case, from one process run once."""
 
     @cache
     def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""In the place of sglang's bench_serving: few requests, with a result of the same keys."""
+"""A stand-in for sglang's bench_serving: few requests, and a result with the same keys."""
 
 import argparse
 import json

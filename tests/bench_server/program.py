@@ -1,4 +1,4 @@
-"""A server program for tests: it answers as sglang's HTTP server does, and fails as it is told."""
+"""A server program for tests: it answers as sglang's HTTP server does, and fails on demand."""
 
 import argparse
 import json
@@ -19,13 +19,13 @@ is_patched = os.environ["SGLANG_PERF_PATCHES"] != "none"
 
 
 def note(pid: int) -> None:
-    """Keep a PID for the test to look for."""
+    """Keep a PID that the test looks for."""
     with open(given.pids, "a", encoding="utf-8") as file:
         file.write(f"{pid}\n")
 
 
 def stubborn() -> None:
-    """Start a process that has left this one's session, whose parent has ended, deaf to SIGTERM."""
+    """Start a process in a session of its own, orphaned and deaf to SIGTERM."""
     script = (
         "import os, signal, sys, time\n"
         "os.setsid()\n"

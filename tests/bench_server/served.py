@@ -22,7 +22,7 @@ class Bench:
     pids: Path
 
     def command(self, *words: str, behaviour: str = "") -> list[str]:
-        """``bench server`` with `words`, of the server program that behaves so."""
+        """``bench server`` with `words`, on a server program that behaves as told."""
         server = [sys.executable, "program.py", "--pids", str(self.pids)]
         bench = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
         return [*bench, *server, *(("--behaviour", behaviour) if behaviour else ())]
@@ -39,7 +39,7 @@ class Bench:
         )
 
     def run(self, command: list[str], **variables: str | None) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
+        """Run it to the end."""
         with self.start(command, **variables) as process:
             try:
                 out, err = process.communicate(timeout=LIMIT_S)
@@ -48,14 +48,14 @@ class Bench:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def left(self) -> list[int]:
-        """The processes of the server program that still run."""
+        """The processes of the server program that are still running."""
         if not self.pids.exists():
             return []
         return [pid for pid in map(int, self.pids.read_text().split()) if runs(pid)]
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether there is such a process and it is still running."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -64,7 +64,7 @@ def runs(pid: int) -> bool:
 
 
 def until(process: subprocess.Popen[str], words: str) -> str:
-    """What it wrote to stderr until a line with these words came."""
+    """What it wrote to stderr before a line with these words."""
     assert process.stderr is not None
     seen = ""
     deadline = time.monotonic() + LIMIT_S

@@ -1,4 +1,4 @@
-"""The rule that tells a difference from noise, with numbers that were made for it."""
+"""The rule that tells a difference from noise, on numbers made for it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_exact_test_has_the_known_values() -> None:
     st.lists(st.integers(0, 30), min_size=1, max_size=5),
 )
 def test_the_exact_test_counts_as_all_orders_do(first: list[int], second: list[int]) -> None:
-    """Its probability, against one that goes through every way to share the ranks."""
+    """Its probability, against one that tries every way to share the ranks."""
     pairs = len(first) * len(second)
 
     def above(ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:

@@ -212,7 +212,7 @@ def test_json_has_the_rule_and_the_conclusion() -> None:
 
 
 class _Checked(HTMLParser):
-    """Counts what is open, so that a page whose tags do not match is seen."""
+    """Count what is open, so that a page whose tags do not match is noticed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def test_the_page_is_whole_and_stands_alone() -> None:
 
 
 def test_a_tree_ends_with_what_left_its_session(tmp_path: Path) -> None:
-    """A daemon, whose parent has ended, in a session of its own, that is deaf to SIGTERM."""
+    """A daemon: orphaned, in a session of its own, deaf to SIGTERM."""
     script = (
         "import os, signal, time\n"
         "if not os.fork():\n"

@@ -1,4 +1,4 @@
-"""``bench server`` from its start to each of its ends; in none of them is a process left."""
+"""``bench server`` from its start to each of its ends; no end leaves a process behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_port(command: list[str], port: int) -> list[str]:
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What it said besides progress."""
+    """What it said apart from progress."""
     return [line for line in done.stderr.splitlines() if not re.match(r"\[ *\d+:\d\d\] ", line)]
 
 
@@ -109,11 +109,11 @@ def test_a_failure_is_one_line_and_leaves_no_process(
     assert done.stdout == ""
     assert bench.left() == []
     log = re.search(r"\(log: (.*?)\)", line)
-    assert log is None or Path(log[1]).exists()  # of a failure, the logs are kept
+    assert log is None or Path(log[1]).exists()  # after a failure, the logs are kept
 
 
 def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench, port: int) -> None:
-    # Another process takes the port between two boots, which is as good as any failure.
+    # Another process takes the port between two boots; any other failure would do as well.
     command = with_port(bench.command("--turns", "3"), port)
     with bench.start(command) as process, socket.socket() as other:
         until(process, "turn 3 of 3, patched: ending")

@@ -1,4 +1,4 @@
-"""Each release's bench_serving has the options and gives the figures that ``bench server`` uses."""
+"""Each release's bench_serving has the options and figures that ``bench server`` uses."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ GUARD = {"_finish", "advance", "_guarded", "_speak"}
 
 
 def effects(a, b):
-    """What each patch does in this process: True, False, or what is there of it."""
+    """What each patch does in this process: True, False, or as much as there is of it."""
     step = a.Worker().step(1)
     of_ten, of_both = {2: (False, False), 20: (True, False), 102: (False, True), 120: (True, True)}[
         step
@@ -132,7 +132,7 @@ class Lines:
 
 
 def interrupted(watched, scenario, at):
-    """Play a scenario with an interruption at one line, and go on afterwards."""
+    """Play a scenario with an interruption at one line, then continue."""
     lines = Lines(watched, at)
     outcome = {"scenario": scenario, "at": at, "where": None}
     if scenario == "imported before":
@@ -155,7 +155,7 @@ def interrupted(watched, scenario, at):
     loaded = scenario != "imported later" or {"sglang.srt.a", "sglang.srt.b"} <= set(sys.modules)
     outcome["states"] = states()
     outcome["effects"] = effects(*modules()) if loaded else None
-    # What the one who was interrupted may do next.
+    # What the interrupted caller may do next.
     a, b = modules()
     ours.activate("all")
     outcome["later"] = [states(), effects(a, b)]

@@ -1,4 +1,4 @@
-"""Putting patches live: now or later, once, whole or not at all, and off again."""
+"""Putting patches live: at once or later, once, whole or not at all; and taking them off."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ assert ours.activate().of("one.own").state == "live" and c.f() == 2
 
 
 def test_live_while_a_dependency_is_still_being_executed(throwaway: Throwaway) -> None:
-    """As sglang's eagle worker, whose import brings the modules that it is a dependency of."""
+    """As sglang's eagle worker does: its import brings the modules that depend on it."""
     throwaway.put(
         "sglang/srt/c.py",
         "import sglang.srt.a\n\nclass Late:\n    def late(self):\n        return 1\n",

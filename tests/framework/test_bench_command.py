@@ -1,4 +1,4 @@
-"""``bench``: sets and patches, how it ends, and what it leaves to each set's own module."""
+"""``bench``: its sets and patches, how it ends, and what it leaves to each set's module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a tree between processes: it saves time, and changes no verdict."""
+"""What is kept of a tree between processes: it saves time and changes no verdict."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test waits until a file is old enough, but the one about it."""
+    """No test but the one about it waits until a file is old enough."""
     monkeypatch.setattr(cache, "_SETTLED_NS", 0)
 
 
@@ -64,7 +64,7 @@ def write(root: Path, text: str) -> Path:
 
 
 def read(root: Path, reference: str = REFERENCE) -> source.Definition | None:
-    """A definition, as a fresh process has it."""
+    """A definition, as a fresh process sees it."""
     tree = source.at(root)
     definition = tree.definition(reference)
     tree.save()
@@ -111,7 +111,7 @@ def test_a_changed_file_is_read_again(root: Path, parsed: list[Path]) -> None:
     assert before
     assert after
     assert before.digest != after.digest
-    # Neither does a file that bears the times of the former one pass for it.
+    # Nor does a file pass for it that bears the times of the former one.
     times = path.stat()
     write(root, TEXT.replace("x + 1", "x + 3"))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -124,7 +124,7 @@ def test_a_changed_file_is_read_again(root: Path, parsed: list[Path]) -> None:
 def test_a_file_that_was_written_just_now_is_not_kept(
     root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may change once more without bearing another time."""
+    """It may change once more without changing its time."""
     monkeypatch.setattr(cache, "_SETTLED_NS", 3_600_000_000_000)
     read(root)
     read(root)

@@ -14,7 +14,7 @@ from throwaway import Throwaway
 
 from sglang_perf_patches import __version__, sets
 
-# Every process of these tests knows throwaway sets: taken from a tree as it was first written.
+# Every process of these tests knows throwaway sets, made from a tree as it was first written.
 SETS = """
 import os
 import throwaway_patches as t
@@ -220,7 +220,7 @@ def test_explain_of_a_set_lists_it(throwaway: Throwaway, tree: Path) -> None:
 
 
 def test_explain_where_nothing_can_be_kept(throwaway: Throwaway, tree: Path) -> None:
-    """A HOME that takes no file: the difference can't be had, all else is shown."""
+    """A HOME that takes no file: the command can't make the difference, but shows all else."""
     change(tree)
     home = throwaway.put("home", "a file, so that root can't write there either")
     done = command(

@@ -121,7 +121,7 @@ def codes(module: Any, reference: str) -> list[CodeType]:
 
 
 def compile_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no comparison fall back upon the whole file."""
+    """Allow no comparison to fall back on the whole file."""
     compile_text = compiled._made_of
 
     def refuse_whole(text: str, like: CodeType) -> Iterator[CodeType]:
@@ -242,7 +242,7 @@ def test_a_function_with_other_constants_is_a_conflict(
 
 
 def test_a_pyc_of_another_text_is_a_conflict(throwaway: Throwaway) -> None:
-    """As one that was made unchecked, which Python never compares with the file."""
+    """As one that was made unchecked, which Python never compares with its file."""
     path = throwaway.site / "sglang" / "srt" / "a.py"
     stock = path.read_text()
     path.write_text(stock.replace("return x + 1", "return x + 2"))
@@ -261,7 +261,7 @@ def test_what_was_compared_is_kept_for_later_processes(throwaway: Throwaway) -> 
     old = time.time() - 60
     for path in throwaway.site.rglob("*.py"):
         os.utime(path, (old, old))
-    time.sleep(2.1)  # a file that has just been made may be made again within a tick of its clock
+    time.sleep(2.1)  # a file that was just made may be made again within one tick of its clock
     script = """
         import sys
         from throwaway_patches import *

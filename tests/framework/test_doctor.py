@@ -192,7 +192,7 @@ def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
 
 
 def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> None:
-    """It judges the other one alone; a chosen patch that is refused there is exit code 1."""
+    """It judges the other one alone; exit code 1 if that one refuses a chosen patch."""
     other = other.parent.rename(throwaway.site.parent / "elsewhere") / "sglang"
     sets = SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
         "built)", f"built, tree=source.Tree(source.find({str(other)!r})))"
@@ -205,7 +205,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     assert (data["from"], data["to"]["version"], data["lost"]) == (None, "2.0", [])
     assert {found["to"] for found in data["patches"]} == {"applies"}
     change(other, "a.py", "return x + 1", "return 1 + x")
-    # The sets are known as the tree is; what they knew before is what an upgrade is judged by.
+    # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
     throwaway.put("sitecustomize.py", sets.replace(str(other), str(known)))
     done = doctor(throwaway, "--sglang-path", str(other))
@@ -233,7 +233,7 @@ def test_a_model_gets_a_hint_on_its_pools(throwaway: Throwaway, tmp_path: Path) 
     hint = json.loads(done.stdout)["hint"]
     assert 0 < hint["ratio"] < 0.8
     assert hint["full"] > hint["full_stock"] > hint["swa"] > 64 * 128
-    # All that is there is used, and no more: bytes of both pools, by their layers.
+    # Everything that is there is used, and no more: bytes of both pools, by their layers.
     a_layer = 8 * 64 * 2 * 2
     used = 12 * a_layer * (hint["full"] + hint["swa"])
     assert 0.99 * 20 * 2**30 < used <= 20 * 2**30

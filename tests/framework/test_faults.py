@@ -74,7 +74,7 @@ def test_a_fault_at_any_call_leaves_stock_or_patched(
 def test_an_interruption_at_any_line_leaves_everything_or_nothing(
     throwaway: Throwaway, scenario: str, folders: str
 ) -> None:
-    """And whoever was interrupted can activate, and take off, as ever."""
+    """Afterwards the interrupted caller can activate and take off patches as before."""
     whole, *outcomes = inject(throwaway, "interrupts", folders, "15", scenario)
     on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
     off = dict.fromkeys(on, False)
@@ -137,7 +137,7 @@ print("served")
 
 
 def test_hooks_of_a_registry_that_we_do_not_know(throwaway: Throwaway) -> None:
-    """A later sglang may keep them otherwise; its plugins work all the same."""
+    """A later sglang may keep them in another way; its plugins work all the same."""
     throwaway.lend_plugin_loader("0.5.23")
     done = throwaway.run(UNKNOWN_HOOKS)
     assert done.stderr.count("every patch is removed: AttributeError") == 1
@@ -178,7 +178,7 @@ for line in sys.stdin:
 
 @contextmanager
 def serving(environment: dict[str, str], log: Path, *words: str) -> Iterator[Callable[[str], str]]:
-    """A process that does as it is told; ``ask("")`` reads what it said without being asked."""
+    """A process that does as told; ``ask("")`` reads what it said without being asked."""
     with log.open("a") as file:  # written by another, because a full disk takes no log either
         logging = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
     process = subprocess.Popen(
@@ -306,7 +306,7 @@ def test_status_without_any_folder_for_records(throwaway: Throwaway) -> None:
 
 
 def _obey_permissions() -> None:
-    """Let root have no more than the permissions of a file give it."""
+    """Limit root to what the permissions of a file allow."""
     if sys.platform == "linux" and os.getuid() == 0:
         drop_from_bounding_set, override, read_search = 24, 1, 2
         for capability in (override, read_search):
@@ -456,7 +456,7 @@ def load():
 def main_path(
     throwaway: Throwaway, python: str, wrapt: Path, *words: str
 ) -> subprocess.CompletedProcess[str]:
-    """The framework's way through a process that loads plugins, in a Python of its own."""
+    """The framework's path through a process that loads plugins, in a Python of its own."""
     throwaway.lend_plugin_loader("0.5.23")
     entry_point = "perf_patches = sglang_perf_patches.plugin:load"
     ours = distribution(throwaway.site.parent / "ours", "sglang-perf-patches", entry_point)
@@ -575,7 +575,7 @@ def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwa
 def test_a_process_on_a_tree_of_0_5_9_with_one_file_missing(
     tmp_path: Path, throwaway: Throwaway
 ) -> None:
-    """What can be is pending, the rest refused, and each refusal is said once."""
+    """What can wait is pending, the rest is refused, and each refusal is said once."""
     package = source.find(downloads.tree("0.5.9"))
     copy = tmp_path / "tree" / "sglang"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "*.json"))

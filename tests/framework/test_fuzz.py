@@ -1,4 +1,4 @@
-"""Any selection and any mangled tree: an answer in one sentence, and never one that is wrong."""
+"""Any selection and any mangled tree gives a one-sentence answer that is never wrong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ selections = st.text() | st.lists(items, max_size=6).map(",".join)
 
 
 def chosen(text: str) -> Selection | None:
-    """What a text chooses, None if it is refused, which is one sentence then."""
+    """What a text chooses; None if it is refused, with one sentence."""
     try:
         return parse(text, PATCHES)
     except SelectionError as error:
@@ -199,7 +199,7 @@ STATEMENTS = (
 
 
 def declared(module: str, names: tuple[str, ...]) -> tuple[Patch, ...]:
-    """One patch for each name, which is all that it changes."""
+    """One patch for each name, which is all it changes."""
     texts = dict.fromkeys(("summary", "why", "how", "gain", "condition"), "")
     return tuple(
         Patch(
@@ -304,7 +304,7 @@ def meaning(text: str | bytes, qualname: str) -> list[str] | None:
     for node in nodes:
         for part in ast.walk(node):
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                # Of lines that are blank, the fingerprint takes no more than that they are.
+                # Of blank lines, the fingerprint keeps only that they are blank.
                 part.value = re.sub(r"(?m)^[ \t]+$", "", part.value)
     return [ast.dump(node) for node in nodes]
 
@@ -330,7 +330,7 @@ def test_a_mangled_module_applies_only_where_its_definition_is_whole(text: bytes
 
 
 def test_a_line_ends_only_where_python_ends_it() -> None:
-    """Else code that has become part of a comment would look as it was."""
+    """Otherwise code that became part of a comment would look unchanged."""
     assert "plain" not in applying(MODULE.replace("another.\n", "another.\f"))
     comment = "    # a comment\n    return x\n"
     mangled = MODULE.replace("    return x\n", comment, 1)
@@ -391,7 +391,7 @@ def test_a_path_that_is_no_tree(path: str, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What verdicts read of one release, to be mangled and put right again."""
+    """What verdicts read of one release, to be mangled and restored."""
     whole = source.Tree(source.find(downloads.tree("0.5.17")))
     verdict.judge_each(sets.load(), whole)
     root = tmp_path_factory.mktemp("release") / "sglang"
@@ -415,7 +415,7 @@ def parsed(copy: Path) -> source.Tree:
 @given(data=st.data())
 def test_a_mangled_release(copy: Path, parsed: source.Tree, data: st.DataObject) -> None:
     before = {judged.patch.id: judged for judged in verdict.judge_each(sets.load(), parsed)}
-    # The smaller files are the quicker ones, and there are enough of them.
+    # The smaller files are quicker, and there are enough of them.
     modules = sorted(name for name, module in parsed._modules.items() if module)
     module = data.draw(st.sampled_from(modules))
     path = parsed.path(module)

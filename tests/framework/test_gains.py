@@ -23,7 +23,7 @@ def test_a_figure_that_the_results_lack_is_named() -> None:
 
 @pytest.mark.parametrize("gain", gains.read(ROOT), ids=lambda gain: gain.setup)
 def test_a_ratio_is_that_of_its_figures(gain: gains.Gain) -> None:
-    # The ratio of a row may be the median of its turns, which is near that of the medians.
+    # A row's ratio may be the median of its turns, which is close to that of the medians.
     stock, patched = (
         float(figure.split()[0].replace(",", "")) for figure in (gain.stock, gain.patched)
     )

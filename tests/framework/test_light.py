@@ -1,4 +1,4 @@
-"""What a process imports for the plugin: nothing that is not needed there and then."""
+"""What a process imports for the plugin: nothing that it does not need there and then."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_off_loads_the_switch_alone(throwaway: Throwaway) -> None:
 
 @pytest.fixture(scope="module")
 def newest() -> Path:
-    """The newest release, every file of which is old enough to be kept."""
+    """The newest release, all of whose files are old enough to be kept."""
     tree = downloads.tree("0.5.23")
     assert max(path.stat().st_mtime for path in tree.rglob("*.py")) < time.time() - 2
     return tree

@@ -1,4 +1,4 @@
-"""What ticks anyway looks again: what waited goes live, and what was undone says so."""
+"""The framework looks again on each tick: waiting patches go live, undone ones say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is patched looks, compiles, pickles and fails as what it replaces."""
+"""Patched code looks, compiles, pickles and fails as the code it replaces."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_file_that_python_reads_applies(
 def test_one_file_that_can_not_be_read_leaves_the_other_patches(
     throwaway: Throwaway, both: Callable[..., Both]
 ) -> None:
-    """A module that a server never imports, so the process runs on."""
+    """A module that a server never imports, so the process continues."""
     path = throwaway.site / "sglang" / "srt" / "b.py"
     before = path.read_text()
     path.write_bytes((before + NON_ASCII).encode("latin-1"))

@@ -1,4 +1,4 @@
-"""Each room of the package imports only those before it, and nothing imports in a circle."""
+"""Each room of the package imports only earlier rooms, and no imports form a circle."""
 
 from __future__ import annotations
 

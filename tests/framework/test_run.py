@@ -1,4 +1,4 @@
-"""``sglang-perf-patches run``: any release, every Python below, nothing written, always a start."""
+"""``sglang-perf-patches run``: any release, every Python below, writes nothing, always starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def use_throwaway_sets(throwaway: Throwaway) -> None:
-    """Put throwaway sets in the place of the real ones in every process, before any activation."""
+    """Replace the real sets with throwaway ones in every process, before any activation."""
     throwaway.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP, t.HELPER)\n")
 
 
@@ -74,7 +74,7 @@ def test_an_existing_sitecustomize_still_runs(throwaway: Throwaway) -> None:
 
 
 def test_a_python_that_never_imports_sglang_is_untouched(throwaway: Throwaway) -> None:
-    """Not even by what it takes to wait for it."""
+    """Nor by what it takes to wait for it."""
     script = "import sys; print(*sorted(sys.modules))"
     done = throwaway.process(script, *RUN, sys.executable)
     stock = throwaway.process(script)
@@ -200,7 +200,7 @@ def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -
 
 @pytest.mark.parametrize("broken", ["selection", "package"])
 def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway, broken: str) -> None:
-    """The bootstrap folder alone on the path, with nothing of ours importable, or a bad choice."""
+    """The bootstrap folder alone on the path: nothing of ours can be imported, or a bad choice."""
     environment = throwaway.environment(
         PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
         SGLANG_PERF_PATCHES="nonsense" if broken == "selection" else "all",

@@ -1,4 +1,4 @@
-"""Changes that compose and come off, on attributes and inside functions that stay the same."""
+"""Changes that stack and come off, on attributes and inside functions that stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of running processes, and what ``status`` tells of them."""
+"""Records of running processes, and what ``status`` says about them."""
 
 from __future__ import annotations
 

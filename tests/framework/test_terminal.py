@@ -1,4 +1,4 @@
-"""The command on what stands behind stdout: a terminal, no colour, ASCII, a full disk."""
+"""The command on every kind of stdout: a terminal, no colour, ASCII, a full disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prepared(throwaway: Throwaway) -> Throwaway:
 
 
 def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: str | None) -> str:
-    """What the command shows on a terminal so wide."""
+    """What the command shows on a terminal of this width."""
     import fcntl
 
     ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""The tiers of tests: the default one leaves out releases, and no body of ours."""
+"""The tiers of tests: the default one leaves out releases, but no body of ours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def default() -> list[str]:
 
 
 def played(ids: list[str], file: str) -> set[str]:
-    """The releases that tests of a file or folder are collected for."""
+    """The releases for which the tests of a file or folder are collected."""
     words = [id.partition("[")[2].rstrip("]") for id in ids if id.startswith(file)]
     return {word.partition("-")[0] for word in words} & set(releases.KNOWN)
 

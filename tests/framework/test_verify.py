@@ -1,4 +1,4 @@
-"""``verify``: what each way for a case to end becomes, and the exit code of all."""
+"""``verify``: what each way for a case to end becomes, and the exit code of them all."""
 
 from __future__ import annotations
 

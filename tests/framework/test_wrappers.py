@@ -1,4 +1,4 @@
-"""Somebody else's object around stock's: a wrapper where it calls stock, else a replacement."""
+"""Somebody else's object around stock's: a wrapper if it calls stock, otherwise a replacement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A throwaway package named sglang, and patches of it, to test the framework without the real one.
+"""A throwaway package named sglang, and patches for it, to test the framework without the real one.
 
-Each scenario is a script of its own that runs in a fresh Python process, because what is tested is
-what a process does from its start.
+Each scenario is a script that runs in a fresh Python process, because the tests are about what a
+process does from its start.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Throwaway:
     def process(
         self, script: str, *command: str, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script in a fresh Python, or after `command` and its words."""
+        """Run a script in a fresh Python, or behind `command` and its words."""
         start = [*command] if command else [sys.executable]
         return subprocess.run(
             [*start, "-c", textwrap.dedent(script)],
@@ -265,19 +265,19 @@ class Throwaway:
         )
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        """Run a script in a fresh Python, which must end well; asserts are in the script."""
+        """Run a script in a fresh Python, which must end well; the script has the asserts."""
         done = self.process(script, **variables)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done
 
     def records(self) -> list[dict[str, object]]:
-        """The records that lie in the runtime folder."""
+        """The records in the runtime folder."""
         folder = self.runtime / "sglang-perf-patches"
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def distribution(folder: Path, name: str, entry_point: str) -> Path:
-    """Make `folder` one with a distribution that has an entry point, and return it."""
+    """Put a distribution with an entry point into `folder`, and return it."""
     about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -1,13 +1,14 @@
 """What the plugin costs a process at its start: ``python3 -m tests.maintain.bench_start``.
 
-Each case is a fresh process, run in turns with the others, with the cache of judged sources warm
-unless its name says cold. Prints a Markdown table: CPU time (user and system), elapsed time and
-peak memory, each the median with the range of the middle half, and what it is above its base.
-Needs a released sglang, which it fetches at the first use, and a Python with wrapt. It loads
-neither torch nor sglang, whose imports would hide the differences. A server's processes have more
-of the standard library than a bare one, though, before the plugin is called: sglang's own loader
-of plugins brings `importlib.metadata`, every one of its servers `asyncio`. Both are what importing
-wrapt costs most by; so a bare process and one with these two are measured.
+Each case is a fresh process. The cases take turns, with the cache of judged sources warm unless the
+name says cold. The command prints a Markdown table of CPU time (user and system), elapsed time and
+peak memory. Each is the median with the range of the middle half, and how far it is above its base.
+
+It needs a released sglang, which it fetches at the first use, and a Python with wrapt. It loads
+neither torch nor sglang, because their imports would hide the differences. But a server's processes
+load more of the standard library than a bare one does, before they call the plugin: sglang's own
+loader of plugins imports `importlib.metadata`, and every one of its servers `asyncio`. These two
+are most of what importing wrapt costs. So a bare process and one with these two are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from . import ROOT
 
 LOAD = "from sglang_perf_patches import plugin; plugin.load()"
 PEAK = "; print(next(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))"
-"""Last in a process: what its own pages came to. What its parent had counts in its usage, too."""
+"""Last in a process: what its own pages came to. Its usage also counts what its parent had."""
 IN_A_SERVER = "import asyncio, importlib.metadata; "
 MODULES = (
     f"{LOAD}; import sys; "
@@ -132,7 +133,7 @@ def process(words: Sequence[str], settings: dict[str, str]) -> tuple[Taken, str]
 
 
 def measure(chosen: Sequence[Case], turns: int) -> None:
-    """Run every case once to warm up, then in turns, one turn in order and the next in reverse."""
+    """Run every case once to warm up, then in turns, alternately in order and in reverse."""
     for turn in range(turns + 1):
         for case in chosen if turn % 2 else reversed(chosen):
             taken, _ = process(case.words, case.settings)
@@ -141,7 +142,7 @@ def measure(chosen: Sequence[Case], turns: int) -> None:
 
 
 def table(chosen: Sequence[Case]) -> tuple[str, list[str]]:
-    """The table, and a line for each limit that was not kept."""
+    """The table, and a line for each limit that is exceeded."""
     lines = ["| process | CPU, ms | elapsed, ms | peak, MiB | above its base |"]
     lines.append("| --- |" + " ---: |" * 3 + " --- |")
     by_name = {case.name: case for case in chosen}
@@ -170,7 +171,7 @@ def _spread(values: Iterable[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 if a limit is not kept."""
+    """Measure and print; 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.bench_start")
     parser.add_argument("--release", default=releases.KNOWN[-1], help="of sglang")
     parser.add_argument("--turns", type=int, default=15)

@@ -1,11 +1,11 @@
-"""Taking the fingerprints that verdicts compare with, from the released wheels.
+"""Takes the fingerprints that verdicts compare with from the released wheels.
 
 ``python3 -m tests.maintain.fingerprints [SET ...]`` rewrites the ``known.json`` of the sets from
-their declarations; ``--check`` only says whether they are what the wheels give. Entries of source
-builds (``git-…``), of which there is no wheel, are carried over as they are; ``--origin NAME=DIR``
+their declarations. ``--check`` only says whether they are what the wheels give. Source builds
+(``git-…``) have no wheel, so their entries are carried over as they are. ``--origin NAME=DIR``
 takes them from a checkout.
 
-``--report V`` is for a release that came out after the declarations were written: it prints what V
+``--report V`` is for a release that came out after the declarations were written. It prints what V
 changes for each patch, and which definitions need a person. It writes nothing: a patch whose code V
 leaves alone applies there already.
 """
@@ -61,7 +61,7 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
 
 
 def report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:
-    """What a new release changes: a verdict a patch, and what a person must look at."""
+    """What a new release changes: one verdict per patch, and what a person must look at."""
     newest = releases.KNOWN[-1]
     lines = [f"sglang {tree.version}, judged by the code of the releases up to {newest}:"]
     waiting = []

@@ -1,7 +1,7 @@
 """What operators gain, by set-up: the first table of the README, and its chart.
 
-``tests/results/gains.json`` has a row for each set-up and names the committed results that hold its
-figures. `tables` puts the table into the README and writes the chart.
+``tests/results/gains.json`` has a row for each set-up, and names the committed results that hold
+its figures. `tables` puts the table into the README and writes the chart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WIDTH, _LABEL, _ROW, _TOP, _BOTTOM = 900, 430, 40, 56, 34
 _FULL = 370
 """Pixels from 0 to stock's own figure."""
 _GAIN, _LOSS = 0.97, 1.03
-"""Ratios between these are no difference."""
+"""A ratio between these is no difference."""
 _MOST = 1.15
 """The longest bar, as a multiple of stock."""
 
@@ -71,7 +71,7 @@ def read(root: Path) -> list[Gain]:
 
 
 def unfounded(root: Path, gains: Sequence[Gain]) -> list[str]:
-    """Quotes that their source does not have."""
+    """Quotes that their source lacks."""
     return [
         f"{gain.source}: {quote}"
         for gain in gains
@@ -98,7 +98,8 @@ def table(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
 def chart(gains: Sequence[Gain]) -> str:
     """The same as bars, in SVG: stock's figure is one, and a shorter bar is better.
 
-    The colours keep apart for the colour-blind, and follow the reader's light or dark scheme.
+    The colour-blind can tell the colours apart, and the colours follow the reader's light or dark
+    scheme.
     """
     bottom = _TOP + _ROW * len(gains)
     height = bottom + _BOTTOM
@@ -122,7 +123,7 @@ def chart(gains: Sequence[Gain]) -> str:
         y = _TOP + _ROW * index
         length = max(2.0, _FULL * min(gain.ratio, _MOST))
         kind = "bar" if gain.is_a_gain else "same" if gain.ratio < _LOSS else "loss"
-        # A label beside a bar that nearly reaches stock's line stands behind the line.
+        # A label beside a bar that nearly reaches stock's line goes behind the line.
         end = length if gain.ratio < 0.88 else max(length, _FULL)
         parts.append(_text(_LABEL - 10, y + 11, gain.setup, "", "end"))
         where = f"{gain.figure}; {gain.release}, {gain.hardware}"

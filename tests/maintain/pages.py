@@ -67,7 +67,7 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
     parts = [
         f"# {patch.id}\n",
         f"{_sentence(patch.summary)} " + _switch(patch),
-        # Who gains how much, and who does not, before anything else.
+        # Put first who gains how much, and who does not.
         patch.gain,
         _table(patch.figures),
         f"**Condition.** {patch.condition}",

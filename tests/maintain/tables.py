@@ -1,8 +1,9 @@
 """The documents that are made from the declarations and the released wheels.
 
 ``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart (see
-`gains`), all of ``tests/releases/verdicts.md``, the page of every patch (see `pages`) and the page
-of what was tested (see `tested`). ``--check`` only says whether they are current.
+`gains`) and all of ``tests/releases/verdicts.md``. It also rewrites the page of every patch (see
+`pages`) and the page of what was tested (see `tested`). ``--check`` only says whether they are
+current.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
 def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequence[Gain]) -> str:
     """One row a patch, with the releases on which it applies; its page has the others.
 
-    A patch that `measured` shows to gain comes first, the largest gain on top; then the other exact
-    ones, then the opt-in ones, each in declared order.
+    Patches that `measured` shows to gain come first, the largest gain on top. The other exact ones
+    follow, then the opt-in ones, each group in declared order.
     """
     best: dict[str, float] = {}
     for gain in measured:

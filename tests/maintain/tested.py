@@ -56,10 +56,10 @@ def page(root: Path, patch_sets: Sequence[PatchSet], words: Mapping[str, Mapping
 
 
 def unfounded(root: Path, patch_sets: Sequence[PatchSet]) -> list[str]:
-    """Claims of measured sections that nothing bears out.
+    """Claims of measured sections that have no evidence.
 
-    A section must name its machine, patches or sets that exist, and only releases that its file
-    names too.
+    A section must name its machine, and patches or sets that exist. It may name only releases that
+    its file names too.
     """
     wrong = []
     for patch_set in patch_sets:
@@ -132,7 +132,7 @@ def _matrix(
 def _sources(
     patches: Sequence[Patch], found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """A row for each measured section, and the patches of which there is none."""
+    """A row for each measured section, and the patches that have none."""
     applying = {
         (patch.id, release)
         for patch in patches
@@ -157,7 +157,7 @@ def _sources(
 
 
 def _up(file: str) -> str:
-    """A path below a checkout, as it is reached from the page."""
+    """A path below a checkout, relative to the page."""
     return "../" + file.removeprefix("tests/")
 
 

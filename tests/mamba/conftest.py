@@ -18,7 +18,7 @@ Found = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def found() -> Found:
-    """``found(release)``: what `worker.py` printed on that release, run once; or of one part."""
+    """``found(release)``: what `worker.py` printed on that release, run once; or one part of it."""
 
     @cache
     def run(release: str, *parts: str) -> Any:

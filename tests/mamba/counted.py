@@ -1,7 +1,8 @@
-"""What the counter of waits makes of statements: reads a JSON list of them, prints a JSON object.
+"""What the counter of waits finds in statements: reads a JSON list of them, prints a JSON object.
 
-For each the number of waits, or "refused". In a statement `d` and `m` are five numbers and a mask
-of the device, `s` a scalar of it, `h`, `b` and `n` the same of the host; `launch` is a kernel's.
+The object has the number of waits of each statement, or "refused". In a statement `d` and `m` are
+five numbers and a mask on the device, and `s` is a scalar there. `h`, `b` and `n` are the same on
+the host. `launch` is a kernel's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The counter of waits: what it counts and refuses, on which every count of zero rests."""
+"""The counter of waits: what it counts and refuses, on which every count of zero relies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import released
 
 _SCRIPT = Path(__file__).with_name("counted.py")
 
-# `d`, `m`, `s` are numbers, a mask and a scalar of the device; `h`, `b`, `n` those of the host.
+# `d`, `m`, `s`: numbers, a mask and a scalar on the device; `h`, `b`, `n` those on the host.
 AS_ON_A_GPU: dict[str, int | str] = {
     # what stays where it is
     "d + s; d + n; d * 2; d[1:3]; d[n]; d[:n]; d[n:] = 4; d[1:] = n": 0,

@@ -1,6 +1,6 @@
-"""The mamba patches on the released code: the same values, and how often they wait for the device.
+"""The mamba patches on the released code: equal values, and how often they wait for the device.
 
-Every fingerprint of the set is of one of these releases.
+Every fingerprint of the set belongs to one of these releases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OLD = ("0.5.9", "0.5.10.post1")
 OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
 """Whose batches carry the host's lists themselves."""
 CAPTURED = ("0.5.22", "0.5.23")
-"""Which can capture a linear layer's prefill."""
+"""Which can capture the prefill of a linear layer."""
 RELEASES = (
     *OLD,
     *("0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
@@ -34,7 +34,7 @@ EACH = pytest.mark.parametrize("release", RELEASES)
 
 
 def each_in_depth(test: Any) -> Any:
-    """On each release; in the default tier on the oldest and the newest alone."""
+    """On each release; in the default tier on the oldest and the newest only."""
     return pytest.mark.ends(EACH(test))
 
 
@@ -62,7 +62,7 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 
 @EACH
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
-    """To the bit; and what should not wait does not, where stock does."""
+    """Bit by bit; and what should not wait does not, where stock does."""
     expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
     if release in OLD:
         expected |= {"mamba.track-mask"}
@@ -80,7 +80,7 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
 
 @each_in_depth
 def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str) -> None:
-    """Else a count of zero would say nothing."""
+    """Otherwise a count of zero would say nothing."""
     results = found(release)
     waits = {name: sum(places.values()) for name, places in results["stock"]["forwards"].items()}
     assert waits["half"] == stock_waits(release, results["layers"])
@@ -95,7 +95,7 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
 
 @pytest.mark.parametrize("release", OLD)
 def test_track_mask_alone_asks_once_a_forward(found: Found, release: str) -> None:
-    """Its own query for the rows takes the place of the layers' three each."""
+    """Its one query for the rows replaces three in each layer."""
     results = found(release)
     layers = results["layers"]
     waits = results["mamba.track-mask"]["forwards"]["half"]
@@ -126,7 +126,7 @@ def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
         own = int(release in OLD)
         assert results["mamba"]["fallbacks"][name]["waits"] == stock[name]["waits"] + own, name
     assert results["mamba"]["fallbacks"]["split"]["waits"] == stock["split"]["waits"]
-    # The lengths are known, what is tracked is not.
+    # The lengths are known, but not what is tracked.
     for name in ("padded", "exchanged"):
         assert 0 < results["mamba"]["fallbacks"][name]["waits"] < stock[name]["waits"], name
     assert results["mamba"]["fallbacks"]["mixed"]["waits"] == 0
@@ -175,7 +175,7 @@ def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> Non
 
 @each_in_depth
 def test_a_decode_that_nobody_asks_computes_nothing(found: Found, release: str) -> None:
-    """As replayed graphs: it is prepared, and its metadata is never made."""
+    """As replayed graphs: it is prepared, and never makes its metadata."""
     assert found(release)["mamba"]["rows asked"] == (None if release in OLD else [0, 1])
 
 
@@ -197,7 +197,7 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     assert len(said) == (7 if release in OLD else 9) + tracks_lightning + captures
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
-            assert outcome == "equal: 1", name  # stock's own lists are read there
+            assert outcome == "equal: 1", name  # stock reads its own lists there
         else:
             assert outcome.startswith("different: "), (name, outcome)
     for name in {"no list", "no lengths", "no rows"} & set(said):

@@ -1,4 +1,4 @@
-"""Platforms whose backends inherit what the mamba patches change are left to stock."""
+"""The patches leave to stock those platforms whose backends inherit what the patches change."""
 
 from __future__ import annotations
 

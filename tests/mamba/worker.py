@@ -1,8 +1,8 @@
-"""What stock sglang of the release on PYTHONPATH waits for, and what the patches leave of it.
+"""What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
 
-Prints one JSON object: for each part what was found, for the tests to judge; with ``names`` or
-``broken`` as an argument the part of that name alone. That both compute the same is shown by
-`sglang_perf_patches.proof`.
+Prints one JSON object with what each part found, for the tests to judge. With ``names`` or
+``broken`` as an argument, only the part of that name runs. `sglang_perf_patches.proof` shows that
+both sides compute the same.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def forwards() -> Any:
-    """The waits of whole forwards, by place; the kernels, in which none waits, are not run."""
+    """The waits of whole forwards, by place; the kernels, in which none waits, do not run."""
     gdn = compared.gdn()
     with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
         return {
@@ -116,7 +116,7 @@ def names() -> Any:
 
 
 def debug() -> Any:
-    """Whether the debug variable finds a host list that is not what the device has."""
+    """Whether the debug variable finds a host list that differs from the device's."""
     prefill = Batch((Request(65), Request(64)))
     decode = Batch((Request(1, 63), Request(1, 64, tracked=False)), mode="DECODE")
     changed = {
@@ -181,7 +181,7 @@ def rows_asked() -> list[int]:
 
 
 def broken() -> Any:
-    """What the project's own comparison says of patches that are broken on purpose."""
+    """What the project's own comparison says of patches broken on purpose."""
     gdn = compared.gdn()
     zero: Any = [[compared.ZERO_SYNC]]
     right = {

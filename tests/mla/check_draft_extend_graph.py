@@ -1,4 +1,4 @@
-"""Stock's own method captures the draft-extend of a FlashAttention backend, and what it must."""
+"""Stock's own method captures a FlashAttention backend's draft-extend, exceptions aside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IN_GRAPH = hasattr(flash.module, "draft_extend_set_metadata")
 PATCH = "mla.draft-extend-graph"
 EVENTS = ("war_fastpath_read_done_event", "shared_read_done_event")
 PUBLISHES_EARLY = not hasattr(runners, "SharedReadEnds")
-"""Whether the runner says that all reads are done whatever the backend, before the graph's own."""
+"""Whether the runner says before the graph's own reads that all are done, on any backend."""
 
 NAME = (
     "TritonAttnBackend" if hasattr(module, "TritonAttnBackend") else "TritonMultiStepDraftBackend"
@@ -37,7 +37,7 @@ LISTED = getattr(module, NAME)
 
 
 def run() -> None:
-    """See it captured; see each exception left to stock."""
+    """See it captured, and see each exception left to stock."""
     assert captured() is None, "stock does it by itself here"
     with live(PATCH):
         tables = captured()
@@ -80,7 +80,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
     made: list[Any] = []
 
     class Recorder:
-        """In place of a runner that captures, which needs a GPU."""
+        """A stand-in for a runner that captures, which needs a GPU."""
 
         def __init__(self, worker: Any) -> None:
             backend = worker.draft_extend_attn_backend
@@ -191,7 +191,7 @@ def _lent(given: Room, recorder: Any, quiet: Any) -> dict[str, Any]:
 
 
 def with_host_lengths() -> None:
-    """A batch whose lengths the host has is run eagerly, with the table that is as narrow."""
+    """A batch whose lengths the host has runs eagerly, with a table that is as narrow."""
     runner = RUNNER.__new__(RUNNER)
     runner.draft_extend_attn_backend = flash.module.FlashAttentionBackend.__new__(
         flash.module.FlashAttentionBackend

@@ -1,4 +1,4 @@
-"""The eager build of the draft-extend's metadata is gone where the graph does all of it."""
+"""The draft-extend's metadata is not built eagerly where the graph does all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TRT-LLM MLA draft does not launch the kernel whose work nothing reads."""
+"""The TRT-LLM MLA draft does not launch the kernel whose output nothing reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run() -> None:
 
 
 def launches() -> int:
-    """How often the preparation of one eager draft launches the index kernel."""
+    """How often preparing one eager draft launches the index kernel."""
     arguments = server_args(page_size=32)
     runner = model_runner(arguments, mla=True)
     with furnished(arguments, MODULE.__name__, PARENT.__name__):

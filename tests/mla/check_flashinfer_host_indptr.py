@@ -31,7 +31,7 @@ def run() -> None:
 
 
 def copies(*, graph: bool) -> int:
-    """How often the preparation of one draft copies a tensor with the rows of all steps."""
+    """How often preparing one draft copies a tensor with the rows of all steps."""
     case = {**EDGES[0], "graph": graph}
     stock, counted, inside = torch.Tensor.cpu, [], [False]
 

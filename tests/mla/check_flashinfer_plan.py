@@ -1,4 +1,4 @@
-"""Whose numbers FlashInfer MLA is planned with."""
+"""With whose numbers FlashInfer MLA plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_perf_patches.sets.mla import flashinfer_plan
 
 
 def run() -> None:
-    """The host's for verify and draft-extend where it has lengths; stock's else."""
+    """The host's, for verify and draft-extend where it has lengths; otherwise stock's."""
     case = {"draft": 3, "lengths": [40, 7], "padding": 1}
     stock, asked = flashinfer_plan._HostPlanned, []
 
@@ -41,7 +41,7 @@ def run() -> None:
 
 
 def waits() -> None:
-    """A plan's memory is written again only when its copy is done; CUDA is stood in for."""
+    """A plan's memory is written again only when its copy is done; a stand-in replaces CUDA."""
     said: list[str] = []
 
     class Event:

@@ -8,7 +8,7 @@ from sglang_perf_patches.proof.mla.rig import CONTEXT, furnished, server_args
 
 
 def run() -> None:
-    """Draft x draft cells a request, not draft x context."""
+    """Draft × draft cells a request, not draft × context."""
     with furnished(server_args(page_size=32), *MODULES):
         with live(PATCH):
             mask, _ = make(4).get_verify_buffers_to_fill_after_draft()

@@ -1,4 +1,4 @@
-"""At the context limit stock's tables end too early, and in some releases the server with them."""
+"""At the context limit stock's tables end too early; in some releases the server ends with them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sglang_perf_patches.proof.mla.page_table_bound import PATCH, at_the_limit, 
 from sglang_perf_patches.proof.mla.rig import furnished
 
 EAGER = not flash.HOST_LENGTHS
-"""Whether eager tables are as wide as the context; else they are as wide as is read."""
+"""Whether eager tables are as wide as the context; otherwise they are as wide as what is read."""
 
 
 def run() -> None:
-    """See stock read what is not there, and the exceptions left to it."""
+    """See stock read beyond its table, and see the exceptions left to it."""
     for mode in ("extend", "verify", "draft"):
         assert fails(mode, graph=True), f"stock's {mode} graph has what it reads"
     assert fails("extend", graph=False) == EAGER
@@ -46,7 +46,7 @@ def fails(mode: str, *, graph: bool) -> bool:
 
 
 def memory() -> None:
-    """The graphs' tables have stock's shape, and rows that go on."""
+    """The graphs' tables have stock's shape, and rows that continue in memory."""
     with furnished(flash.arguments(1), flash.module.__name__):
         runner = flash.runner_of(1)
         case = {"graph": True, "padding": 0}

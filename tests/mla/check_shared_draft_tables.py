@@ -1,4 +1,4 @@
-"""The steps of a FlashAttention draft hold one page table, built once, where it is worth it."""
+"""The steps of a FlashAttention draft share one page table, built once, where that pays."""
 
 from __future__ import annotations
 

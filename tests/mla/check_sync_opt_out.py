@@ -1,4 +1,4 @@
-"""When a step does without lengths on the host, and the masks that a hybrid backend then lends."""
+"""When a step needs no lengths on the host, and the masks that a hybrid backend then lends."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ DECISIONS: list[tuple[dict[str, Any], bool, bool]] = [
     ({"of": ("triton", "flashinfer", "triton")}, True, True),
     ({"of": ("triton", "triton", "flashinfer")}, True, True),
     ({"of": ("triton", None, "triton")}, True, PIECEWISE),
-    # Stock 0.5.13 misses what an unnamed draft-extend runs on, where piecewise graphs are off.
+    # Stock 0.5.13 misses what an unnamed draft-extend runs on where piecewise graphs are off.
     (
         {"of": ("triton", "triton", None, "flashinfer"), "disable_piecewise_cuda_graph": True},
         True,
@@ -133,7 +133,7 @@ UNSERVED = (
 
 
 def decisions() -> None:
-    """The rule, on stock and patched; and the situations that it leaves to stock."""
+    """The rule, on stock and patched; and the situations that the patch leaves to stock."""
     for case, _, stock in DECISIONS:
         assert decided(case) == stock, f"stock: {case}"
     with live(PATCH):

@@ -1,4 +1,4 @@
-"""The prefix of the Triton verify's mask is not filled, but where something reads it."""
+"""The prefix of the Triton verify's mask is not filled, except where something reads it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ONE_NODE: Case = {"draft": 1, "requests": [(30, ()), (9, ())], "trivial": True}
 
 
 def run() -> None:
-    """See the fill go; see that each exception is left to stock."""
+    """See the fill go, and see each exception left to stock."""
     kept, verify_mask_fill.WORTH = verify_mask_fill.WORTH, 0
     try:
         for trivial in (False, True) if HAS_TRIVIAL else (False,):
@@ -64,7 +64,7 @@ def run() -> None:
 
 
 def larger_than_captured() -> None:
-    """A batch of one-node trees that the buffer has no room for is left to stock."""
+    """A batch of one-node trees for which the buffer has no room is left to stock."""
     case = {**_CASE, **_ONE_NODE, "requests": [(CONTEXT - 1, ())] * REQUESTS}
     with furnished(server_args(speculative_num_draft_tokens=1), *MODULES):
         backend, _ = make(case)

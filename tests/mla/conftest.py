@@ -20,7 +20,7 @@ Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
 def checked() -> Checked:
     """``checked(release, patches)``: of one process, each patch's line and each check's error.
 
-    A line is under the patch's id, a check's traceback, or None, under the check's name.
+    A patch's line is under its id. A check's traceback, or None, is under the check's name.
     """
 
     @cache

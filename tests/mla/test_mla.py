@@ -1,8 +1,8 @@
-"""The mla patches on the released code: what the kernels read is the same to the bit.
+"""The mla patches on the released code: what the kernels read is the same bit by bit.
 
-That is the project's own proof, ``sglang_perf_patches.proof.mla``, with inputs from hypothesis.
-That work is gone, and what is left to stock, is checked by ``check_*.py``. Both run in a process of
-each release, which stands for a group with identical code.
+The project's own proof, ``sglang_perf_patches.proof.mla``, shows that, with inputs from hypothesis.
+``check_*.py`` check that the work is gone, and what is left to stock. Both run in a process of each
+release; a release stands for a group with identical code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prove and check patches on one release: ``python worker.py PATCH…``, its tree on PYTHONPATH.
 
-Prints the lines of the patches' cases, and one per check: its name, and the traceback where it
-failed, else null. Both in one process, whose imports take longer than most checks.
+Prints the lines of the patches' cases, and one line per check: its name, and its traceback if it
+failed, else null. One process does both, because its imports take longer than most checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 import prove
 from sglang_perf_patches.proof import mla
 
-os.environ["SGLANG_PERF_PATCHES"] = "none"  # nothing goes live but what a check makes live
+os.environ["SGLANG_PERF_PATCHES"] = "none"  # nothing goes live except what a check makes live
 mla.prepare()
 
 

@@ -26,7 +26,7 @@ def patched_modules() -> list[str]:
 
 
 def describe(modules: Sequence[ModuleType]) -> dict[str, str]:
-    """Each attribute in words that are the same in another process, a function by its code."""
+    """Each attribute in words that are the same in every process, a function by its code."""
     return {name: _words(value) for name, value in _attributes(modules)}
 
 
@@ -42,7 +42,7 @@ def held(modules: Sequence[ModuleType]) -> dict[str, tuple[object, ...]]:
 
 
 class _Same:
-    """Equal to what holds the identical object, which it keeps alive."""
+    """Equal to what holds the identical object; this keeps it alive."""
 
     def __init__(self, value: object) -> None:
         self.value = value

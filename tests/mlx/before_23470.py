@@ -1,4 +1,4 @@
-"""sgl-project/sglang#23470 undone on released code that has it."""
+"""Undoes sgl-project/sglang#23470 on released code that has it."""
 
 from __future__ import annotations
 

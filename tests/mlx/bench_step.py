@@ -2,9 +2,9 @@
 
     python3 tests/mlx/bench_step.py mlx.step-mask --release 0.5.23
 
-runs in the environment that the tests use (made at the first use) and prints one line of JSON for
-each batch: the nodes of a step's graph, and the ratio stock : patched with its quartiles. Every
-second pair of steps is taken in the other order. What was measured: `bench_step.md`.
+runs in the environment that the tests use, which the first use makes. It prints one line of JSON
+for each batch: the nodes of a step's graph, and the ratio stock : patched with its quartiles. Every
+second pair of steps is taken in the other order. `bench_step.md` says what was measured.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[s
 
 
 def _views(patch: str) -> dict[str, Any]:
-    """The wrapper's module, and what it takes for ``mlx.core`` as stock and as patched."""
+    """The wrapper's module, and what it uses as ``mlx.core``, stock and patched."""
     from importlib import import_module
 
     import sglang_perf_patches

@@ -21,8 +21,8 @@ Found = Callable[..., Any]
 def found() -> Found:
     """``found(release, part)``: what `worker.py` printed for that part, run once.
 
-    Releases without an environment of their own are there as files alone, which serves parts that
-    ask for no more than the runner.
+    Releases without an environment of their own are there as files alone. That is enough for parts
+    which need no more than the runner.
     """
 
     @cache

@@ -2,11 +2,13 @@
 
     python3 tests/mlx/memory.py --release 0.5.23 --release 0.5.11
 
-runs in the environments that the tests use (made at the first use): the small model of `bench mlx`
-(8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory, as after
-any prefix hit. One line of JSON for each release, selection and load. What is held is the most that
-was in use after any prefill or chunk; the peak has what is in use within one, too, as MLX's
-attention on a CPU, which makes all scores. What was measured: `memory.md`.
+runs in the environments that the tests use, which the first use makes. It runs the small model of
+`bench mlx` (8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory,
+as after any prefix hit. It prints one line of JSON for each release, selection and load.
+
+What is held is the most that was in use after any prefill or chunk. The peak also has what is in
+use within one, as MLX's attention on a CPU has, which makes all scores. `memory.md` says what was
+measured.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def _measure(selection: str, radix: bool, only: str) -> None:
 
 
 class _Held:
-    """Notes what is in use after each prefill and chunk, in bytes, and the most of it."""
+    """Note what is in use after each prefill and chunk, in bytes, and the most of it."""
 
     def __init__(self, player: Any, before: int) -> None:
         self.most = 0
@@ -158,7 +160,7 @@ def _eight(player: Any) -> dict[str, Any]:
 
 
 def _decode(player: Any, names: list[str]) -> list[tuple[float, float]]:
-    """Milliseconds of each step: of wall time, and of the process, MLX's threads included."""
+    """Milliseconds of each step: wall time, and time of the process, including MLX's threads."""
     import mlx.core as mx
 
     times = []

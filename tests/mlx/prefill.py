@@ -1,11 +1,12 @@
-"""The time of one prompt's prefill at Qwen3-0.6B's shape on a CPU, stock and patched by turns.
+"""The time of one prompt's prefill at Qwen3-0.6B's shape on a CPU, stock and patched in turn.
 
     python3 tests/mlx/prefill.py --release 0.5.23
 
-One of the model's 28 layers and a 28th of its vocabulary, so that body, attention and head have the
-whole model's proportions: its MLX on a CPU multiplies at about one GFLOP/s, and all of it would
-take half an hour for a prompt. One line of JSON for each pair, then one with quartiles of the
-ratios, in CPU time of the process and in wall time. What was measured: `prefill.md`.
+The model has one of its 28 layers and a 28th of its vocabulary, so that body, attention and head
+keep the whole model's proportions. On a CPU its MLX multiplies at about one GFLOP/s, so all of it
+would take half an hour for a prompt. The script prints one line of JSON for each pair, then one
+with quartiles of the ratios, in CPU time of the process and in wall time. `prefill.md` says what
+was measured.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What drawing a token costs in stock's MLX backend, beside the most likely one; prints JSON lines.
+"""What drawing a token costs in stock's MLX backend, and taking the likeliest; prints JSON lines.
 
     python3 tests/mlx/sampling_cost.py
 
 in an environment with sglang 0.5.19 or later and mlx (the tests' own will do), or on a machine with
-a GPU. With a vocabulary of 151,936, for each batch and each kind of request: milliseconds of
-stock's ``sample_tokens``, of the sort in it by itself, of ``argpartition`` in its place, and of the
-arrays by which a grammar or a logit bias reaches MLX through PyTorch and NumPy. What was measured:
-`sampling_cost.md`.
+a GPU. The vocabulary has 151,936 tokens. For each batch and each kind of request it gives
+milliseconds of stock's ``sample_tokens``, of the sort in it by itself, and of ``argpartition`` in
+its place. It also times the arrays by which a grammar or a logit bias reaches MLX through PyTorch
+and NumPy. `sampling_cost.md` says what was measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``mlx.cache-growth`` on 0.5.11: stock raises where a buffer ends, patched it goes on."""
+"""``mlx.cache-growth`` on 0.5.11: where a buffer ends stock raises, and patched it continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_stock_raises_when_a_batched_decode_crosses_4096_tokens(found: Found) ->
 
 @pytest.mark.whole_matrix
 def test_patched_it_gives_the_logits_of_a_release_that_grows(found: Found) -> None:
-    """0.5.15 is the first release that grows, by code that 0.5.17 has unchanged."""
+    """0.5.15 is the first release that grows, with code that 0.5.17 keeps."""
     digests = []
     for release in ("0.5.15", "0.5.17"):
         tree = source.Tree(source.find(downloads.tree(release)))
@@ -50,7 +50,7 @@ def test_many_requests_that_grow_give_what_wide_buffers_give(found: Found) -> No
 def test_equal_lengths_are_wrong_without_an_error_in_stock_and_right_when_patched(
     found: Found,
 ) -> None:
-    """Stock's layers then all miss the newest token alike, and nothing is left to raise."""
+    """All of stock's layers then miss the newest token alike, and nothing is left to raise."""
     equal = found("0.5.11", "small_buffers")["equal lengths"]
     assert equal["stock"]["played"] != equal["wide"]["played"]
     assert equal["patched"]["played"] == equal["wide"]["played"]

@@ -14,7 +14,7 @@ Shown = Callable[..., tuple[str, ...]]
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """The patches to prove on a release; one release of each group that no patch can tell apart."""
+    """The patches to prove on a release, which stands for a group that no patch can tell apart."""
     mlx = sets.declared("mlx")
     seen: dict[tuple[str, ...], list[str]] = {}
     for patch in mlx.patches:

@@ -1,7 +1,7 @@
 """``mlx.decode-context`` on 0.5.11 with sgl-project/sglang#23470 undone.
 
-The counts below were found to be those of the code before #23470, on the source build that the
-patch's fingerprints come from.
+The counts below are those of the code before #23470, found on the source build from which the
+patch's fingerprints come.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``mlx.kv-arena`` beyond its case: that the case can fail, memory, growth, what stays stock."""
+"""``mlx.kv-arena`` beyond its case: the case can fail, memory, growth, what stays stock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
     assert patched["peak"] <= stock["peak"]
     assert patched["steady"] < stock["steady"] / 4
     assert patched["fewer"] < patched["steady"]
-    # The one zero of each buffer that the next request is to use: 6 requests, 4 layers, float32.
+    # The one zero of each buffer, which the next request will use: 6 requests, 4 layers, float32.
     assert patched["gone"] <= 6 * 4 * 2 * 4
     assert patched["counts"] == {"steps": 199, "stock steps": 1, "builds": 1} | {
         name: patched["counts"][name] for name in ("layers", "growths")
@@ -49,7 +49,7 @@ def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
 
 @EACH
 def test_a_step_writes_into_the_buffers_and_copies_none(found: Found, release: str) -> None:
-    """MLX copies an array that it is to update where something else still holds it."""
+    """MLX copies an array that it is to update if something else still holds it."""
     patched = found(release, "arena_memory")["mlx.kv-arena"]
     buffer = patched["steady"] / (4 * 2)
     assert patched["in steps"] < buffer / 2
@@ -79,24 +79,24 @@ def test_a_steady_batch_is_neither_padded_nor_concatenated(found: Found, release
         assert many == few
         assert many["zeros"] == 0
         assert many["all"] < nodes[f"none {kind} 2"]["all"] < nodes[f"none {kind} 6"]["all"]
-        # Two a layer are left: of stock, K's and V's.
+        # Two are left a layer: those of stock, for K and V.
         stock = nodes[f"none {kind} 6"]["concatenations"]
         assert stock - many["concatenations"] >= 2 * 4
 
 
 @EACH
 def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: str) -> None:
-    """Padded to the longest they would take more than the buffers that stock has for them."""
+    """Padded to the longest, they would take more than the buffers that stock has for them."""
     far = found(release, "far_apart")
     assert far["mlx.kv-arena"]["played"] == far["none"]["played"]
-    # The first step of the two that are left is stock's too.
+    # Of the two steps that are left, the first is stock's too.
     assert far["mlx.kv-arena"]["counts"]["stock steps"] == 3 + 1
     assert far["mlx.kv-arena"]["counts"]["steps"] == 3 - 1
 
 
 @EACH
 def test_a_batch_that_changes_at_every_step_is_stocks(found: Found, release: str) -> None:
-    """After one build, for a batch that came again and again; of two requests none is left."""
+    """After one build if the batch came again and again; of two requests none is left."""
     changing = found(release, "changing")
     assert changing["2"]["changing"] == {"stock steps": 6}
     assert changing["4"]["changing"] == {
@@ -109,7 +109,7 @@ def test_a_batch_that_changes_at_every_step_is_stocks(found: Found, release: str
 def test_a_batch_that_settles_loses_no_further_step(
     found: Found, release: str, requests: str
 ) -> None:
-    """What it lost is the last of the changing ones."""
+    """It lost only the last of the changing steps."""
     settled = found(release, "changing")[requests]["settled"]
     assert settled == {"builds": 1, "steps": 4, "layers": 4 * 4}
 
@@ -127,7 +127,7 @@ def test_a_lasting_batch_that_changes_once_is_rebuilt_at_once(found: Found, rele
 def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> None:
     """MLX would copy it for each of them."""
     of = found(release, "apart")
-    # MLX frees small arrays when its own thread comes to it: peaks differ by some 0.3 %.
+    # MLX frees small arrays when its own thread gets to it: peaks differ by some 0.3 %.
     assert of["patched"]["taken"] <= 1.02 * of["stock"]["taken"]
     assert of["patched"]["held"] < of["stock"]["held"] / 4
     assert of["together"]["taken"] > 1.2 * of["patched"]["taken"]

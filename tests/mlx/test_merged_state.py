@@ -1,4 +1,4 @@
-"""``mlx.merged-state`` beyond its case: that nothing is merged or split in a steady batch."""
+"""``mlx.merged-state`` beyond its case: a steady batch merges and splits nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_steady_batch_is_neither_merged_nor_split(found: Found, release: str) 
     nodes = found(release, "state_nodes")
     few, many = nodes["mlx.merged-state 2"], nodes["mlx.merged-state 6"]
     stock = nodes["none 6"]
-    # Two recurrent layers with two arrays each are concatenated in stock.
+    # Stock concatenates two recurrent layers with two arrays each.
     assert stock["concatenations"] - many["concatenations"] == 2 * 2
     assert nodes["none 2"]["concatenations"] - few["concatenations"] == 2 * 2
     assert many["all"] < stock["all"]

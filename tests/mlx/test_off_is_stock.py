@@ -42,7 +42,7 @@ def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) 
 
 
 def test_on_the_attributes_differ(found: Found) -> None:
-    """Else the two tests above could not fail."""
+    """Otherwise the two tests above could not fail."""
     install_checkout(sglang_environment("0.5.11"))
     on = found("0.5.11", "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="mlx")
     off = found("0.5.11", "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")

@@ -54,7 +54,7 @@ def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_nee
     for rows in (1, 2, 280):
         assert of[f"{rows} mlx.last-row"]["played"] == of[f"{rows} none"]["played"]
     one, two, never = (of[f"{rows} mlx.last-row"] for rows in (1, 2, 280))
-    # Prompts of 300 and 310 tokens are of one size; the first of a size is computed both ways.
+    # Prompts of 300 and 310 tokens have one size; the first of a size is computed both ways.
     assert one["counts"] == two["counts"] == {"whole": 2, "cut": 1, "checks": 2}
     assert one["state"]["state"] == two["state"]["state"] == "live"
     assert never["state"]["state"] == "gated"

@@ -1,4 +1,4 @@
-"""``mlx.step-mask`` on the released code: the same logits, and what layers share made once."""
+"""``mlx.step-mask`` on the released code: equal logits, and shared things are made once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_forward_pass_gives_the_same_logits(found: Found, release: str, mo
     assert of_model["again"]["played"] == stock
     assert of_model["state"]["state"] == "live"
     assert of_model["state"]["ran"]
-    # Else equal hashes would say nothing.
+    # Otherwise equal hashes would say nothing.
     assert len({digest for played in stock for digest in played["logits"]}) > 50
 
 
@@ -50,7 +50,7 @@ def test_padding_is_made_once_a_step(found: Found, release: str, model: str) -> 
 
 @EACH
 def test_the_mask_is_made_once_a_step(found: Found, release: str, model: str) -> None:
-    """Stock keeps it itself from 0.5.18 on, as a boolean one that takes no selection."""
+    """Stock keeps it itself from 0.5.18 on, as a boolean mask that allows no selection."""
     of_model = found(release, "equivalence")[model]
     stock, patched = of_model["stock"]["counted"], of_model["patched"]["counted"]
     if release == "0.5.23":

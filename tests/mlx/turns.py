@@ -2,11 +2,11 @@
 
     python3 tests/mlx/turns.py [--release 0.5.23] [--tokens 500] [--turns 8]
 
-runs in the environment that the tests use (made at the first use): the proof's small models, one
-with full attention and one with a sliding window of 128 tokens, the radix cache on, greedy. A
-prompt is all that was said before and so many new tokens; the reply has 8. Stock and patched take
-the same conversation in turns. One line of JSON for each model: milliseconds by turn. What was
-measured: `turns.md`.
+runs in the environment that the tests use, which the first use makes. It runs the proof's small
+models, one with full attention and one with a sliding window of 128 tokens, with the radix cache
+on, greedily. A prompt is all that was said before and the given number of new tokens; the reply has
+8. Stock and patched take the same conversation in turn. It prints one line of JSON for each model:
+milliseconds by turn. `turns.md` says what was measured.
 """
 
 from __future__ import annotations

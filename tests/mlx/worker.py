@@ -51,7 +51,7 @@ def equivalence() -> dict[str, Any]:
 
 
 def crossing_4096() -> dict[str, Any]:
-    """A batched decode that crosses the end of stock's buffer, and patched where stock fails."""
+    """A batched decode across the end of stock's buffer; patched continues where stock fails."""
     from sglang_perf_patches.proof.mlx import models
 
     schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
@@ -167,7 +167,7 @@ def off() -> dict[str, Any]:
 
 
 def broken_arena() -> dict[str, Any]:
-    """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place each time."""
+    """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
     from sglang_perf_patches.proof.mlx import comparisons
     from sglang_perf_patches.sets.mlx import arena, arena_choice, arena_moves, kv_arena
 
@@ -248,7 +248,7 @@ def broken_merged_cache() -> dict[str, Any]:
 
 
 def older_mlx_lm() -> dict[str, Any]:
-    """What the case of ``mlx.merged-cache`` says where mlx-lm's batch cache is as it was before.
+    """What the case of ``mlx.merged-cache`` says where mlx-lm's batch cache is its former self.
 
     Up to 0.30.2 it had no ``size()``, and up to 0.31.1 that of its base class, which says 0.
     """
@@ -267,7 +267,7 @@ def older_mlx_lm() -> dict[str, Any]:
 
 
 def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
-    """What a case says with one attribute changed: equal, different, or what it raised."""
+    """What a case says with one attribute changed: equal, different, or the error it raised."""
     from sglang_perf_patches.proof import Different
 
     def few(draw: Any, count: int | None = None) -> Any:
@@ -283,7 +283,7 @@ def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
 
 
 def arena_memory() -> dict[str, Any]:
-    """What buffers there are over the life of a batch, in bytes, stock and patched."""
+    """Which buffers there are over the life of a batch, in bytes, stock and patched."""
     import gc
 
     import mlx.core as mx
@@ -341,12 +341,12 @@ def arena_memory() -> dict[str, Any]:
 
 
 def _rooms(length: int) -> tuple[int, int, int]:
-    """What stock might have room for: just enough, its first buffers, and no bound."""
+    """How much room stock might have: just enough, its first buffers, and no bound."""
     return length, max(length, 4096), 1 << 30
 
 
 def _growths(capacity_for: Any) -> dict[str, int]:
-    """Copies of a buffer that grows token by token to 20000 tokens, and how much it is larger."""
+    """Copies of a buffer that grows token by token to 20000 tokens, and how much larger it is."""
     capacity, copies, spare = 0, 0, 0
     for length in range(1, 20_001):
         if length > capacity:
@@ -358,7 +358,7 @@ def _growths(capacity_for: Any) -> dict[str, int]:
 def changing() -> dict[str, Any]:
     """The counts of a batch that changes at every step, by how many requests it has.
 
-    Then it settles, and of a settled one those of a change and of the next steps.
+    Then the batch settles, and the counts are of a settled batch's change and of its next steps.
     """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
@@ -391,7 +391,7 @@ def changing() -> dict[str, Any]:
 
 
 def apart() -> dict[str, Any]:
-    """Bytes that a step of a batch takes which changes at every step, and of its buffers.
+    """Bytes that a step takes in a batch which changes at every step, and those of its buffers.
 
     Stock, patched, and without setting rows apart.
     """
@@ -498,7 +498,7 @@ def state_nodes() -> dict[str, Any]:
 
 
 def broken_trial() -> dict[str, Any]:
-    """A device that counts as unproven, and where arenas give other values: what comes of it."""
+    """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
     from sglang_perf_patches.sets.mlx import kv_arena
@@ -578,7 +578,7 @@ def broken_prefill() -> dict[str, Any]:
 
 
 def few_rows() -> dict[str, Any]:
-    """A device that counts as unproven, and heads that give other bits for fewer positions."""
+    """A device that counts as unproven, where heads give other bits for fewer positions."""
     import mlx.core as mx
 
     import sglang_perf_patches
@@ -586,7 +586,7 @@ def few_rows() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx import last_row
 
     class Head:
-        """As a GPU's products: of fewer than so many rows by another kernel."""
+        """As a GPU's products: those of fewer than so many rows come from another kernel."""
 
         def __init__(self, head: Any, rows: int) -> None:
             self._head, self._rows = head, rows
@@ -624,7 +624,7 @@ def few_rows() -> dict[str, Any]:
 def other_blas() -> dict[str, Any]:
     """A CPU whose products of one row have other bits, as with OpenBLAS, in each dtype.
 
-    Only the products of the look at it and of the head: the model's are not by its name.
+    Only the products of its probe and of the head: the model does not call them by its name.
     """
     import mlx.core as mx
 
@@ -749,7 +749,7 @@ def turn_of_stock() -> dict[str, Any]:
 
 
 def installed_release() -> str:
-    """The release that is here; where that is its files alone, its runner is made importable."""
+    """The release that is here; if it is only its files, its runner is made importable."""
     try:
         return metadata.version("sglang")
     except metadata.PackageNotFoundError:
@@ -776,7 +776,7 @@ def kinds(release: str) -> list[tuple[str, str]]:
 
 
 def outcome(made: Any) -> dict[str, Any]:
-    """What the schedules give and how many nodes the graph of a step has, or what was raised."""
+    """What the schedules give and how many nodes a step's graph has, or the error raised."""
     from sglang_perf_patches.proof.mlx import playing
 
     player = playing.Player(made)
@@ -851,7 +851,7 @@ def never_shared(step_arrays: Any) -> Iterator[None]:
 
 @contextmanager
 def kept_too_long(step_arrays: Any, *, by_shape: bool) -> Iterator[None]:
-    """The patch broken: a step is given the mask and the padding of an earlier one."""
+    """The patch broken: a step gets the mask and the padding of an earlier one."""
 
     class ByFunction(dict[Any, Any]):
         def __contains__(self, key: Any) -> bool:
@@ -870,7 +870,7 @@ def kept_too_long(step_arrays: Any, *, by_shape: bool) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another attribute for a while."""
+    """Replace an attribute for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -880,7 +880,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def judge_as_before_23470() -> None:
-    """Let the patches for code before #23470 take 0.5.11, where it was undone in memory, for it."""
+    """Let the patches for code before #23470 take 0.5.11 for it, where it was undone in memory."""
     from sglang_perf_patches import sets
     from sglang_perf_patches.judge import source
 
@@ -891,7 +891,7 @@ def judge_as_before_23470() -> None:
     for patch in mlx.patches:
         if patch.id in {"mlx.decode-context", "mlx.step-mask"}:
             (variant,) = (v for v in patch.variants if any("git-" in name for name in v.releases))
-            # The class that `undo` changed would rightly be a conflict.
+            # The class that `undo` changed would rightly count as a conflict.
             depends = [name for name in variant.depends if "BatchedDecodeContext" not in name]
             variant = replace(variant, releases=("0.5.11",), depends=tuple(depends))
             patch = replace(patch, markers=(), variants=(variant,))

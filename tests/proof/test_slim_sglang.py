@@ -134,7 +134,7 @@ BREAKS = {
         "batch._evict_swa(req, req.seqlen + 64)",
     ),
 }
-"""Patch → a file of its set, and a line of it that is broken on purpose."""
+"""Patch → a file of its set, and a line in it that is broken on purpose."""
 
 
 @pytest.mark.parametrize("patch", BREAKS)
@@ -152,7 +152,7 @@ QUICK = (
 
 
 def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
-    """What the command finds with the package of a folder: its exit code, and each outcome."""
+    """What the command finds with a folder's package: its exit code, and each outcome."""
     environment = sglang_environment("0.5.23")
     install_checkout(environment)
     done = subprocess.run(

@@ -1,8 +1,8 @@
 """Switch every exact patch on, then import as a server does: ``python server_order.py FIRST …``.
 
-The release is on PYTHONPATH. After the modules that are given, each module that a waiting patch
-names is imported too. Prints two JSON lines: patch → its state and the reason; and module → why
-it can't be imported here, of those that a waiting patch names.
+The release is on PYTHONPATH. After the given modules, the script also imports each module that a
+waiting patch names. It prints two JSON lines: patch → its state and the reason; and module → why it
+can't be imported here, for those that a waiting patch names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Patches go live whole in the order in which a server imports the modules of each release.
+"""Patches go live whole in the order in which each release's server imports its modules.
 
 sglang's modules import each other in circles, so a patch may become ready while a module that it
-relies on is half executed.
+relies on is only half executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKER = "sglang.srt.speculative.eagle_worker_v2"
 @pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_every_patch_that_applies_goes_live(release: str) -> None:
-    # The scheduler imports the worker by itself, late, and some modules of a set never.
+    # The scheduler imports the worker separately, late, and never imports some modules of a set.
     first = (WORKER, SCHEDULER) if releases.KNOWN.index(release) % 2 else (SCHEDULER, WORKER)
     states, imports = released.answers(released.tree(release), SCRIPT, *first)
     not_live = {

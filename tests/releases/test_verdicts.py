@@ -60,7 +60,7 @@ def test_built_in_since_is_the_first_release_that_has_it() -> None:
 
 
 def test_every_known_variant_is_used() -> None:
-    """A release that a variant names is one on which that very variant applies."""
+    """A release that a variant names is one on which exactly that variant applies."""
     for release in releases.KNOWN:
         for verdict in judge_each(sets.load(), source.at(downloads.tree(release))):
             for variant in verdict.patch.variants:

@@ -1,7 +1,7 @@
 """``bench server`` with the real stock server over MLX on this CPU.
 
-Six boots in the turns, and one for each phase that a Ctrl-C falls into: about eight minutes on two
-free cores. Times are not asserted: that tests run beside it is enough to change them.
+There are six boots in the turns, and one for each phase that a Ctrl-C falls into: about eight
+minutes on two free cores. No test asserts times, because other tests running beside it change them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def start(
 def using(folder: Path) -> list[int]:
     """The processes that hold a file below a folder open, or were told of it.
 
-    That is all that `start` started: its temporary folder is there, with sockets and logs.
+    They are all that `start` started: its temporary folder is there, with sockets and logs.
     """
     found = []
     for process in Path("/proc").glob("[0-9]*"):

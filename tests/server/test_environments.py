@@ -1,4 +1,4 @@
-"""Environments are made once, by one process, and a half-made one is made anew."""
+"""Environments are made once, by one process, and a half-made one is rebuilt."""
 
 from __future__ import annotations
 

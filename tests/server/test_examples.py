@@ -1,6 +1,6 @@
-"""The shell examples: their commands work on the release that they are for, up to the server's own.
+"""The shell examples: their commands work on their release, up to the server's own work.
 
-A server needs a model and mostly a GPU, so each is asked for its help: that goes through the
+A server needs a model and mostly a GPU, so each is asked for its help. That goes through the
 patches, `run`, and sglang's parsing of the arguments that the example gives.
 """
 

@@ -1,6 +1,6 @@
-"""Every process of a real stock server says what is live in it, and to which server it belongs.
+"""Each process of a real stock server says what is live in it and to which server it belongs.
 
-Where a release loads no plugins, or not in every process, ``run`` reaches what is left. Four
+Where a release loads no plugins, or not in every process, ``run`` reaches the rest. There are four
 servers of three releases, three of them in the default tier.
 """
 
@@ -60,7 +60,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def two_servers(folder: Path) -> tuple[Seen, Seen]:
-    """0.5.10.post1, which loads no plugins, under `run`, and 0.5.11 by itself: at the same time."""
+    """0.5.10.post1, which loads no plugins, under `run`, and 0.5.11 by itself, at the same time."""
     with (
         server(folder, "0.5.10.post1", run=True) as old,
         server(folder, "0.5.11", "--enable-metrics") as new,
@@ -135,7 +135,7 @@ def test_two_servers_at_once_are_told_apart(two_servers: tuple[Seen, Seen]) -> N
         assert {process["server"] for process in seen.status.values()} == {seen.group}
         pids = {process["pid"] for process in seen.status.values()}
         assert pids.isdisjoint(process["pid"] for process in other.status.values())
-    # Both were asked while both ran, the old one first.
+    # Both were asked while both ran, the older one first.
     for pid, count in ((old.group, 3), (new.group, 2)):
         assert re.search(rf"^server {pid}: live .*\({count} processes\)  sglang ", new.text, re.M)
 
@@ -165,7 +165,7 @@ def test_a_server_logs_one_line_when_it_is_ready(two_servers: tuple[Seen, Seen])
 
 
 def test_many_tokenizer_workers_log_one_line_at_most(many: tuple[str, Seen]) -> None:
-    assert len(many[1].log) <= 1  # the launcher has no word of when they are ready
+    assert len(many[1].log) <= 1  # the launcher gets no word when they are ready
 
 
 def test_the_servers_own_metrics_have_its_scheduler(two_servers: tuple[Seen, Seen]) -> None:
@@ -218,9 +218,9 @@ def server(folder: Path, release: str, *arguments: str, run: bool = False) -> It
     install_checkout(environment)
     if "--enable-metrics" in arguments:
         _install_exporter(environment, folder / "exporter")
-    # Stock sglang asks for the cores of each rank where there are more ranks than memory nodes. A
-    # tokenizer worker that is silent for a while it starts anew, and on a busy machine each one is
-    # while it imports.
+    # Stock sglang asks for the cores of each rank where there are more ranks than memory nodes. It
+    # restarts a tokenizer worker that is silent for a while, and on a busy machine each one is
+    # silent while it imports.
     cores = sorted(os.sched_getaffinity(0)) * 2
     settings = {
         "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[1]}",
@@ -286,7 +286,7 @@ def _log(running: Server) -> list[str]:
 
 
 def _titles(running: Server, without: Sequence[int]) -> list[str]:
-    """The first words of the commands of the server's processes but some."""
+    """The first words of the commands of the server's processes except some."""
     found = []
     for pid in sorted(set(members(running.group)) - set(without)):
         with suppress(FileNotFoundError):  # it ended meanwhile

@@ -1,6 +1,6 @@
-"""Beside another plugin in a real stock server: its wrappers work, and what it replaces is its own.
+"""Beside another plugin in a real stock server: its wrappers work, what it replaces stays its own.
 
-Three servers of the newest release, two of them in the default tier.
+There are three servers of the newest release, two of them in the default tier.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A plugin of somebody else, for the tests: what its author might do beside ours.
+"""Somebody else's plugin, for the tests: what its author might do beside ours.
 
-``THEIR_PLUGIN`` says what: ``replaces`` a method that runs while the server answers, and wraps one
-that does not; or ``wraps`` one that runs, and replaces methods and classes that do not. It acts in
-the scheduler only, and each call of the one that runs adds a byte to the file ``THEIR_CALLS``.
+``THEIR_PLUGIN`` says what. With ``replaces`` it replaces a method that runs while the server
+answers, and wraps one that does not. With ``wraps`` it wraps one that runs, and replaces methods
+and classes that do not. It acts in the scheduler only. Each call of the method that runs adds a
+byte to the file ``THEIR_CALLS``.
 """
 
 import importlib
@@ -31,10 +32,10 @@ def wraps():
     flashinfer, trtllm_mla, mamba2 = map(importlib.import_module, (FLASHINFER, TRTLLM_MLA, MAMBA2))
 
     class Backend(flashinfer.FlashInferMultiStepDraftBackend):
-        """In the place of stock's class, through the registry."""
+        """Replaces stock's class, through the registry."""
 
     class Drafts(trtllm_mla.TRTLLMMLAMultiStepDraftBackend):
-        """In the place of stock's class, by assignment."""
+        """Replaces stock's class, by assignment."""
 
     def around(original, *args, **kwargs):
         counted()

@@ -1,7 +1,7 @@
 """Run the project's own cases on one release: ``python prove.py PATCH …``, its tree on PYTHONPATH.
 
-As ``python -m sglang_perf_patches.proof.worker`` does for an operator, with inputs from hypothesis
-instead of a few seeds.
+It does what ``python -m sglang_perf_patches.proof.worker`` does for an operator, but with inputs
+from hypothesis instead of a few seeds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sglang_perf_patches.proof import worker
 T = TypeVar("T")
 
 FULL_DEPTH = 4
-"""Inputs that a case draws beside its own edges, on each of some 16 releases."""
+"""Inputs that a case draws beyond its own edges, on each of some 16 releases."""
 
 DEPTH = int(os.environ.get("PERF_PATCHES_TESTS_DEPTH", FULL_DEPTH))
 """How many of them this run draws (see `tiers.DEPTH`)."""
 
 
 def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
-    """Inputs whose every random choice is hypothesis's."""
+    """Inputs whose every random choice comes from hypothesis."""
     found: list[T] = []
 
     @settings(

@@ -1,4 +1,4 @@
-"""Running a script of the tests beside a released sglang, in a process of its own on this CPU."""
+"""Runs a script of the tests beside a released sglang, in a process of its own on this CPU."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def run(
 
 
 def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any]:
-    """The JSON objects that a script prints, one a line; as `run` otherwise."""
+    """The JSON objects that a script prints, one a line; otherwise like `run`."""
     lines = run(place, script, *words, **options).splitlines()
     return [json.loads(line) for line in lines if line.startswith('{"')]

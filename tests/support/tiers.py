@@ -51,7 +51,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether a run plays all that it collects, at full depth."""
+    """Whether a run plays all the tests it collects, at full depth."""
     return bool(config.getoption("--all")) or _names_a_release(config)
 
 
@@ -77,7 +77,7 @@ def shown_there(
 
 
 def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
-    """Each body of ours of these patches, with the releases that it is declared for."""
+    """Each body of ours in these patches, with the releases that it is declared for."""
     found: dict[tuple[str, str], set[str]] = {}
     for patch in patches:
         for variant in patch.variants:
@@ -86,9 +86,9 @@ def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
 
 
 def covering(bodies: Iterable[set[str]], matrix: Iterable[str]) -> set[str]:
-    """As few releases of a matrix as show every body that any of it shows.
+    """As few releases of a matrix as show every body that any of them shows.
 
-    The oldest and the newest are among them; of two that show as much, the newer one.
+    The oldest and the newest are among them. Of two that show as much, the newer one is.
     """
     by_age = sorted(set(matrix), key=releases.KNOWN.index)
     if not by_age:
@@ -114,7 +114,7 @@ def release_of(item: pytest.Item) -> str | None:
 
 
 def group_of(item: pytest.Item) -> str:
-    """What is to run in one process: tests of a file on one release share what they compute."""
+    """What runs in one process: tests of a file on one release share what they compute."""
     return f"{item.path.parent.name}/{item.path.stem}/{release_of(item) or ''}"
 
 

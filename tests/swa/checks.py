@@ -45,7 +45,7 @@ def refuses_what_would_block_for_ever() -> None:
     assert "3100" in worker.rejected[first.rid]
     assert second.rid not in worker.rejected
     assert worker.counts.finished == 1
-    # With others running it waits, as in stock.
+    # With others running it waits, as on stock.
     worker.submit(100, 300)
     worker.step()
     third = worker.submit(100, 3000)
@@ -54,7 +54,7 @@ def refuses_what_would_block_for_ever() -> None:
 
 
 def resumes_what_fits_in_pages() -> None:
-    """Two retracted requests whose tokens fit together and whose pages don't: one is resumed."""
+    """Two retracted requests whose tokens fit together but whose pages don't: one is resumed."""
     shape = Shape(
         window=1,
         page_size=64,
@@ -202,7 +202,7 @@ def freed_pages_are_unmapped(page_size: int = 16) -> None:
 
 
 def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
-    """A CPU copy of a request with evicted tokens has rows for the others alone, and loads them."""
+    """A CPU copy of a request with evicted tokens has rows only for the others, and loads them."""
     shape = Shape(window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024)
     worker = DecodeWorker(shape)
     witness = Witness(worker)
@@ -255,7 +255,7 @@ def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
 
 
 def goes_on_after_a_retraction(page_size: int) -> None:
-    """Two requests that fit one by one, and not together to their ends: both end, none refused."""
+    """Two requests that fit one by one, but not together to their ends: both end, none refused."""
     shape = Shape(
         window=200, page_size=page_size, swa_tokens=256, full_tokens=4096, context=1024, reserved=0
     )
@@ -296,7 +296,7 @@ def the_host_backs_the_window_up(page_size: int) -> None:
 
 
 def evicts_only_where_it_would_retract() -> None:
-    """Where the step fits, nothing is evicted by the check, and a fresh request is left alone."""
+    """Where the step fits, the check evicts nothing, and a fresh request is left alone."""
     shape = Shape(
         window=16, page_size=4, swa_tokens=512, full_tokens=4096, context=1024, reserved=0
     )

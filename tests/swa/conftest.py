@@ -20,7 +20,7 @@ Jobs = Callable[..., list[dict[str, Any]]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--swa-episodes N``: random episodes on each release; else 30, in the default tier 8."""
+    """``--swa-episodes N``: random episodes on each release; else 30, or 8 in the default tier."""
     parser.addoption("--swa-episodes", type=int)
 
 

@@ -84,8 +84,8 @@ class Episode(RuleBasedStateMachine):
 def play(episodes: int, shrink: bool = True, seed: int | None = None) -> dict[str, int]:
     """Play random episodes, the same ones for the same seed, and count what happened in them.
 
-    Raises what broke, with the shortest sequence of steps to it. Without a seed up to 100 episodes
-    are always the same ones, and more are others each time.
+    Raises what broke, with the shortest sequence of steps to it. Without a seed, up to 100 episodes
+    are always the same ones, and further ones differ each time.
     """
     machine = Episode if seed is None else seeded(seed)(type("Episode", (Episode,), {}))
     Episode.played.clear()

@@ -1,9 +1,10 @@
 """Run checks on one release: ``python on_release.py``, the release on PYTHONPATH.
 
-Jobs come as JSON on stdin, each ``[name, {arguments}]``: a function of `checks`, ``play`` with so
-many ``episodes``, ``select`` with the ``text`` of a selection to activate from here on, ``states``
-of the patches, ``prove`` for the cases of ``verify``, or ``broken`` for another job while functions
-of the patches are out of work. Prints one JSON line a job: its ``value``, or ``error``.
+Jobs come as JSON on stdin, each ``[name, {arguments}]``. A job is a function of `checks`, or
+``play`` with so many ``episodes``, or ``select`` with the ``text`` of a selection to activate from
+here on. It may also be ``states`` of the patches, ``prove`` for the cases of ``verify``, or
+``broken`` for another job while functions of the patches are disabled. Prints one JSON line a job:
+its ``value``, or ``error``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sglang_perf_patches.proof import worker  # noqa: E402
 
 
 def main() -> int:
-    """Do the jobs; the result of each is its line."""
+    """Do the jobs; print one line for the result of each."""
     warnings.filterwarnings("ignore")
     for name in ("sglang", "sglang_perf_patches"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -48,7 +48,7 @@ def the_cap_is_stocks(page_size: int = 1) -> int:
 
 
 def left_to_stock(page_size: int = 1) -> int:
-    """Each of these alone leaves stock's ratio."""
+    """Each of these alone keeps stock's ratio."""
     load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
     budget = 40 << 30
     _put_on()
@@ -74,7 +74,7 @@ def left_to_stock(page_size: int = 1) -> int:
 
 
 def by_tokens_too(page_size: int = 1) -> None:
-    """A limit on the tokens, as ``--max-total-tokens`` sets: the same sliding-window pool."""
+    """With a limit on the tokens, as ``--max-total-tokens`` sets: the same sliding-window pool."""
     load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
     _put_on()
     found, configurator = pools(40 << 30, **load)
@@ -87,7 +87,7 @@ def by_tokens_too(page_size: int = 1) -> None:
 
 
 def the_hint_is_what_the_patch_does() -> None:
-    """`pool_hint.hint` says of a model's configuration what the patch makes of it."""
+    """`pool_hint.hint` says of a model's configuration what the patch does with it."""
     budget, requests = 40 << 30, 64
     config = {
         "num_hidden_layers": 24,
@@ -109,7 +109,7 @@ def the_hint_is_what_the_patch_does() -> None:
 
 
 def _put_on() -> None:
-    """Have this patch alone live, whatever was."""
+    """Have only this patch live, whatever was live before."""
     sglang_perf_patches.deactivate()
     sglang_perf_patches.activate("swa.pool-ratio")
 

@@ -22,7 +22,7 @@ EPISODES = {"episodes": 30, "shrink": False}
 NOT_WHEN_IDLE = "swa,-swa.idle-admission"
 SYNCING = "swa,-swa.free-without-sync"
 FREES = [{"seed": 7, "count": 2, "sorts": n < 2, "grouped": n % 2 == 0} for n in range(4)]
-"""Episodes whose pools are compared step by step: with and without sorting, groups of frees."""
+"""Episodes whose pools are compared step by step: sorted or not, grouped frees or not."""
 BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     "0.5.11": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {}),
@@ -46,11 +46,10 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         (["record_evicted"], "play", EPISODES),
     ),
 }
-"""Which functions of the patches to put out of work on a release, and the job that notices.
+"""Which functions of the patches to disable on a release, and the job that notices.
 
-``unmap_pages`` works where swa.free-without-sync, which unmaps by itself, is off.
-
-None of them: stock alone, which on 0.5.12 lets two requests own a slot (sgl-project/sglang#25805).
+``unmap_pages`` works where swa.free-without-sync, which unmaps by itself, is off. With none of them
+there is stock alone, which on 0.5.12 lets two requests own a slot (sgl-project/sglang#25805).
 """
 
 Jobs = Callable[..., list[dict[str, Any]]]
@@ -66,7 +65,7 @@ Plan = list[tuple[str, str, dict[str, Any]]]
 
 
 def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
-    """The cases of ``verify`` of these patches, and what is broken on purpose."""
+    """The cases of ``verify`` for these patches, and what is broken on purpose."""
     jobs: Plan = [("prove", "prove", {"patches": patches})]
     for names, job, arguments in BROKEN.get(release, ()):
         key = f"broken: {', '.join(names)}: {job} {arguments}"
@@ -179,7 +178,7 @@ def proven(release: str) -> list[str]:
 
 @pytest.fixture(scope="module", params=GROUPS)
 def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dict[str, Any]:
-    """Everything one release answers; a job that failed is its traceback, as text."""
+    """Everything one release answers; a failed job is its traceback, as text."""
     whole = tiers.is_whole(request.config)
     episodes = request.config.getoption("--swa-episodes") or (30 if whole else 8)
     in_depth = whole or request.param in (GROUPS[0], GROUPS[-1])
@@ -245,7 +244,7 @@ def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
             assert "KV cache is full" in answers["stock: short 64"]["error"]
             assert exact == 31
         else:
-            # What is reserved for decoding is no longer taken from both pools alike.
+            # What is reserved for decoding no longer comes out of both pools alike.
             assert exact >= value(answers, f"stock: short {page}")["admitted"] > 0
 
 

@@ -1,11 +1,14 @@
 """Time to the first token of a real Engine of a hybrid model, with the patches the process has.
 
 usage: python tests/mamba/gpu/ttft.py OUT.json
-Boots the sglang on PYTHONPATH once, with dummy weights (the same in each boot) for 24 layers, 18
-of them gated delta nets. Run it plain for stock, and under ``python -m sglang_perf_patches run``
-for the patches; boots of both kinds in turns show the spread between boots. A release is given
-those of the arguments below that it knows, and of a JSON object in the variable ``ARGUMENTS``: so
-``{"disable_prefill_cuda_graph": true}`` asks a recent release for eager prefills, as old ones have.
+
+Boots the sglang on PYTHONPATH once, with dummy weights (the same in each boot) for 24 layers, 18 of
+them gated delta nets. Run it plain for stock, and under ``python -m sglang_perf_patches run`` for
+the patches. Boots of both kinds in turn show the spread between boots.
+
+A release gets those of the arguments below that it knows, and those of a JSON object in the
+variable ``ARGUMENTS``. So ``{"disable_prefill_cuda_graph": true}`` asks a recent release for eager
+prefills, as old ones have.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ SIZES = {
     "8x512": (8, 512, 31),
     "4x8000": (4, 8000, 9),
 }
-"""Requests, tokens each, and how often; the last is bound by the GPU."""
+"""Requests, tokens each, and how often; the GPU limits the last one."""
 
 LAYERS = 24
 CONFIG = {

@@ -1,11 +1,12 @@
-"""One patched Engine of a hybrid model in which the whole set is off and on in turns.
+"""One patched Engine of a hybrid model in which the whole set is off and on in turn.
 
 usage: python tests/mamba/gpu/turns.py OUT.json [PART …] [OPTION=VALUE …]
-Boots differ by more than a patch does, so both sides are measured in one: the time to the first
-token and per token, launches and waits of a prefill from a profile, and whether the greedy tokens
-and all states are the same to the bit. PARTs are tokens, ttft, tpot and profile; all where none is
-named. Options are fields of ServerArgs, or of the model's configuration with ``model.`` before it.
-Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
+
+Boots differ by more than a patch does, so one Engine measures both sides: the time to the first
+token and per token, and the launches and waits of a prefill from a profile. It also compares the
+greedy tokens and all states bit by bit. PARTs are tokens, ttft, tpot and profile; without a PART
+all of them run. Options are fields of ServerArgs, or of the model's configuration with ``model.``
+in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
 
 
 class Turns:
-    """The Engine and the one who turns it."""
+    """The Engine, and what switches its patches."""
 
     def __init__(self, options: dict[str, Any], folder: str) -> None:
         self.folder = folder
@@ -86,7 +87,7 @@ class Turns:
 
 
 def tokens(turns: Turns, sides: list[str]) -> dict[str, Any]:
-    """Greedy tokens of many prompts, of longer ones that begin with them, and the states after."""
+    """Greedy tokens of many prompts, of longer ones that begin with them, and the final states."""
     draw = random.Random(5)
     first = [
         [draw.randrange(10, 31000) for _ in range(draw.choice((17, 64, 65, 300, 519, 1100, 2500)))]
@@ -102,7 +103,7 @@ def tokens(turns: Turns, sides: list[str]) -> dict[str, Any]:
         replies = []
         for prompts in (first, longer):
             for start in range(0, len(prompts), 10):
-                # One at a time, then several: which requests share a batch must not be a race.
+                # One at a time, then several: no race may decide which requests share a batch.
                 group = prompts[start : start + 10]
                 replies += [turns.generate([prompt], 4)[1][0] for prompt in group]
         said[side] = {"tokens": replies, "sums": turns.ask("sums")}
@@ -143,7 +144,7 @@ def together(turns: Turns, sides: list[str]) -> dict[str, Any]:
 
 
 def by_turns(turns: Turns, sides: list[str], measure: Any, rounds: int) -> dict[str, Any]:
-    """Milliseconds of each side, and the ratio to stock's of the same round with quartiles."""
+    """Milliseconds of each side, and the ratio to stock's in the same round, with quartiles."""
     taken: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 else sides[::-1]:
@@ -174,7 +175,7 @@ def ttft(turns: Turns, sides: list[str]) -> dict[str, Any]:
 
 
 def tpot(turns: Turns, sides: list[str]) -> dict[str, Any]:
-    """Per token of whole batches, the prefill of 64 tokens included."""
+    """Per token of whole batches, including the prefill of 64 tokens."""
     found = {}
     for count in TPOT:
         for side in sides:

@@ -1,14 +1,14 @@
-"""Boot one stock spec-v2 EAGLE Engine and measure it, or keep what it says.
+"""Boot one stock spec-v2 EAGLE Engine and measure it, or keep its tokens.
 
 ``python engine.py TAG OUT.jsonl [OPTION=VALUE …]``: a tiny target and draft with dummy weights.
-Acceptance is simulated, which makes every token the same: times, and calls per verify step.
-With ``acceptance=real`` drafts are verified as always and the tokens are compared; with 32 words
-in the vocabulary some drafts are accepted by chance.
+Acceptance is simulated, which makes every token the same, for times and calls per verify step. With
+``acceptance=real`` drafts are verified as always, and the tokens are compared. With 32 words in the
+vocabulary some drafts are accepted by chance.
 
-Options are fields of ServerArgs; what the release does not know is dropped, and said.
-``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama, ``target=8b`` one of
-Llama-3.1-8B's shape, with its vocabulary. Which patches are live is chosen by SGLANG_PERF_PATCHES,
-as anywhere: run it under ``python -m sglang_perf_patches run``. The line of JSON is written anew
+Options are fields of ServerArgs; the script drops what the release does not know, and says so.
+``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. ``target=8b`` takes
+one of Llama-3.1-8B's shape, with its vocabulary. SGLANG_PERF_PATCHES chooses which patches are
+live, as anywhere: run it under ``python -m sglang_perf_patches run``. It rewrites the line of JSON
 after each measurement.
 """
 
@@ -171,7 +171,7 @@ def main(tag: str, out: str, given: list[str]) -> None:
 
 
 def arguments(given: list[str], words: int) -> dict[str, Any]:
-    """What the Engine is booted with: the options given, over those of every boot."""
+    """What the Engine is booted with: the given options override those of every boot."""
     vocabulary = {"vocab_size": words}
     options: dict[str, Any] = {
         "load_format": "dummy",

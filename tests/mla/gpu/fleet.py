@@ -1,12 +1,14 @@
 """Several Engines on one GPU, measured in turns: ``python fleet.py OUT.json PLAN.json``.
 
 A plan is a list of boots: ``{"name", "group", "patches", "path", "options", "env", "profile"}``.
-`path` goes in front of PYTHONPATH (another release), `patches` is SGLANG_PERF_PATCHES. Those of the
-group ``compare`` compare their draft-extends instead (see ``compare/``). All boot at once; then the
-Engines of a group take turns, while the others are idle, so that a drift of the machine meets them
-all. Each round has new prompts, the same for all. Written anew after each part: what each Engine
-measured, and of each group, for each pair of a stock and another Engine, the ratio of their turns
-with quartiles, and how many requests all said the same of.
+`path` goes in front of PYTHONPATH (another release), and `patches` is SGLANG_PERF_PATCHES. Members
+of the group ``compare`` compare their draft-extends instead (see ``compare/``).
+
+All boot at once. Then the Engines of a group take turns while the others are idle, so that a drift
+of the machine hits them all. Each round has new prompts, the same for all. OUT.json is rewritten
+after each part. It holds what each Engine measured. For each pair of a stock and another Engine in
+a group it has the ratio of their turns with quartiles, and for how many requests all gave the same
+tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Seat:
         )
 
     def answer(self, seconds: float) -> dict[str, Any]:
-        """What it says next; an ``error`` where it says nothing in time, or has ended."""
+        """What it says next; an ``error`` if it says nothing in time, or has ended."""
         until = time.time() + seconds
         while time.time() < until:
             line = self._read.readline()
@@ -89,7 +91,7 @@ class Seat:
         return self.log.read_text(errors="replace")[-3000:]
 
     def rest(self, on: bool) -> None:
-        """Stop all its processes, or have them go on: a scheduler that idles is never still."""
+        """Stop all its processes, or let them continue: a scheduler that idles is never still."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
 

@@ -1,10 +1,10 @@
 """FlashAttention's page tables at the context limit, with the release's own kernel and backend.
 
 ``python page_table.py OUT.json``, with sglang, its kernels and this project on PYTHONPATH. Each
-case runs in a process of its own, since an illegal memory access ends it: a draft-extend or verify
-at the limit, eager and by the graph's tables, with what lies behind the table in memory set to
-page numbers that don't exist. Then: whether a table whose rows go on in memory gives the kernel's
-bits of one whose rows don't.
+case runs in a process of its own, since an illegal memory access ends it. The cases are a
+draft-extend or verify at the limit, eager and by the graph's tables. The memory behind the table is
+set to page numbers that don't exist. Then the script checks whether a table whose rows continue in
+memory gives the same bits from the kernel as one whose rows don't.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ BITS = ((1, 300), (1, 80000), (16, 4000), (16, 131000), (3, 20000))
 
 
 def same(attend: Any, bs: int, length: int) -> bool:
-    """Whether a table whose rows go on gives the bits of one whose rows don't."""
+    """Whether a table whose rows continue gives the same bits as one whose rows don't."""
     import torch
 
     from sglang_perf_patches.sets.mla.page_table_bound import longer
@@ -134,7 +134,7 @@ def same(attend: Any, bs: int, length: int) -> bool:
 
 
 def poison(shape: tuple[int, int]) -> None:
-    """Leave free blocks of this size behind which memory holds no page number."""
+    """Leave free blocks of this size, behind which memory holds no page number."""
     import torch
 
     wrong = 0x3FFFFFFF

@@ -1,7 +1,7 @@
-"""One Engine that does what it is told: ``python seat.py REPLIES [OPTION=VALUE …]``.
+"""One Engine that does as told: ``python seat.py REPLIES [OPTION=VALUE …]``.
 
-Options are as of ``engine.py``. Each line on standard input is a JSON list, ``[what, …]``; each
-answer is a line of JSON in the file REPLIES. ``fleet.py`` tells several of them in turns. With
+Options are those of ``engine.py``. Each line on standard input is a JSON list, ``[what, …]``; each
+answer is a line of JSON in the file REPLIES. ``fleet.py`` commands several of them in turn. With
 $COMPARE_OUT set the Engine compares each draft-extend, as ``compare/`` says.
 """
 
@@ -69,7 +69,7 @@ def timed(server: Any, words: int, count: int, seed: int, output: int) -> dict[s
 
 
 def calls(server: Any, words: int) -> dict[str, Any]:
-    """Of one request: calls per verify step, and how much of its time the GPU was busy."""
+    """Of one request: calls per verify step, and for how much of its time the GPU was busy."""
     steps, events = profiled(server, words)
     counts: Counter[str] = Counter()
     spans: list[tuple[float, float]] = []

@@ -1,9 +1,10 @@
 """Compare the Engines of one file: ``python summary.py OUT.jsonl``; 1 if their tokens differ.
 
-The lines are engine.py's, one per boot. Of boots with simulated acceptance the time per token and
-the calls per verify step are printed; of those with real acceptance, whether all gave the same
-tokens. Alone a request's tokens must be the same in each boot; together with others they depend on
-which prompts stock happens to put into one batch: only what all stock boots agree on is compared.
+The lines are engine.py's, one per boot. For boots with simulated acceptance it prints the time per
+token and the calls per verify step. For those with real acceptance it prints whether all gave the
+same tokens. A request alone must give the same tokens in each boot. Together with others, its
+tokens depend on which prompts stock happens to put into one batch, so only what all stock boots
+agree on is compared.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(path: str) -> int:
 
 
 def compare(boots: list[dict[str, Any]], size: int) -> tuple[str, bool]:
-    """What is to be said of the boots' tokens at a batch size, and whether that is a failure."""
+    """What to say of the boots' tokens at a batch size, and whether that is a failure."""
     hashes = [boot.get(f"tokens_bs{size}") for boot in boots]
     stock = {each for boot, each in zip(boots, hashes, strict=True) if boot["tag"][:4] == "none"}
     of = f"{boots[0].get(f'different_bs{size}')} different ones"

@@ -1,10 +1,10 @@
-"""One patched EAGLE Engine, in which one patch works and does not in turns: what it does to time.
+"""One patched EAGLE Engine in which one patch is on and off in turn: its effect on time.
 
-``python turns.py OUT.json PATCH [OPTION=VALUE …]``, under ``python -m sglang_perf_patches run`` and
-with SGLANG_PERF_PATCHES=mla; options as of ``engine.py``. Boots differ by more than a patch does,
-so both sides are measured in one, acceptance simulated: milliseconds per token of whole batches
-with their prefill, and the median ratio of the two sides' turns with its quartiles; then, from a
-profile of each side, calls per verify step and how long they took.
+Run ``python turns.py OUT.json PATCH [OPTION=VALUE …]`` under ``python -m sglang_perf_patches run``
+and with SGLANG_PERF_PATCHES=mla; options are those of ``engine.py``. Boots differ by more than a
+patch does, so one Engine measures both sides, with simulated acceptance. It gives milliseconds per
+token of whole batches with their prefill, and the median ratio of the two sides' turns with its
+quartiles. A profile of each side gives the calls per verify step and how long they took.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(out: Path, patch: str, given: list[str]) -> None:
         for number in range(ROUNDS):
             for side in SIDES if number % 2 else SIDES[::-1]:
                 turn(side)
-                # Prompts are new in each turn: known ones would be found in the prefix cache.
+                # Prompts are new in each turn: the prefix cache would find known ones.
                 seed = 2 * number + SIDES.index(side) + 1
                 taken[side].append(1e3 * generate(server, words, count, seed)[0] / OUTPUT)
         ratios = [new / old for old, new in zip(taken["stock"], taken["patched"], strict=True)]

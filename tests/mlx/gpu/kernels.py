@@ -1,8 +1,8 @@
 """Which bits MLX's kernels give on this GPU where the mlx set changes a shape; prints JSON lines.
 
-Two questions, asked of MLX alone with Qwen3's dimensions: are the logits of a prompt's last
-position the same where the head is given a few positions instead of all (``mlx.last-row``), and is
-the attention of a single request's decode the same whatever the room of its buffer
+It asks two questions of MLX alone, with Qwen3's dimensions. Are the logits of a prompt's last
+position the same where the head gets a few positions instead of all (``mlx.last-row``)? And is the
+attention of a single request's decode the same whatever the room of its buffer
 (``mlx.first-buffer``)?
 """
 

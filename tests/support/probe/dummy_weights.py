@@ -1,7 +1,7 @@
 """Dummy weights that a server's outputs depend on.
 
-Stock's are so small that the last token alone decides, and its embedding and its head are the same
-matrix: a server would repeat a token whatever its attention reads.
+Stock's dummy weights are so small that the last token alone decides, and the embedding and the head
+are the same matrix. A server would repeat a token whatever its attention reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import wrapt
 
 
 def enlarge() -> None:
-    """Have every model loaded with dummy weights get larger ones, the same in every server."""
+    """Give every model that loads dummy weights larger ones, the same in every server."""
     wrapt.register_post_import_hook(_wrap, "sglang.srt.model_loader.weight_utils")
 
 
@@ -22,7 +22,7 @@ def _wrap(module: Any) -> None:
 
 
 def _fill(wrapped: Any, _: Any, args: Any, kwargs: Any) -> None:
-    """Fill as stock does, then again: each parameter from a seed of its own, its name's."""
+    """Fill as stock does, then again: each parameter from its own seed, which is its name's."""
     import torch
 
     wrapped(*args, **kwargs)

@@ -1,10 +1,10 @@
-"""What giving back sliding-window KV waits for, and what an ordinary decode load takes.
+"""What giving back sliding-window KV waits for, and how long an ordinary decode load takes.
 
 usage: python free_load.py OUT.json PAGE_SIZE [GPU]
 
 Boots an Engine of the sglang on PYTHONPATH with a small GPT-OSS of dummy weights (window 128), and
-has it decode many requests: once counted, then timed. Counted are, inside the scheduler, PyTorch's
-own warnings of synchronizing calls (``torch.cuda.set_sync_debug_mode``) within every step that
+has it decode many requests: once counted, then timed. The scheduler counts PyTorch's own warnings
+of synchronizing calls (``torch.cuda.set_sync_debug_mode``). It counts them within every step that
 evicts windows, and within the end of every request (`probe/free_counts.py`). Run it plain for
 stock, and under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=swa.
 """

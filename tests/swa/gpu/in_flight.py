@@ -3,8 +3,8 @@
 usage: python in_flight.py OUT.json PAGE_SIZE [PROMPT_LENGTH ...]
 
 Boots the Engine of the sglang on PYTHONPATH as the decode side of a disaggregated server, with the
-fake transfer backend and dummy weights for a small GPT-OSS (window 128), sends 64 prompts at once
-for each length, and writes what `probe/sitecustomize.py` counted: most requests in flight, refused
+fake transfer backend and dummy weights for a small GPT-OSS (window 128). Sends 64 prompts at once
+for each length. Writes what `probe/sitecustomize.py` counted: most requests in flight, refused
 ones, time to the first token of the burst, and whether both pools are whole after a drain. Run it
 plain for stock, and under ``python -m sglang_perf_patches run`` for the patches.
 """
@@ -126,7 +126,7 @@ def main(out: str, page_size: str, *lengths: str) -> int:
 
 
 def _fake_prefill(engine: Any, number: int) -> dict[str, Any]:
-    """The address of the fake prefill server, as far as the release takes one."""
+    """The address of the fake prefill server, if the release takes one."""
     wanted = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": number}
     known = inspect.signature(engine.async_generate).parameters
     return {name: value for name, value in wanted.items() if name in known}
@@ -174,7 +174,7 @@ async def _burst(engine: Any, length: int, requests: int, output: int) -> dict[s
 
 
 def _live() -> list[str]:
-    """What is live in the scheduler, as the project's own command tells; empty for stock."""
+    """What is live in the scheduler, according to the project's own command; empty for stock."""
     command = [sys.executable, "-m", "sglang_perf_patches", "status", "--json"]
     told = subprocess.run(command, capture_output=True, text=True).stdout or "{}"
     return sorted(

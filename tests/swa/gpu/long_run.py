@@ -1,14 +1,16 @@
 """Many random episodes of every release's own code: the long form of what the tests play.
 
 usage: python long_run.py OUT --trees FOLDER [--episodes 1000] [--processes N] [--seconds S]
-                          [--seed 1] [--releases A,B,…] [--batch 250]
+    [--seed 1] [--releases A,B,…] [--batch 250]
 
 FOLDER holds the releases (FOLDER/VERSION/sglang). Half of each release's episodes are played with
-the exact patches, half with all of them, in batches that each have a seed of their own: the same
-arguments play the same episodes again. No GPU is used, and whatever sglang imports on a CPU
-must be on this interpreter's path. Writes a JSON line a batch to OUT/batches.jsonl, with the
-shortest sequence of steps to a failure, and the sums to OUT/summary.json; 0 if every batch was
-played and nothing broke. After S seconds it stops, and tells what was played until then.
+the exact patches, half with all of them. Each batch has a seed of its own, so the same arguments
+play the same episodes again. The script uses no GPU; whatever sglang imports on a CPU must be on
+this interpreter's path.
+
+It writes a JSON line a batch to OUT/batches.jsonl, with the shortest sequence of steps to a
+failure, and the sums to OUT/summary.json. It returns 0 if every batch was played and nothing broke.
+After S seconds it stops, and tells what was played until then.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class _Run:
             self._write({"release": release, "selection": selection, "error": f"ended:\n{said}"})
 
     def summarise(self, episodes: int) -> int:
-        """Sum up by release; 0 if all has as many episodes as wanted and nothing broke."""
+        """Sum up by release; 0 if each has as many episodes as wanted and nothing broke."""
         sums: dict[str, Counter[str]] = {}
         for line in self._found:
             sums.setdefault(line["release"], Counter()).update(line.get("value") or {"failures": 1})

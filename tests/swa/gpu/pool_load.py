@@ -2,12 +2,14 @@
 
 usage: python pool_load.py OUT.json SHAPE [GPU]     (SHAPE: gpt-oss or gemma)
 
-Boots an Engine of the sglang on PYTHONPATH with a KV budget of so many bytes whatever else is on
-the GPU (`probe/sitecustomize.py` sets it), and dummy weights of a small model whose layers and KV
+Boots an Engine of the sglang on PYTHONPATH with a fixed KV budget in bytes, whatever else is on the
+GPU (`probe/sitecustomize.py` sets it). It has dummy weights of a small model whose layers and KV
 heads are of that shape. Sends more long prompts at once than the budget holds, twice, then goes on
-with some of the conversations. Writes tokens that fit, seconds, tokens a second, most requests in
-a batch, retractions, and cached tokens. Run it plain for stock, and under
-``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=swa.pool-ratio.
+with some of the conversations.
+
+Writes tokens that fit, seconds, tokens a second, most requests in a batch, retractions, and cached
+tokens. Run it plain for stock, and under ``python -m sglang_perf_patches run`` with
+SGLANG_PERF_PATCHES=swa.pool-ratio.
 """
 
 from __future__ import annotations

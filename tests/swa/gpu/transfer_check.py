@@ -1,9 +1,9 @@
-"""Whether nixl moves bytes from one GPU's memory to another's, process to process, on this machine.
+"""Whether NIXL moves bytes between two GPUs' memories, process to process, on this machine.
 
 usage: python transfer_check.py SOURCE DESTINATION      (GPU numbers, or ``cpu cpu``)
 
-Prints one JSON object: whether all bytes arrived, and at what rate; 0 if they did. Which ways
-UCX may take is its own setting ($UCX_TLS).
+Prints one JSON object: whether all bytes arrived, and at what rate. It returns 0 if they did. UCX's
+own setting $UCX_TLS chooses which ways it may take.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZE, PIECES = 64 << 20, 256
 
 
 def main(source: str, destination: str) -> int:
-    """Start both sides and tell what came of it."""
+    """Start both sides and tell the outcome."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     results = context.Queue()

@@ -3,18 +3,18 @@
 usage: python transfer_load.py OUT.json [--page-size 1] [--gpus 0,1] [--seconds 300]
 
 Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on the second a stock
-and a patched decode server with the sliding-window pool that the release makes for 64 running
-requests. Then, on each decode server in turn:
+and a patched decode server. Their sliding-window pool is the one that the release makes for 64
+running requests. Then it plays these parts on each decode server in turn:
 
 1. 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token, throughput.
 2. The same with every third request aborted while it waits or is in transfer: the other replies.
 3. 64 prompts of 1,000 tokens that decode until the full pool is short: retraction and resume.
-4. 16 requests on each decode server, and the prefill server is killed: each is to end, in an error
+4. 16 requests on each decode server, and the prefill server is killed: each must end, in an error
    or whole.
 
-Replies of the same prompt are compared, tokens and log-probabilities, and with the reply of the
-request sent alone. After each part both pools are to be whole and no slot mapped. OUT.json is
-written after each part; after S seconds the run ends with what is there.
+Replies to the same prompt are compared, tokens and log-probabilities, and with the reply to the
+request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
+after each part; after S seconds the run ends with what it has.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Reply:
 
 
 def main() -> int:
-    """Boot, play and write; 0 if every part was played as it should."""
+    """Boot, play and write; 0 if every part was played as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--page-size", type=int, default=1)
@@ -312,7 +312,7 @@ def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) ->
         return
     last = chunks[-1]
     reply.ended = str((last["meta_info"].get("finish_reason") or {}).get("type"))
-    # Each chunk has all tokens so far, or those that are new: as the release does it.
+    # Each chunk has all tokens so far, or only the new ones, depending on the release.
     whole = len(last.get("output_ids") or ()) == output
     told = [last] if whole else chunks
     reply.tokens = [int(n) for chunk in told for n in chunk.get("output_ids") or ()]

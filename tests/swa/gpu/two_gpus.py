@@ -3,17 +3,19 @@
 usage: python two_gpus.py OUT.json [--page-size 64] [--gpus 0,1] [--backend nixl] [--seconds 240]
 
 Boots one stock prefill server on the first GPU and two decode servers on the second, one stock and
-one with the exact swa patches, of the sglang on PYTHONPATH: the same small GPT-OSS with the same
-random weights, and a sliding-window pool of 6,144 tokens. Each prompt goes to the prefill server
-and to one of the decode servers: some at once, then more, then one by one around the window and the
-page. Compares tokens and their log-probabilities, and writes what `probe/sitecustomize.py` counted
-in each decode server: most requests in flight, retractions, and whether both pools are whole after
-the drain. OUT.json is written after each part, and after S seconds the run ends with what is there.
-0 where every part was played, every output is equal and the pools are whole.
+one with the exact swa patches, of the sglang on PYTHONPATH. All have the same small GPT-OSS with
+the same random weights, and a sliding-window pool of 6,144 tokens. Each prompt goes to the prefill
+server and to one of the decode servers: some at once, then more, then one by one around the window
+and the page.
+
+The script compares tokens and their log-probabilities. It writes what `probe/sitecustomize.py`
+counted in each decode server: most requests in flight, retractions, and whether both pools are
+whole after the drain. OUT.json is written after each part, and after S seconds the run ends with
+what is there. It returns 0 if every part was played, every output is equal and the pools are whole.
 
 The servers run with deterministic inference, so that a request's output does not depend on what
-else is in its batch; where a release can't boot with it here, without it, and then what is sent at
-once is compared but decides nothing.
+else is in its batch. Where a release can't boot with it here, they run without it; then what is
+sent at once is compared but decides nothing.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ def _write(result: dict[str, Any], out: Path) -> None:
 
 
 def _choose_way(gpus: Sequence[str]) -> dict[str, Any]:
-    """Find a way for nixl between the GPUs, and have the servers take it; what was tried last."""
+    """Find a way for NIXL between the GPUs, and have the servers take it; what was tried last."""
     told: dict[str, Any] = {}
     for ways in WAYS:
         os.environ["UCX_TLS"] = ways
@@ -145,7 +147,7 @@ def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path) -> None:
     result["parts"] = parts
     for requests in AT_ONCE:
         prompts = [_prompt(100 + n, LONGEST - 16 * n) for n in range(requests)]
-        # What a request answers alone is what it is to answer in company.
+        # What a request answers alone is what it must answer in company.
         some = range(0, requests, max(1, requests // 3))
         part: dict[str, Any] = {"at_once": requests}
         parts.append(part)
@@ -237,7 +239,7 @@ def _post(port: int, body: bytes) -> Any:
 
 
 def _compare(first: Sequence[Output], second: Sequence[Output]) -> dict[str, Any]:
-    """How many outputs are equal in all tokens and bits, and how far the others are apart."""
+    """How many outputs are equal in all tokens and bits, and how far apart the others are."""
     equal = sum(a == b for a, b in zip(first, second, strict=True))
     same = sum(a[0] == b[0] for a, b in zip(first, second, strict=True))
     apart = [
@@ -361,7 +363,7 @@ def _known_options() -> set[str]:
 
 
 def _wait(side: Side, until: float) -> None:
-    """Wait until a server listens, which sglang's does once its model is there."""
+    """Wait until a server listens, which sglang's does once its model is loaded."""
     while time.monotonic() < until:
         if side.process.poll() is not None:
             break
@@ -383,7 +385,7 @@ def _settled(side: Side) -> dict[str, Any]:
 
 
 def _live(group: int) -> list[str]:
-    """What is live in the patched server's processes, as the project's own command tells."""
+    """What is live in the patched server's processes, according to the project's own command."""
     command = [sys.executable, "-m", "sglang_perf_patches", "status", "--json"]
     told = subprocess.run(command, capture_output=True, text=True).stdout or "{}"
     return sorted(

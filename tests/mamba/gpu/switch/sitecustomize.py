@@ -1,9 +1,9 @@
 """Inside a patched server: take the whole set off and put it back between requests, on demand.
 
-It serves the files of $TURNS_FOLDER: ``command`` holds a number and a word, and what came of it is
-written to ``done.NUMBER``. Where patched layers are captured in the prefill graph, a second runner
-captures stock's own, before the first request, so that each side replays its own graphs. It shadows
-``tests/support/probe``, whose folder is needed too, and does what that does.
+It serves the files of $TURNS_FOLDER: ``command`` holds a number and a word, and the outcome goes to
+``done.NUMBER``. Where the prefill graph captures patched layers, a second runner captures stock's
+own before the first request, so that each side replays its own graphs. It shadows
+``tests/support/probe``: it needs that folder too, and does what that does.
 """
 
 import json

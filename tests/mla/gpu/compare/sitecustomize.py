@@ -1,9 +1,10 @@
 """Inside a patched server: compare each draft-extend by graph with stock's eager one, bit by bit.
 
 Before the graph is replayed the same batch runs eagerly, as stock runs it. $COMPARE_OUT gets one
-line of JSON, written anew every few steps: by batch size, how many draft-extends were compared, in
-how many logits or hidden states differ in a bit, and in how many the proposed token does; and what
-the capture of the graph took. It shadows ``tests/support/probe``, whose folder is needed too.
+line of JSON, rewritten every few steps. By batch size it says how many draft-extends were compared,
+in how many logits or hidden states differ in a bit, and in how many the proposed token does. It
+also says what capturing the graph took. This file shadows ``tests/support/probe``, whose folder is
+needed too.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Inside a patched server: while $SWITCH_FILE exists, the patch $SWITCH_PATCH leaves all to stock.
 
-For patches of this set that ask ``Served`` at each call. It shadows ``tests/support/probe``, whose
-folder is needed too, and does what that does.
+It is for patches of this set that ask ``Served`` at each call. It shadows ``tests/support/probe``:
+it needs that folder too, and does what that does.
 """
 
 import os

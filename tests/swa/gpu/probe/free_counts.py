@@ -1,7 +1,7 @@
 """In a server's scheduler: what PyTorch says waits for the GPU while windows are evicted.
 
 While the file ``$SWA_FREE_PROBE.count`` is there, each step that evicts and each end of a request
-runs with ``torch.cuda.set_sync_debug_mode("warn")``; the warnings are counted, by whether the step
+runs with ``torch.cuda.set_sync_debug_mode("warn")``. The warnings are counted by whether the step
 gave anything back, and written to the file that $SWA_FREE_PROBE names.
 """
 
@@ -25,7 +25,7 @@ _seen = {
 
 
 def watch():
-    """Wrap the module where both are called."""
+    """Wrap both functions in the module that calls them."""
     wrapt.register_post_import_hook(_hook, "sglang.srt.managers.schedule_batch")
 
 

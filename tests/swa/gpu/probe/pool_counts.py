@@ -1,6 +1,6 @@
-"""In an ordinary server's scheduler: a KV budget of so many bytes, and what its batches hold.
+"""In an ordinary server's scheduler: a fixed KV budget in bytes, and what its batches hold.
 
-$SWA_POOL_BYTES is the budget, whatever the GPU has free; what is counted goes to the file that
+$SWA_POOL_BYTES is the budget, whatever the GPU has free. The counts go to the file that
 $SWA_POOL_PROBE names, four times a second.
 """
 
@@ -16,7 +16,7 @@ _told = [0.0]
 
 
 def watch():
-    """Wrap what the release profiles memory with, and what every decode step calls."""
+    """Wrap what the release uses to profile memory, and what every decode step calls."""
     wrapt.register_post_import_hook(_batches, "sglang.srt.managers.schedule_batch")
     for module, owner in (
         ("sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator"),

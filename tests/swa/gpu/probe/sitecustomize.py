@@ -1,4 +1,4 @@
-"""Counts, inside a real server's scheduler, what it holds; found on PYTHONPATH by every process.
+"""Counts what a real server's scheduler holds; every process finds it on PYTHONPATH.
 
 Wraps a method that no patch changes (``DecodeTransferQueue.pop_transferred``, once a step) and
 writes what it saw to the file that $SWA_PROBE names, four times a second.

@@ -77,6 +77,8 @@ def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool 
 
 def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
     """The first of a case's own scenarios: all, or fewer where `inputs` draws fewer than asked."""
+    if not scenarios:
+        return []
     return list(scenarios[: len(inputs(lambda random: random.random(), len(scenarios)))])
 
 

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv"
 
 TAKES = {
-    "": "at most 15 minutes, 20 where nothing is in the cache folder yet",
-    "--all": "some 45 minutes, 50 where nothing is in the cache folder yet",
+    "": "some 30 minutes, 40 if nothing is in the cache folder yet",
+    "--all": "about two hours",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",
     **dict.fromkeys(("mla", "mamba", "mlx", "swa", "server", "proof"), "some 5 minutes"),

@@ -23,6 +23,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.whole_matrix  # each case, once for each way to break it
 def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
     verdicts = found("0.5.23", "broken_prefill")
     whole = [verdicts.pop(f"{name}, whole") for name in ("pool-write", "first-buffer", "last-row")]

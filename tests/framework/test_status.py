@@ -89,6 +89,11 @@ def states(process: dict[str, object]) -> dict[str, tuple[str, bool]]:
     return {patch["id"]: (patch["state"], patch["ran"]) for patch in patches}
 
 
+def written(folder: Path) -> list[Path]:
+    """The records in a folder; one that is being written has another name until it is whole."""
+    return [path for path in folder.iterdir() if path.suffix != ".part"]
+
+
 def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
     one, two = start(throwaway), start(throwaway, SGLANG_PERF_PATCHES="all,-one.bad")
     try:
@@ -233,7 +238,7 @@ def test_a_killed_process_is_not_shown_and_cleaned_up(throwaway: Throwaway) -> N
     process.send_signal(signal.SIGKILL)
     process.communicate()
     folder = throwaway.runtime / "sglang-perf-patches"
-    assert len(list(folder.iterdir())) == 1
+    assert len(written(folder)) == 1
     assert processes(throwaway) == []
     assert list(folder.iterdir()) == []
 
@@ -500,7 +505,7 @@ def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_bac
     process = start(throwaway, XDG_RUNTIME_DIR=None)
     try:
         folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
-        assert len(list(folder.iterdir())) == 1
+        assert len(written(folder)) == 1
         assert [found["pid"] for found in processes(throwaway)] == [process.pid]
     finally:
         process.kill()
@@ -565,7 +570,7 @@ def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway)
     process = start(throwaway)
     try:
         folder = throwaway.runtime / "sglang-perf-patches"
-        (before,) = folder.iterdir()
+        (before,) = written(folder)
         done = subprocess.run(
             ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", STATUS, "--json"],
             env=throwaway.environment(),
@@ -576,7 +581,7 @@ def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway)
         if "unshare:" in done.stderr:
             pytest.skip(done.stderr)
         assert json.loads(done.stdout) == {"processes": []}
-        assert list(folder.iterdir()) == [before]
+        assert written(folder) == [before]
         assert [found["pid"] for found in processes(throwaway)] == [process.pid]
     finally:
         process.kill()

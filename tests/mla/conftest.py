@@ -18,18 +18,14 @@ Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def checked() -> Checked:
-    """``checked(release, patches)``: of one process, each patch's line and each check's error.
-
-    A patch's line is under its id. A check's traceback, or None, is under the check's name.
-    """
+    """``checked(release, patches)``: of one process, each patch's line and its check's error."""
 
     @cache
     def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
         lines = released.answers(released.tree(release), _WORKER, *patches)
-        found = {line["check"]: line["error"] for line in lines if "check" in line}
+        errors = {line["check"]: line["error"] for line in lines if "check" in line}
         proved = {line["patch"]: line for line in lines if "patch" in line}
-        assert set(proved) == set(patches)
-        assert len(found) == len(patches)
-        return found | proved
+        assert set(proved) == set(errors) == set(patches)
+        return {id: (proved[id], errors[id]) for id in patches}
 
     return run

@@ -1,6 +1,6 @@
 """Prove and check patches on one release: ``python worker.py PATCH…``, its tree on PYTHONPATH.
 
-Prints the lines of the patches' cases, and one line per check: its name, and its traceback if it
+Prints the lines of the patches' cases, and one line per check: its patch, and its traceback if it
 failed, else null. One process does both, because its imports take longer than most checks.
 """
 
@@ -23,7 +23,8 @@ mla.prepare()
 def main(patches: list[str]) -> None:
     """Prove the patches, then run their checks."""
     prove.main(patches)
-    for name in (id.removeprefix("mla.").replace("-", "_") for id in patches):
+    for id in patches:
+        name = id.removeprefix("mla.").replace("-", "_")
         began = time.monotonic()
         error = None
         try:
@@ -31,7 +32,7 @@ def main(patches: list[str]) -> None:
         except Exception:
             error = traceback.format_exc()
         taken = round(time.monotonic() - began, 1)
-        print(json.dumps({"check": name, "error": error, "seconds": taken}), flush=True)
+        print(json.dumps({"check": id, "error": error, "seconds": taken}), flush=True)
 
 
 if __name__ == "__main__":

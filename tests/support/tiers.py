@@ -40,13 +40,18 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
     """The tests among `items` that this run's tier does not play."""
     if is_whole(config):
         return []
-    played, ends = _played(items), _ends(items)
+    matrices = _matrices(items)
+    played = _played(items, matrices)
     return [
         item
         for item in items
         if item.get_closest_marker("whole_matrix")
         or ((release := release_of(item)) and release not in played.get(item.path, {release}))
-        or (release and item.get_closest_marker("ends") and release not in ends[item.path])
+        or (
+            release
+            and item.get_closest_marker("ends")
+            and release not in ends_of(matrices[item.path])
+        )
     ]
 
 
@@ -66,8 +71,7 @@ def shown_there(
         ids: the patches that apply.
         matrix: the releases that the set's tests know.
     """
-    by_age = sorted(matrix, key=releases.KNOWN.index)
-    ends = {by_age[0], by_age[-1]}
+    ends = ends_of(matrix)
     if release in ends:
         return tuple(ids)
     only_there = {
@@ -91,9 +95,7 @@ def covering(bodies: Iterable[set[str]], matrix: Iterable[str]) -> set[str]:
     The oldest and the newest are among them. Of two that show as much, the newer one is.
     """
     by_age = sorted(set(matrix), key=releases.KNOWN.index)
-    if not by_age:
-        return set()
-    chosen = {by_age[0], by_age[-1]}
+    chosen = ends_of(by_age)
     missing = [
         reachable for body in bodies if (reachable := body & set(by_age)) and not reachable & chosen
     ]
@@ -102,6 +104,12 @@ def covering(bodies: Iterable[set[str]], matrix: Iterable[str]) -> set[str]:
         chosen.add(best)
         missing = [reachable for reachable in missing if best not in reachable]
     return chosen
+
+
+def ends_of(matrix: Iterable[str]) -> set[str]:
+    """The oldest and the newest release of a matrix; none of an empty one."""
+    by_age = sorted(matrix, key=releases.KNOWN.index)
+    return {*by_age[:1], *by_age[-1:]}
 
 
 def release_of(item: pytest.Item) -> str | None:
@@ -124,15 +132,9 @@ def weight(item: pytest.Item) -> int:
     return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
-def _played(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
+def _played(items: Iterable[pytest.Item], matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
     """What the default tier plays of each file that it does not play on every release."""
-    matrices: dict[Path, set[str]] = {}
-    sampled: set[Path] = set()
-    for item in items:
-        if release := release_of(item):
-            matrices.setdefault(item.path, set()).add(release)
-            if item.get_closest_marker("sampled"):
-                sampled.add(item.path)
+    sampled = {item.path for item in items if item.get_closest_marker("sampled")}
     played: dict[Path, set[str]] = {}
     for path, matrix in matrices.items():
         by_age = sorted(matrix, key=releases.KNOWN.index)
@@ -143,20 +145,17 @@ def _played(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }
             needed = bodies(sets.declared(path.parent.name).patches).values()
-            played[path] = {by_age[0], by_age[-1]} | (covering(needed, of_set) & matrix)
+            played[path] = ends_of(matrix) | (covering(needed, of_set) & matrix)
     return played
 
 
-def _ends(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
-    """The oldest and the newest release of each file."""
+def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
+    """The releases that the tests of each file are for."""
     matrices: dict[Path, set[str]] = {}
     for item in items:
         if release := release_of(item):
             matrices.setdefault(item.path, set()).add(release)
-    return {
-        path: {min(found, key=releases.KNOWN.index), max(found, key=releases.KNOWN.index)}
-        for path, found in matrices.items()
-    }
+    return matrices
 
 
 def _names_a_release(config: pytest.Config) -> bool:

@@ -18,7 +18,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -44,18 +43,13 @@ def main() -> int:
         for selection in given.patches.split(":"):
             _measure(selection, given.radix == "on", given.only)
         return 0
-    sys.path.insert(0, str(_ROOT / "examples"))
-    from linux_mlx.environments import sglang_environment, variables
+    sys.path[:0] = [str(_ROOT / name) for name in ("src", "examples", "tests/support")]
+    import released
 
-    shims = _ROOT / "examples" / "linux_mlx" / "shims"
-    search = os.pathsep.join(map(str, [_ROOT / "src", shims]))
-    settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
     worst = 0
     for release in given.release or ["0.5.23"]:
         print(json.dumps({"release": release}), flush=True)
-        python = sglang_environment(release).python
-        command = [python, "-W", "ignore", __file__, *sys.argv[1:]]
-        worst |= subprocess.run(command, env=variables(**settings)).returncode
+        worst |= released.again(__file__, release)
     return worst
 
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,15 +36,10 @@ def main() -> int:
     if os.environ.get("SGLANG_USE_MLX"):
         _measure(given)
         return 0
-    sys.path.insert(0, str(_ROOT / "examples"))
-    from linux_mlx.environments import sglang_environment, variables
+    sys.path[:0] = [str(_ROOT / name) for name in ("src", "examples", "tests/support")]
+    import released
 
-    shims = _ROOT / "examples" / "linux_mlx" / "shims"
-    search = os.pathsep.join(map(str, [_ROOT / "src", shims]))
-    settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
-    python = sglang_environment(given.release).python
-    command = [python, "-W", "ignore", __file__, *sys.argv[1:]]
-    return subprocess.run(command, env=variables(**settings)).returncode
+    return released.again(__file__, given.release)
 
 
 def _measure(given: argparse.Namespace) -> None:

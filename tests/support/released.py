@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ def run(
     )
     assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-4000:]}"
     return done.stdout
+
+
+def again(script: str, release: str) -> int:
+    """Run a script of measurements anew beside a release with MLX, with this process's arguments.
+
+    What it prints goes where this process prints.
+
+    Returns:
+        its exit code.
+    """
+    place = slim(release)
+    settings = {**dict(place.settings), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [place.python, "-W", "ignore", script, *sys.argv[1:]],
+        env=variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings),
+    ).returncode
 
 
 def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any]:

@@ -27,7 +27,10 @@ def found() -> Found:
 
     @cache
     def run(release: str, part: str, **more: str) -> Any:
-        place = released.slim if release in environments.releases() else released.tree
-        return released.answers(place(release), _WORKER, part, **more)[-1]
+        if release in environments.releases():
+            place = released.slim(release)
+        else:
+            place = released.tree(release, lent=False)
+        return released.answers(place, _WORKER, part, **more)[-1]
 
     return run

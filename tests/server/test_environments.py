@@ -43,6 +43,7 @@ def test_a_finished_environment_is_reused_and_a_half_made_one_is_not(requirement
     assert (made.folder / "kept").exists()
 
 
+@pytest.mark.whole_matrix
 def test_other_pins_are_another_environment(requirements: Path) -> None:
     requirements.with_name("small.txt").write_text("no-such-package-of-ours==0\n")
     with pytest.raises(Failure, match="no-such-package-of-ours"):
@@ -51,6 +52,7 @@ def test_other_pins_are_another_environment(requirements: Path) -> None:
         environment(requirements)
 
 
+@pytest.mark.whole_matrix
 def test_the_environment_of_earlier_pins_is_removed_once_nobody_uses_it(requirements: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from linux_mlx.environments import environment; "

@@ -43,8 +43,12 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
     [
         ("pinned_release.sh", "0.5.10.post1", "mamba.track-mask"),
         ("pd_decode_swa.sh", "0.5.23", "swa.evict-before-retract"),
-        ("eagle_mla.sh", "0.5.23", "mla.verify-mask-fill"),
-        ("mlx_on_a_mac.sh", "0.5.23", "mlx.kv-arena"),
+        pytest.param(
+            *("eagle_mla.sh", "0.5.23", "mla.verify-mask-fill"), marks=pytest.mark.whole_matrix
+        ),
+        pytest.param(
+            *("mlx_on_a_mac.sh", "0.5.23", "mlx.kv-arena"), marks=pytest.mark.whole_matrix
+        ),
     ],
 )
 def test_a_launcher(script: str, release: str, chosen: str) -> None:
@@ -59,6 +63,7 @@ def test_a_launcher(script: str, release: str, chosen: str) -> None:
     assert re.match(rf"{chosen} +(will run|needs a GPU) ", row)  # there is none here, perhaps
 
 
+@pytest.mark.whole_matrix
 def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
     file = tmp_path / "found.txt"
     done = example(
@@ -134,6 +139,7 @@ def must_be_understood(words: list[str], selection: str) -> None:
     assert selections.parse(selection, by_id(sets.load())).chosen
 
 
+@pytest.mark.whole_matrix
 def test_the_compose_file_starts_what_sglang_has() -> None:
     services = parsed("compose.yaml")["services"]
     assert set(services) == {"prefill", "decode", "router"}

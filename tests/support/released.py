@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 from linux_mlx.environments import environment, sglang_environment, variables
 from sglang_perf_patches.judge import downloads
 
@@ -26,17 +27,19 @@ class Place:
         python: the interpreter.
         search: what PYTHONPATH holds.
         settings: further variables.
+        lent: whether each script there begins with ``lent.lend()``, so that a fork may run it.
     """
 
     python: Path
     search: tuple[Path, ...]
     settings: tuple[tuple[str, str], ...] = ()
+    lent: bool = False
 
 
-def tree(release: str) -> Place:
+def tree(release: str, *, lent: bool = True) -> Place:
     """The release's Python files alone, with what they import on a CPU."""
     python = environment(_HERE / "cpu.txt").python
-    return Place(python, (downloads.tree(release), _SOURCE, _HERE))
+    return Place(python, (downloads.tree(release), _SOURCE, _HERE), lent=lent)
 
 
 def slim(release: str) -> Place:
@@ -65,9 +68,17 @@ def run(
         AssertionError: it ended with another code than 0.
     """
     settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
+    settings = variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings)
+    if place.lent and isinstance(words[0], Path):
+        script, *rest = words
+        code, out, err = forked.run(
+            place.python, script, rest, variables=settings, given=given, limit_s=limit_s
+        )
+        assert code == 0, f"{out[-1000:]}\n{err[-4000:]}"
+        return out
     done = subprocess.run(
         [place.python, "-W", "ignore", *words],
-        env=variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings),
+        env=settings,
         input=given,
         capture_output=True,
         text=True,

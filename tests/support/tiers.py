@@ -9,7 +9,7 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 - on those further releases it proves the patches alone whose bodies the oldest and the newest
   don't show (`shown_there`), and leaves out a test marked ``ends``;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
-- a test marked ``sampled`` it plays on every fourth release and the newest;
+- a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.
 
 Who names a release, by ``-k`` or in a test's id, gets it in any tier.
@@ -139,7 +139,7 @@ def _played(items: Iterable[pytest.Item], matrices: dict[Path, set[str]]) -> dic
     for path, matrix in matrices.items():
         by_age = sorted(matrix, key=releases.KNOWN.index)
         if path in sampled:
-            played[path] = {*by_age[::4], by_age[-1]}
+            played[path] = ends_of(by_age) | {by_age[len(by_age) // 2]}
         elif path.parent.name in sets.NAMES:
             of_set = {
                 one for other in matrices if other.parent == path.parent for one in matrices[other]

@@ -1,0 +1,120 @@
+"""A fork runs a script as a new interpreter would, and nothing of it is left for the next."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forked
+import released
+
+Run = Callable[..., tuple[int, str, str]]
+
+SAYS = """
+import json, os, sys
+from sglang_perf_patches.proof import lent
+lent.lend()
+print("to stderr", file=sys.stderr)
+print(json.dumps({
+    "words": sys.argv[1:],
+    "name": __name__,
+    "input": sys.stdin.read(),
+    "variables": dict(os.environ),
+    "path": sys.path,
+    "sglang": sorted(name for name in sys.modules if name.partition(".")[0] == "sglang"),
+    "earlier": getattr(os, "left_behind", None),
+}))
+os.left_behind = True
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """``run(text, *words)``: what came of a script with this text."""
+    python = released.tree("0.5.23").python
+    script = tmp_path / "script.py"
+
+    def start(
+        text: str, *words: str, given: str | None = None, limit_s: float = 300
+    ) -> tuple[int, str, str]:
+        script.write_text(text)
+        variables = {"ONE": "1", "PYTHONPATH": "/first:/second"}
+        return forked.run(python, script, words, variables=variables, given=given, limit_s=limit_s)
+
+    return start
+
+
+def test_it_has_its_arguments_input_variables_and_path(run: Run, tmp_path: Path) -> None:
+    code, out, err = run(SAYS, "a", "b c", given="some\ntext")
+    said: dict[str, Any] = json.loads(out)
+    assert (code, err) == (0, "to stderr\n")
+    assert (said["words"], said["name"], said["input"]) == (["a", "b c"], "__main__", "some\ntext")
+    assert said["path"][:3] == [str(tmp_path), "/first", "/second"]
+    lent = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    assert said["variables"].items() >= {"ONE": "1", "PYTHONPATH": "/first:/second", **lent}.items()
+    assert "HOME" not in said["variables"]
+    assert said["sglang"] == []
+
+
+def test_nothing_of_an_earlier_one_is_left(run: Run) -> None:
+    for _ in range(2):
+        assert json.loads(run(SAYS)[1])["earlier"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "err"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise SystemExit('a reason')", 1, "a reason\n"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+    ],
+)
+def test_its_end_is_told(run: Run, text: str, code: int, err: str) -> None:
+    assert run(text) == (code, "", err)
+
+
+def test_an_exception_is_shown(run: Run) -> None:
+    code, _, err = run("1 / 0")
+    assert code == 1
+    assert err.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+def test_one_that_takes_too_long_is_killed_and_the_next_runs(run: Run) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run("import time; time.sleep(600)", limit_s=0.5)
+    assert run("print('next')")[:2] == (0, "next\n")
+
+
+def test_the_process_that_forks_ends_with_the_one_that_asked(tmp_path: Path) -> None:
+    python = released.tree("0.5.23").python
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.getppid())")
+    ask = (
+        "import sys; from pathlib import Path; import forked;"
+        "print(forked.run(Path(sys.argv[1]), Path(sys.argv[2]), (), variables={'PYTHONPATH': ''},"
+        "given=None, limit_s=300)[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask, python, script],
+        cwd=Path(forked.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ends(int(done.stdout))
+
+
+def ends(pid: int) -> bool:
+    """Whether a process is gone within ten seconds."""
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.1)
+    return False

@@ -5,7 +5,7 @@ usage: python pool_load.py OUT.json SHAPE [GPU]     (SHAPE: gpt-oss or gemma)
 Boots an Engine of the sglang on PYTHONPATH with a fixed KV budget in bytes, whatever else is on the
 GPU (`probe/sitecustomize.py` sets it). It has dummy weights of a small model whose layers and KV
 heads are of that shape. Sends more long prompts at once than the budget holds, twice, then goes on
-with some of the conversations.
+with some of the conversations. Where several run at once, they take turns (`engines.py`).
 
 Writes tokens that fit, seconds, tokens a second, most requests in a batch, retractions, and cached
 tokens. Run it plain for stock, and under ``python -m sglang_perf_patches run`` with
@@ -14,11 +14,9 @@ SGLANG_PERF_PATCHES=swa.pool-ratio.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +25,7 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE))
 
-from in_flight import CONFIG, _live  # noqa: E402
-
-os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
-os.environ.setdefault("SGLANG_DISABLE_CUDNN_CHECK", "1")
+from engines import CONFIG, boot, turn, wait_for_all  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -69,81 +64,42 @@ SHAPES = {
     ),
 }
 OUTPUT = 400
-AGAIN, MORE = 24, 200
+AGAIN, MORE, ROUNDS = 24, 200, 2
 
 
 def main(out: str, name: str, gpu: str = "0") -> int:
     """Boot, measure and write."""
     shape = SHAPES[name]
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(_config(shape)))
-    probe = folder / "probe.json"
-    os.environ["SWA_POOL_PROBE"] = str(probe)
     os.environ["SWA_POOL_BYTES"] = str(shape.budget)
-
-    import sglang
-
-    wanted: dict[str, Any] = {
-        "model_path": str(folder),
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
+    wanted = {
         "base_gpu_id": int(gpu),
-        "attention_backend": "triton",
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "moe_runner_backend": "triton",
         "context_length": 32_768,
         "max_running_requests": shape.running,
         "mem_fraction_static": 0.7,
         "cuda_graph_max_bs": shape.running,
         "cuda_graph_max_bs_decode": shape.running,
-        "disable_piecewise_cuda_graph": True,
-        "cuda_graph_backend_prefill": "disabled",
-        "random_seed": 0,
         "log_level": "info",
     }
-    known = options()
-    print("dropped", [key for key in wanted if key not in known], flush=True)
-    began = time.monotonic()
-    engine = sglang.Engine(**{key: value for key, value in wanted.items() if key in known})
-    result: dict[str, Any] = {
-        "sglang": sglang.__version__,
-        "selection": os.environ.get("SGLANG_PERF_PATCHES"),
-        "shape": name,
-        "patches": _live(),
-        "boot_s": round(time.monotonic() - began, 1),
-        "loads": [],
-    }
-    print("READY", result["boot_s"], result["patches"], flush=True)
-    prompts = [_prompt(shape, number) for number in range(shape.requests)]
-    _load(engine, [prompt[:500] for prompt in prompts[:8]], 8)  # kernels compile
+    engine, probe, result = boot(wanted, _config(shape), "SWA_POOL_PROBE")
+    result |= {"shape": name, "loads": []}
+    wait_for_all()
+    with turn():  # kernels compile
+        _load(engine, [_prompt(shape, number)[:4000] for number in range(shape.running // 4)], 64)
     replies: list[list[int]] = []
-    for what in ("all at once", "all at once, other prompts"):
-        if replies:
-            prompts = [_prompt(shape, 1000 + number) for number in range(shape.requests)]
-        Path(f"{probe}.reset").touch()
-        told, replies = _load(engine, prompts, OUTPUT)
-        _write(result, out, {"load": what} | told | _counted(probe))
+    for turns in range(1, 1 + ROUNDS):
+        prompts = [_prompt(shape, 1000 * turns + number) for number in range(shape.requests)]
+        with turn():
+            Path(f"{probe}.reset").touch()
+            told, replies = _load(engine, prompts, OUTPUT)
+            _write(result, out, {"load": f"all at once, {turns}"} | told | _counted(probe))
     # What the prefix cache still knows of the last ones: their windows are in the smaller pool.
     longer = [prompts[n] + replies[n] + _prompt(shape, 5000 + n)[:MORE] for n in range(-AGAIN, 0)]
-    Path(f"{probe}.reset").touch()
-    told, _ = _load(engine, longer, 64)
-    _write(result, out, {"load": f"{AGAIN} conversations go on"} | told | _counted(probe))
+    with turn():
+        Path(f"{probe}.reset").touch()
+        told, _ = _load(engine, longer, 64)
+        _write(result, out, {"load": f"{AGAIN} conversations go on"} | told | _counted(probe))
     engine.shutdown()
     return 0
-
-
-def options() -> set[str]:
-    """The arguments that the release's Engine takes."""
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    return {
-        option.removeprefix("--").replace("-", "_")
-        for action in parser._actions
-        for option in action.option_strings
-    }
 
 
 def _config(shape: Shape) -> dict[str, Any]:

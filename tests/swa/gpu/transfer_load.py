@@ -1,20 +1,28 @@
 """64 requests in flight over a real KV transfer, stock beside patched: replies, pools, times.
 
 usage: python transfer_load.py OUT.json [--page-size 1] [--gpus 0,1] [--seconds 300]
+    [--parts mixed,aborted,retracted,killed] [--ports 31000]
 
 Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on the second a stock
 and a patched decode server. Their sliding-window pool is the one that the release makes for 64
-running requests. Then it plays these parts on each decode server in turn:
+running requests. Kernels compile first. Then it plays these parts on each decode server in turn:
 
-1. 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token, throughput.
-2. The same with every third request aborted while it waits or is in transfer: the other replies.
-3. 64 prompts of 1,000 tokens that decode until the full pool is short: retraction and resume.
-4. 16 requests on each decode server, and the prefill server is killed: each must end, in an error
-   or whole.
+- mixed: 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token,
+  throughput.
+- aborted: the same with every third request aborted while it waits or is in transfer: the other
+  replies.
+- retracted: 64 prompts that decode until the full pool is short, on both servers at once:
+  retraction and resume.
+- long: 10 prompts of 8,000 tokens at once, twice.
+- longest: 3 prompts of 20,000 tokens, more than that pool holds at page size 1.
+- alone: what four of the mixed requests answer alone.
+- killed: 32 requests on each decode server, and the prefill server is killed: each must end, in an
+  error or whole.
 
 Replies to the same prompt are compared, tokens and log-probabilities, and with the reply to the
 request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
-after each part; after S seconds the run ends with what it has.
+after each load; after S seconds the run ends with what it has. Several that run at once, on other
+ports, take turns (`engines.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +38,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,13 +48,17 @@ _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE))
 
 import two_gpus  # noqa: E402
-from two_gpus import BOOTSTRAP, PORTS, Side  # noqa: E402
+from engines import live, turn, wait_for_all  # noqa: E402
+from two_gpus import PORTS, Side  # noqa: E402
 
 REQUESTS, OUTPUT = 64, 96
 LONGEST = 2400
-LONG_PROMPT, LONG_OUTPUT = 1000, 600
-FULL, RATIO = 84_000, 0.5
+GROWING_PROMPT, GROWING_OUTPUT = 1100, 320
+LONG, LONGEST_OF_ALL = (10, 8000), (3, 20_000)
+WARM_UP = (1, 2, 16, 17, 64, 100, 160, 500, 1000, 1023, 2400)
+FULL, RATIO = 83_968, 0.5  # whole pages of 64, both
 SIDES = ("stock", "patched")
+PARTS = ("mixed", "aborted", "retracted", "long", "longest", "alone", "killed")
 
 
 @dataclass
@@ -73,15 +85,21 @@ def main() -> int:
     parser.add_argument("--backend", default="nixl")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--deterministic", type=int, default=1)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--ports", type=int, default=31_000)
     given = parser.parse_args()
     two_gpus.FULL, two_gpus.SWA = FULL, int(FULL * RATIO)
     two_gpus.AT_ONCE = (REQUESTS,)
+    for number, name in enumerate(("prefill", *SIDES)):
+        PORTS[name] = given.ports + 2000 * number
+    two_gpus.BOOTSTRAP = given.ports - 500
     os.environ.setdefault("SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "2")
-    os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "100")
-    os.environ.setdefault("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "20")
+    os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "40")
+    os.environ.setdefault("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "60")
     result: dict[str, Any] = {"page_size": given.page_size, "parts": {}}
-    play = _Play(result, given.out)
+    play = _Play(result, given.out, given.parts.split(","))
     signal.signal(signal.SIGALRM, two_gpus._late)
+    signal.signal(signal.SIGTERM, two_gpus._late)  # so that no server is left
     signal.setitimer(signal.ITIMER_REAL, given.seconds)
     until = time.monotonic() + given.seconds
     try:
@@ -103,164 +121,233 @@ def main() -> int:
 
 
 class _Play:
-    """The parts, in order."""
+    """The parts that are wanted, in their order."""
 
-    def __init__(self, result: dict[str, Any], out: Path) -> None:
-        self._result, self._out = result, out
+    def __init__(self, result: dict[str, Any], out: Path, parts: Sequence[str]) -> None:
+        self._result, self._out, self._parts = result, out, parts
         lengths = [1 + (n * (LONGEST - 1)) // (REQUESTS - 1) for n in range(REQUESTS)]
         order = [(n * 29) % REQUESTS for n in range(REQUESTS)]  # long and short ones mixed
-        self._mixed = [two_gpus._prompt(100 + n, lengths[n]) for n in order]
-        self._long = [two_gpus._prompt(900 + n, LONG_PROMPT) for n in range(REQUESTS)]
+        self._prompts = [two_gpus._prompt(100 + n, lengths[n]) for n in order]
+        self._reference: list[Reply] | None = None
 
     def write(self) -> None:
         self._out.write_text(json.dumps(self._result, indent=1) + "\n")
 
     def all(self, sides: dict[str, Side]) -> None:
-        self._result["patches"] = two_gpus._live(sides["patched"].process.pid)
+        self._result["patches"] = live(sides["patched"].process.pid)
+        self._result["stock_has"] = live(sides["stock"].process.pid)
         print(json.dumps(self._result["patches"]), flush=True)
-        # Kernels compile, those of the prefill server for every length.
+        self._warm_up(sides)
+        for name in PARTS:
+            if name not in self._parts:
+                continue
+            part: dict[str, Any] = {}
+            self._result["parts"][name] = part
+            try:
+                getattr(self, f"_{name}")(sides, part)
+            except RuntimeError as error:  # a server that does not become idle
+                part |= {"ok": False, "error": str(error)}
+            print(name, json.dumps(part), flush=True)
+            self.write()
+        parts = self._result["parts"]
+        self._result["ok"] = all(parts.get(name, {}).get("ok") for name in self._parts)
+
+    def _warm_up(self, sides: dict[str, Side]) -> None:
+        """Have kernels compile: of the prefill server by length, of both others by batch."""
         began = time.monotonic()
-        _burst(sides["patched"], self._mixed, OUTPUT)
-        _burst(sides["stock"], self._mixed[:8], OUTPUT)
+        for length in WARM_UP:
+            _burst(sides["patched"], [two_gpus._prompt(7, length)], 8)
+        for side in reversed(SIDES):
+            _burst(sides[side], self._prompts, OUTPUT)
         self._result["warm_up_s"] = round(time.monotonic() - began, 1)
         print("warm", self._result["warm_up_s"], flush=True)
-        replies = self._mixed_loads(sides)
-        self._lonely(sides, replies)
-        self._aborted(sides, replies)
-        self._retracted(sides)
-        self._killed(sides)
-        parts = self._result["parts"]
-        self._result["ok"] = len(parts) == 5 and all(part["ok"] for part in parts.values())
+        wait_for_all()
 
-    def _mixed_loads(self, sides: dict[str, Side]) -> dict[str, list[Reply]]:
-        part: dict[str, Any] = {side: [] for side in SIDES}
-        all_replies: dict[str, list[list[Reply]]] = {side: [] for side in SIDES}
+    def _twice(
+        self, sides: dict[str, Side], part: dict[str, Any], prompts: Sequence[list[int]]
+    ) -> dict[str, list[list[Reply]]]:
+        """Play a load on stock, patched, patched and stock; both replies of each side."""
+        replies: dict[str, list[list[Reply]]] = {side: [] for side in SIDES}
+        part |= {side: [] for side in SIDES}
         for side in (*SIDES, *reversed(SIDES)):
-            replies, told = self._watched(sides[side], self._mixed, OUTPUT)
+            given, told = self._watched(sides[side], prompts, OUTPUT)
             part[side].append(told)
-            all_replies[side].append(replies)
-            print("mixed", side, json.dumps(told), flush=True)
-        first = {side: all_replies[side][0] for side in SIDES}
-        part["equal"] = _equal(first["stock"], first["patched"])
-        part["stock_twice"] = _equal(*all_replies["stock"])
-        part["patched_twice"] = _equal(*all_replies["patched"])
-        part["different_replies"] = len({tuple(r.tokens) for r in first["stock"]})
-        part["compared"] = REQUESTS
-        whole = all(told["pools_whole"] for side in SIDES for told in part[side])
-        part["ok"] = whole and part["equal"] == REQUESTS
-        self._done("mixed", part)
-        return first
+            replies[side].append(given)
+            print(side, json.dumps(told), flush=True)
+            self.write()
+        part["equal"] = _equal(replies["stock"][0], replies["patched"][0])
+        part["stock_twice"] = _equal(*replies["stock"])
+        part["patched_twice"] = _equal(*replies["patched"])
+        part["compared"] = len(prompts)
+        part["pools_whole"] = all(told["pools_whole"] for side in SIDES for told in part[side])
+        return replies
 
-    def _lonely(self, sides: dict[str, Side], replies: dict[str, list[Reply]]) -> None:
-        """What some requests answer alone, on stock."""
-        some = range(0, REQUESTS, 8)
-        alone = [_burst(sides["stock"], [self._mixed[n]], OUTPUT)[0] for n in some]
-        part = {side: _equal(alone, [replies[side][n] for n in some]) for side in SIDES}
+    def _mixed_replies(self, sides: dict[str, Side]) -> list[Reply]:
+        """What stock answers to the mixed prompts."""
+        if self._reference is None:
+            self._reference, _ = self._watched(sides["stock"], self._prompts, OUTPUT)
+        return self._reference
+
+    def _mixed(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
+        replies = self._twice(sides, part, self._prompts)
+        self._reference = replies["stock"][0]
+        part["different_replies"] = len({tuple(r.tokens) for r in self._reference})
+        part["ok"] = part["pools_whole"] and part["equal"] == REQUESTS
+
+    def _alone(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
+        some = range(0, REQUESTS, 16)
+        reference = self._mixed_replies(sides)
+        for side in SIDES:
+            alone = [_burst(sides[side], [self._prompts[n]], OUTPUT)[0] for n in some]
+            part[side] = _equal(alone, [reference[n] for n in some])
         part["compared"] = len(some)
         part["ok"] = part["patched"] == len(some) or not self._result["deterministic"]
-        self._done("as_alone", part)
 
-    def _aborted(self, sides: dict[str, Side], replies: dict[str, list[Reply]]) -> None:
-        part: dict[str, Any] = {}
+    def _aborted(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
         aborted = set(range(0, REQUESTS, 3))
         kept = [n for n in range(REQUESTS) if n not in aborted]
+        reference = [self._mixed_replies(sides)[n] for n in kept]
         for side in SIDES:
-            found, told = self._watched(sides[side], self._mixed, OUTPUT, aborted)
+            found, told = self._watched(sides[side], self._prompts, OUTPUT, aborted)
             told["ended_by_abort"] = sum(found[n].ended == "abort" for n in aborted)
-            told["equal"] = _equal([replies["stock"][n] for n in kept], [found[n] for n in kept])
+            told["equal"] = _equal(reference, [found[n] for n in kept])
             told["compared"] = len(kept)
             part[side] = told
+            self.write()
         part["ok"] = all(
             part[side]["pools_whole"] and part[side]["equal"] == len(kept) for side in SIDES
         )
-        self._done("aborted", part)
 
-    def _retracted(self, sides: dict[str, Side]) -> None:
-        part: dict[str, Any] = {}
-        found = {}
-        for side in SIDES:
-            found[side], part[side] = self._watched(sides[side], self._long, LONG_OUTPUT)
+    def _retracted(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
+        prompts = [two_gpus._prompt(900 + n, GROWING_PROMPT) for n in range(REQUESTS)]
+        with turn():
+            for side in SIDES:
+                _settled(sides[side])
+                _reset(sides[side])
+            started = {side: _start(sides[side], prompts, GROWING_OUTPUT) for side in SIDES}
+            found = {side: burst.ended() for side, burst in started.items()}
+            for side in SIDES:
+                part[side] = _summary(found[side]) | _settled(sides[side])
         part["equal"] = _equal(found["stock"], found["patched"])
         part["compared"] = REQUESTS
         part["ok"] = (
             all(part[side]["pools_whole"] for side in SIDES)
-            and part["patched"]["peak_retracted"] > 0
+            and all(part[side]["peak_retracted"] > 0 for side in SIDES)
             and part["equal"] == REQUESTS
         )
-        self._done("retracted", part)
 
-    def _killed(self, sides: dict[str, Side]) -> None:
-        part: dict[str, Any] = {}
+    def _long(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
+        requests, length = LONG
+        prompts = [two_gpus._prompt(2000 + n, length) for n in range(requests)]
+        self._twice(sides, part, prompts)
+        part["ok"] = part["pools_whole"] and part["equal"] == requests
+
+    def _longest(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
+        requests, length = LONGEST_OF_ALL
+        prompts = [two_gpus._prompt(3000 + n, length) for n in range(requests)]
+        found = {}
         for side in SIDES:
+            found[side], part[side] = self._watched(sides[side], prompts, OUTPUT)
+        part["equal"] = _equal(found["stock"], found["patched"])
+        part["compared"] = requests
+        part["ok"] = (
+            all(part[side]["pools_whole"] for side in SIDES)
+            and part["patched"]["ended"] == {"length": requests}
+            and (part["equal"] == requests or part["stock"]["finished"] == 0)
+        )
+
+    def _killed(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
+        for side in SIDES:
+            _settled(sides[side])
             _reset(sides[side])
-        with ThreadPoolExecutor(2) as pool:
-            waiting = {
-                side: pool.submit(_burst, sides[side], self._mixed[:16] * 2, OUTPUT)
-                for side in SIDES
-            }
+        with turn():
+            started = {side: _start(sides[side], self._prompts[:16] * 2, OUTPUT) for side in SIDES}
             time.sleep(0.4)
             os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
+            began = time.monotonic()
             for side in SIDES:
-                replies = waiting[side].result()
-                told = _settled(sides[side])
-                told["ended"] = {
-                    how: sum(reply.ended == how for reply in replies)
-                    for how in {reply.ended for reply in replies}
-                }
-                part[side] = told
-        part["ok"] = all(part[side]["pools_whole"] for side in SIDES)
-        self._done("killed", part)
+                found = started[side].ended()
+                part[side] = _summary(found) | _settled(sides[side])
+                part[side]["ended_after_s"] = round(time.monotonic() - began, 1)
+        part["ok"] = all(
+            part[side]["pools_whole"]
+            and "" not in part[side]["ended"]
+            and set(part[side]["ended"]) != {"length"}
+            for side in SIDES
+        )
 
     def _watched(
         self, side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
     ) -> tuple[list[Reply], dict[str, Any]]:
-        _settled(side)
-        _reset(side)
-        began = time.monotonic()
-        replies = _burst(side, prompts, output, aborted)
-        seconds = time.monotonic() - began
-        firsts = [reply.first for reply in replies if reply.first is not None]
-        told = {
-            "seconds": round(seconds, 2),
-            "finished": sum(reply.ended == "length" for reply in replies),
-            "ttft_median_s": round(statistics.median(firsts), 3) if firsts else None,
-            "ttft_last_s": round(max(firsts), 3) if firsts else None,
-            "tokens_per_s": round(sum(len(reply.tokens) for reply in replies) / seconds, 1),
-        }
-        return replies, told | _settled(side)
+        with turn():
+            _settled(side)
+            _reset(side)
+            began = time.monotonic()
+            replies = _burst(side, prompts, output, aborted)
+            seconds = time.monotonic() - began
+            tokens = sum(len(reply.tokens) for reply in replies)
+            told: dict[str, Any] = {
+                "seconds": round(seconds, 2),
+                "tokens_per_s": round(tokens / seconds, 1),
+            }
+            return replies, told | _summary(replies) | _settled(side)
 
-    def _done(self, name: str, part: dict[str, Any]) -> None:
-        self._result["parts"][name] = part
-        print(name, json.dumps(part), flush=True)
-        self.write()
+
+def _summary(replies: Sequence[Reply]) -> dict[str, Any]:
+    """How requests ended, and when their first tokens came."""
+    firsts = [reply.first for reply in replies if reply.first is not None]
+    return {
+        "finished": sum(reply.ended == "length" for reply in replies),
+        "ended": dict(Counter(reply.ended for reply in replies)),
+        "ttft_median_s": round(statistics.median(firsts), 3) if firsts else None,
+        "ttft_last_s": round(max(firsts), 3) if firsts else None,
+    }
 
 
 def _equal(first: Sequence[Reply], second: Sequence[Reply]) -> int:
     return sum(a.equals(b) for a, b in zip(first, second, strict=True))
 
 
+@dataclass
+class _Burst:
+    """Requests that were sent at once."""
+
+    replies: list[Reply]
+    threads: list[threading.Thread]
+
+    def ended(self) -> list[Reply]:
+        """The replies, once all have ended; those that have not in their time say so."""
+        for thread in self.threads:
+            thread.join(timeout=160)
+        return self.replies
+
+
 def _burst(
     side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
 ) -> list[Reply]:
+    return _start(side, prompts, output, aborted).ended()
+
+
+def _start(
+    side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
+) -> _Burst:
     """Send all at once; abort some while they wait or are in transfer."""
-    replies = [Reply() for _ in prompts]
-    threads = []
+    burst = _Burst([Reply() for _ in prompts], [])
+
+    def start(function: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
     for number, ids in enumerate(prompts):
         room = next(two_gpus._ROOMS)
-        threads += [
-            threading.Thread(target=_prefill, args=(ids, output, room), daemon=True),
-            threading.Thread(
-                target=_decode, args=(side, ids, output, room, replies[number]), daemon=True
-            ),
-        ]
+        # Nobody waits for the prefill server: what the decode server refuses, it keeps for long.
+        start(_prefill, ids, output, room)
+        burst.threads.append(start(_decode, side, ids, output, room, burst.replies[number]))
         if number in aborted:
             after = 0.02 + 0.9 * (number / len(prompts))
-            threads.append(threading.Thread(target=_abort, args=(side, room, after), daemon=True))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=160)
-    return replies
+            burst.threads.append(start(_abort, side, room, after))
+    return burst
 
 
 def _body(ids: list[int], output: int, room: int, **more: Any) -> bytes:
@@ -271,7 +358,7 @@ def _body(ids: list[int], output: int, room: int, **more: Any) -> bytes:
         "sampling_params": sampling,
         "return_logprob": True,
         "bootstrap_host": "127.0.0.1",
-        "bootstrap_port": BOOTSTRAP,
+        "bootstrap_port": two_gpus.BOOTSTRAP,
         "bootstrap_room": room,
     }
     return json.dumps(named | more).encode()
@@ -309,6 +396,7 @@ def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) ->
         reply.ended = type(error).__name__
     reply.seconds = time.monotonic() - began
     if not chunks or reply.ended:
+        reply.ended = reply.ended or "empty"
         return
     last = chunks[-1]
     reply.ended = str((last["meta_info"].get("finish_reason") or {}).get("type"))

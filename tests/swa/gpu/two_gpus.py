@@ -42,7 +42,7 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE))
 
-from in_flight import CONFIG  # noqa: E402
+from engines import CONFIG, live  # noqa: E402
 
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
@@ -140,7 +140,7 @@ class _DidNotBoot(Exception):
 
 
 def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path) -> None:
-    result["patches"] = _live(sides["patched"].process.pid)
+    result["patches"] = live(sides["patched"].process.pid)
     for side in ("stock", "patched"):  # kernels compile
         _send(sides[side], _prompt(900, 300), 8)
     parts: list[dict[str, Any]] = []
@@ -333,7 +333,7 @@ def _arguments(
         "max-total-tokens": FULL,
         "num-reserved-decode-tokens": 32,
         "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
-        "context-length": 16_384,
+        "context-length": 32_768,
         "max-running-requests": max(AT_ONCE),
         "mem-fraction-static": 0.8,
         "disable-radix-cache": True,
@@ -382,22 +382,6 @@ def _settled(side: Side) -> dict[str, Any]:
             if state["idle"]:
                 return state
     raise RuntimeError(f"{side.name} did not become idle, or no probe runs in it")
-
-
-def _live(group: int) -> list[str]:
-    """What is live in the patched server's processes, according to the project's own command."""
-    command = [sys.executable, "-m", "sglang_perf_patches", "status", "--json"]
-    told = subprocess.run(command, capture_output=True, text=True).stdout or "{}"
-    return sorted(
-        {
-            f"{process['role']}: {patch['id']}: {patch['state']}"
-            for process in json.loads(told).get("processes", [])
-            for patch in process["patches"]
-            if patch["id"].startswith("swa.")
-            and patch["state"] != "off"
-            and os.getpgid(process["pid"]) == group
-        }
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,168 @@
+"""Boots a real Engine with a small model of dummy weights, and lets several take turns on one GPU.
+
+Every script here that boots an Engine does so with `boot`. Several that run at once with the same
+$SWA_TURNS, a folder, wait for each other until $SWA_SIDES of them have booted. Then their loads run
+one at a time, in turns, so that what is compared was measured within the same minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
+os.environ.setdefault("SGLANG_DISABLE_CUDNN_CHECK", "1")
+
+LAYERS = 8
+CONFIG = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 1024,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "initial_context_length": 4096,
+    "max_position_embeddings": 140000,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.9,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+"""A small GPT-OSS."""
+USUAL: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "moe_runner_backend": "triton",
+    "disable_piecewise_cuda_graph": True,
+    "cuda_graph_backend_prefill": "disabled",
+    "random_seed": 0,
+    "log_level": "warning",
+}
+"""What every Engine here is given."""
+
+
+def boot(
+    wanted: Mapping[str, Any], config: Mapping[str, Any], variable: str
+) -> tuple[Any, Path, dict[str, Any]]:
+    """An Engine, what its probe writes to, and what is to be told of it.
+
+    Args:
+        wanted: its arguments, besides `USUAL`; those that the release lacks are left out.
+        config: the model's ``config.json``.
+        variable: names the probe's file for the scheduler (`probe/sitecustomize.py`).
+    """
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text(json.dumps(config))
+    probe = folder / "probe.json"
+    os.environ[variable] = str(probe)
+
+    import sglang
+
+    arguments = {"model_path": str(folder), **USUAL, **wanted}
+    known = options()
+    print("dropped", [name for name in arguments if name not in known], flush=True)
+    began = time.monotonic()
+    engine = sglang.Engine(**{k: v for k, v in arguments.items() if k in known})
+    told = {
+        "sglang": sglang.__version__,
+        "selection": os.environ.get("SGLANG_PERF_PATCHES"),
+        "patches": live(os.getpid()),
+        "boot_s": round(time.monotonic() - began, 1),
+    }
+    print("READY", told["boot_s"], told["patches"], flush=True)
+    return engine, probe, told
+
+
+def options() -> set[str]:
+    """The arguments that the release's Engine takes."""
+    from sglang.srt.server_args import ServerArgs
+
+    return set(inspect.signature(ServerArgs).parameters)
+
+
+def live(root: int) -> list[str]:
+    """What is not off in a process and its children, according to the project's own command."""
+    command = [sys.executable, "-m", "sglang_perf_patches", "status", "--json"]
+    told = subprocess.run(command, capture_output=True, text=True).stdout or "{}"
+    return sorted(
+        {
+            f"{process['role']}: {patch['id']}: {patch['state']}"
+            for process in json.loads(told).get("processes", [])
+            for patch in process["patches"]
+            if patch["id"].startswith("swa.")
+            and patch["state"] != "off"
+            and root in _ancestors(process["pid"])
+        }
+    )
+
+
+def _ancestors(process: int) -> Iterator[int]:
+    """A process and those that started it."""
+    while process > 1:
+        yield process
+        try:
+            stat = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            return
+        process = int(stat.rpartition(")")[2].split()[1])
+
+
+def wait_for_all(limit_s: float = 150.0) -> None:
+    """Wait until every Engine that takes turns with this one has booted."""
+    folder = os.environ.get("SWA_TURNS")
+    if not folder:
+        return
+    (Path(folder) / f"ready.{os.getpid()}").touch()
+    until = time.monotonic() + limit_s
+    sides = int(os.environ.get("SWA_SIDES", "1"))
+    while len(list(Path(folder).glob("ready.*"))) < sides and time.monotonic() < until:
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Have the GPU alone among those that take turns."""
+    folder = os.environ.get("SWA_TURNS")
+    if not folder:
+        yield
+        return
+    with (Path(folder) / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    time.sleep(0.05)  # so that one who waits gets the lock

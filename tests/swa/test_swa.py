@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from groups import ALL, EXACT, GROUPS
+from groups import ALL, EXACT, GROUPS, SYNCING
 
 import tiers
 from sglang_perf_patches.model import releases
@@ -20,7 +20,6 @@ PROMPTS = (8192, 32_768, 131_072)
 
 EPISODES = {"episodes": 30, "shrink": False}
 NOT_WHEN_IDLE = "swa,-swa.idle-admission"
-SYNCING = "swa,-swa.free-without-sync"
 FREES = [{"seed": 7, "count": 2, "sorts": n < 2, "grouped": n % 2 == 0} for n in range(4)]
 """Episodes whose pools are compared step by step: sorted or not, grouped frees or not."""
 BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {

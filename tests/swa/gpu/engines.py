@@ -143,7 +143,7 @@ def _ancestors(process: int) -> Iterator[int]:
         process = int(stat.rpartition(")")[2].split()[1])
 
 
-def wait_for_all(limit_s: float = 150.0) -> None:
+def wait_for_all(limit_s: float = 100.0) -> None:
     """Wait until every Engine that takes turns with this one has booted."""
     folder = os.environ.get("SWA_TURNS")
     if not folder:

@@ -161,7 +161,7 @@ class _Play:
             _burst(sides[side], self._prompts, OUTPUT)
         self._result["warm_up_s"] = round(time.monotonic() - began, 1)
         print("warm", self._result["warm_up_s"], flush=True)
-        wait_for_all()
+        wait_for_all(60.0)
 
     def _twice(
         self, sides: dict[str, Side], part: dict[str, Any], prompts: Sequence[list[int]]

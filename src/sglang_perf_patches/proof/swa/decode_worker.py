@@ -39,6 +39,8 @@ class Shape:
             decoding does.
         sorts: whether freed pages are sorted before they are taken again, as in every
             disaggregated server.
+        layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
+            what both agreed on; ``"replicas"``, one of two with a draft model.
     """
 
     window: int | None
@@ -52,6 +54,7 @@ class Shape:
     transfer_steps: int = 1
     over_allocation: int = 0
     sorts: bool = True
+    layout: str = "one"
 
 
 @dataclass
@@ -173,17 +176,38 @@ class DecodeWorker:
 
     def admit(self) -> list[Any]:
         """Resume retracted requests; if none is left, admit new ones. Returns the new ones."""
-        resumed = self.queue.resume_retracted_reqs()
+        agreed = self._agreed(self.queue.retracted_queue)
+        resumed = self.queue.resume_retracted_reqs(*([] if agreed is None else [agreed]))
         self.scheduler.waiting_queue.extend(resumed)
         if self.queue.retracted_queue:
             return []
-        entries, _ = self.queue.pop_preallocated()
+        agreed = self._agreed([entry.req for entry in self.queue.queue])
+        entries, _ = self.queue.pop_preallocated(**self._consensus(agreed))
         for entry in entries:
             self.transfers.since[entry.req.rid] = self.counts.steps
             self.order.append(entry.req.rid)
         self.transfers.queue.extend(entries)
         self.counts.peak_admitted = max(self.counts.peak_admitted, len(self.live()))
         return [entry.req for entry in entries]
+
+    def _agreed(self, reqs: Sequence[Any]) -> list[str] | None:
+        """Ids on which the stages of a pipeline agree; None for one rank.
+
+        In every other step the newest request has not reached the other stage yet.
+        """
+        if self.shape.layout != "stages":
+            return None
+        seen = len(reqs) - (self.counts.steps % 2 and len(reqs) > 1)
+        return [req.rid for req in reqs[:seen]]
+
+    def _consensus(self, agreed: list[str] | None) -> dict[str, Any]:
+        """How the release's ``pop_preallocated`` is told on what the stages agree."""
+        if agreed is None:
+            return {}
+        known = inspect.signature(self.queue.pop_preallocated).parameters
+        if "pp_good_rids" in known:
+            return {"pp_good_rids": agreed, "pp_bad_rids": []}
+        return {"rids_to_check": agreed}
 
     def receive(self) -> None:
         """End the transfers that are due, each with its first output token."""
@@ -410,7 +434,7 @@ class DecodeWorker:
             running_batch=self.batch,
             waiting_queue=[],
             last_batch=None,
-            server_args=self.server_args,
+            server_args=_Seen(self.server_args, **_LAYOUTS[self.shape.layout]),
             sliding_window_size=self.shape.window,
             spec_algorithm=algorithm.EAGLE if self.shape.over_allocation else algorithm.NONE,
             tp_worker=SimpleNamespace(is_hybrid_swa=True, model_runner=runner),
@@ -470,9 +494,32 @@ class DecodeWorker:
         original = vars(stock)["_init_kv_manager"]
         stock._init_kv_manager = lambda queue: manager
         try:
-            return stock(**given)
+            queue = stock(**given)
         finally:
             stock._init_kv_manager = original
+        if self.shape.layout == "stages" and hasattr(queue, "pp_size"):
+            queue.pp_size = 2
+        if self.shape.layout == "replicas":
+            queue.draft_token_to_kv_pool = object()
+        return queue
+
+
+_LAYOUTS: dict[str, dict[str, int]] = {
+    "one": {},
+    "stages": {"pp_size": 2},
+    "replicas": {"dp_size": 2},
+}
+
+
+class _Seen:
+    """A server's arguments, some of them others: no second process is there."""
+
+    def __init__(self, inner: Any, **others: Any) -> None:
+        vars(self).update(others)
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def _is_done(req: Any) -> bool:

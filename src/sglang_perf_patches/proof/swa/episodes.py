@@ -14,6 +14,8 @@ GROWTHS = (0, 60, 100, 200)
 RESERVES = (0, 5, 24)
 OVER_ALLOCATIONS = (0, 0, 3)
 OUTPUTS = (1, 2, 17, 40, 90)
+LAYOUTS = ("one", "one", "stages", "replicas")
+"""Of `Shape.layout`: half of the episodes are those of one rank."""
 
 
 def shape(
@@ -26,6 +28,7 @@ def shape(
     reserved: int,
     transfer: int,
     over: int,
+    layout: str = "one",
 ) -> Shape:
     """A small worker: sliding-window KV for so many requests' tails and so much growth."""
     return Shape(
@@ -39,6 +42,7 @@ def shape(
         reserved=reserved,
         transfer_steps=transfer,
         over_allocation=over,
+        layout=layout,
     )
 
 

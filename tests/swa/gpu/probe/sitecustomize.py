@@ -1,7 +1,7 @@
 """Counts what a real server's scheduler holds; every process finds it on PYTHONPATH.
 
-Wraps a method that no patch changes (``DecodeTransferQueue.pop_transferred``, once a step) and
-writes what it saw to the file that $SWA_PROBE names, four times a second.
+Wraps what is called once a step (``DecodeTransferQueue.pop_transferred``) and where requests are
+retracted, and writes what it saw to the file that $SWA_PROBE names, four times a second.
 
 With $DUMMY_WEIGHTS set, see ``tests/support/probe/dummy_weights.py``: its folder is needed too.
 """
@@ -14,7 +14,8 @@ import dummy_weights
 import wrapt
 
 _TARGET = os.environ.get("SWA_PROBE")
-_seen = {"steps": 0, "peak_in_flight": 0, "peak_in_transfer": 0, "peak_retracted": 0}
+_NONE = {"steps": 0, "peak_in_flight": 0, "peak_in_transfer": 0, "retractions": 0}
+_seen = dict(_NONE)
 _told = [0.0]
 
 
@@ -28,7 +29,6 @@ def _record(queue):
     _seen["steps"] += 1
     _seen["peak_in_flight"] = max(_seen["peak_in_flight"], running + waiting + moving)
     _seen["peak_in_transfer"] = max(_seen["peak_in_transfer"], waiting + moving)
-    _seen["peak_retracted"] = max(_seen["peak_retracted"], len(prealloc.retracted_queue))
     _seen["least_swa_free"] = min(_seen.get("least_swa_free", swa_free), swa_free)
     if time.monotonic() - _told[0] < 0.25:
         return
@@ -55,17 +55,27 @@ def _hook(module):
         if os.path.exists(f"{_TARGET}.reset"):
             os.remove(f"{_TARGET}.reset")
             _seen.clear()
-            _seen.update(steps=0, peak_in_flight=0, peak_in_transfer=0, peak_retracted=0)
+            _seen.update(_NONE)
         _record(instance)
         return wrapped(*args, **kwargs)
 
     wrapt.wrap_function_wrapper(module, "DecodeTransferQueue.pop_transferred", around)
 
 
+def _retractions(module):
+    def retract(wrapped, instance, args, kwargs):
+        result = wrapped(*args, **kwargs)
+        _seen["retractions"] += len(result[0])
+        return result
+
+    wrapt.wrap_function_wrapper(module, "ScheduleBatch.retract_decode", retract)
+
+
 if os.environ.get("DUMMY_WEIGHTS"):
     dummy_weights.enlarge()
 if _TARGET:
     wrapt.register_post_import_hook(_hook, "sglang.srt.disaggregation.decode")
+    wrapt.register_post_import_hook(_retractions, "sglang.srt.managers.schedule_batch")
 if os.environ.get("SWA_POOL_PROBE"):
     import pool_counts
 

@@ -568,7 +568,14 @@ FREE_WITHOUT_SYNC = Patch(
         "such as a node of the prefix cache. It also runs with another allocator or pool, and with "
         "an encoder. On 0.5.19 only evictions are patched."
     ),
-    gain="Nothing was measured yet.",
+    gain=(
+        "The host no longer waits where it gives sliding-window KV back; how much time that saves "
+        "was not measured."
+    ),
+    figures=(
+        ("random episodes on a CPU, 0.5.18; 337 steps", "stock", "patched"),
+        ("calls in frees whose result the host waits for", "1009", "0"),
+    ),
     condition=(
         "A model with a window, up to 0.5.19. If the GPU is the bottleneck, the host's wait costs "
         "nothing."

@@ -569,8 +569,8 @@ FREE_WITHOUT_SYNC = Patch(
         "an encoder. On 0.5.19 only evictions are patched."
     ),
     gain=(
-        "The host no longer waits where it gives sliding-window KV back; how much time that saves "
-        "was not measured."
+        "The host no longer waits where windows are evicted and, up to 0.5.18, where a request "
+        "ends; how much time that saves was not measured."
     ),
     figures=(
         ("random episodes on a CPU, 0.5.18; 337 steps", "stock", "patched"),

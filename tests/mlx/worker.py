@@ -738,9 +738,9 @@ def turn_of_stock() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import standalone
 
     standalone.lend()
-    from sglang_perf_patches.bench.mlx import _Switch
+    from sglang_perf_patches.bench.mlx import Switch
 
-    switch = _Switch()
+    switch = Switch()
     with switch.stock():
         time.sleep(2.5)
     found = {"after": {id: state(id).state for id in switch.names}}

@@ -54,10 +54,10 @@ _ATTENTION_POOL = f"{_MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
 _POOL_TARGETS = (
     f"{_RUNNER}.prefill_finalize",
     f"{_RUNNER}.extend_finalize",
+    f"{_RUNNER}._sync_new_kv_to_pool",
     f"{_RUNNER}._sync_decode_kv_to_pool",
 )
 _POOL_DEPENDS = (
-    f"{_RUNNER}._sync_new_kv_to_pool",
     f"{_RUNNER}.prefill_start",
     f"{_RUNNER}.extend_start",
 )
@@ -127,12 +127,12 @@ PATCHES: tuple[Patch, ...] = (
                 targets=(
                     f"{_POOL}.set_kv_all_layers",
                     f"{_POOL}.get_kv",
+                    f"{_POOL}.clear",
                     *_POOL_TARGETS,
                 ),
                 depends=(
                     *_POOL_DEPENDS,
                     f"{_POOL}.set_kv",
-                    f"{_POOL}.clear",
                     f"{_MLX}.kv_cache.contiguous_cache:PoolBackedCache",
                 ),
             ),
@@ -142,12 +142,12 @@ PATCHES: tuple[Patch, ...] = (
                 targets=(
                     f"{_ATTENTION_POOL}.set_kv_all_layers",
                     f"{_ATTENTION_POOL}.get_kv",
+                    f"{_ATTENTION_POOL}.clear",
                     *_POOL_TARGETS,
                 ),
                 depends=(
                     *_POOL_DEPENDS,
                     f"{_ATTENTION_POOL}.set_kv",
-                    f"{_ATTENTION_POOL}.clear",
                     f"{_MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache",
                     f"{_RUNNER}._cache_with_pool_backed_attention",
                 ),

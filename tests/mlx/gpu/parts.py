@@ -15,6 +15,7 @@ profiler sees it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -125,7 +126,7 @@ class _Side:
         times.append(time.perf_counter())
         token: int = runner.prefill_finalize(pending)
         times.append(time.perf_counter())
-        self.parts.append(tuple(after - before for before, after in zip(times, times[1:])))
+        self.parts.append(tuple(after - before for before, after in itertools.pairwise(times)))
         return token
 
 

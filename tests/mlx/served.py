@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=3, help="requests of a client")
     parser.add_argument("--tokens", type=int, default=256, help="of a prompt")
     parser.add_argument("--replies", type=int, default=32, help="tokens of a reply")
+    parser.add_argument("--slots", type=int, default=16_384, help="of the server's pool, in tokens")
     parser.add_argument("--shape", choices=("tiny", "0.6b"), default="tiny")
     parser.add_argument("--here", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep model and logs here")
@@ -77,7 +78,11 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
     model = folder / "model"
     if not model.exists():
         _write_model(environment, model, given.shape, paths)
-    settings = {name: value for name, value in os.environ.items() if name.startswith("SGLANG_S")}
+    given_to_sglang = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("SGLANG_") and name not in {"SGLANG_PERF_PATCHES", "SGLANG_USE_MLX"}
+    }
     found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     for turn in range(given.turns):
         for side in _SIDES[:: -1 if turn % 2 else 1]:
@@ -90,7 +95,8 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
                 log=log,
                 launcher=(environment.python, "-W", "ignore", "-m", "sglang_perf_patches", "run"),
                 python_path=[Path(path) for path in paths],
-                settings=settings,
+                arguments=("--max-total-tokens", str(given.slots)),
+                settings=given_to_sglang,
             ) as server:
                 boot = round(time.perf_counter() - began, 1)
                 print(json.dumps({"turn": turn, "side": side, "boot, s": boot}), flush=True)

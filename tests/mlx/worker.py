@@ -544,6 +544,8 @@ def broken_prefill() -> dict[str, Any]:
         for reference in (
             f"{pool_write.ATTENTION_POOL}.set_kv_all_layers",
             f"{pool_write.ATTENTION_POOL}.get_kv",
+            f"{pool_write.ATTENTION_POOL}.clear",
+            f"{pool_write.RUNNER}._sync_new_kv_to_pool",
             f"{pool_write.RUNNER}.prefill_finalize",
             f"{pool_write.RUNNER}.extend_finalize",
             f"{pool_write.RUNNER}._sync_decode_kv_to_pool",

@@ -95,11 +95,13 @@ PATCHES: tuple[Patch, ...] = (
             "buffers at the first step after a prefill, and at each further chunk of a prompt."
         ),
         how=(
-            "The write is queued as in stock. But the tokens are copied out of the request's "
-            "buffers while the host waits for the prefill's token. They are written into the pool "
-            "while the host waits for the next chunk, or when the request ends; nothing waits for "
-            "that. While a prefill reads the pool, only the copy is made, because MLX would copy "
-            "the pool to write into it. The next write or read then does the queued write too."
+            "The host builds the write after it has launched the prompt, while the device computes. "
+            "The tokens are copied out of the request's buffers while the host waits for the "
+            "prompt's token. They are written into the pool while the host waits for the next "
+            "chunk, or when the request ends; nothing waits for that. While a prefill reads the "
+            "pool, only the copy is made, because MLX would copy the pool to write into it. The "
+            "next write or read then does the queued write too. Each layer's tokens go into the "
+            "pool as a slice of that copy, where stock copies them once more."
         ),
         gain=(
             "Servers with the radix cache, sglang's default, gain memory and a faster first step "
@@ -164,7 +166,8 @@ PATCHES: tuple[Patch, ...] = (
         ),
         how=(
             "The first buffers have room for the prompt and one more token, in steps of 256, as "
-            "mlx-lm's own have. If a prompt comes in chunks, they have room for the next chunk "
+            "mlx-lm's own have. They are the prompt's K and V with zeros behind them, so the prompt "
+            "is written once, and not over zeros. If a prompt comes in chunks, they have room for the next chunk "
             "too. A decode doubles them as in stock. A finished request's caches keep their dtype, "
             "which can decide what the next request is computed in, and no buffers."
         ),
@@ -195,19 +198,21 @@ PATCHES: tuple[Patch, ...] = (
                 releases=releases.between("0.5.11", "0.5.12.post1"),
                 install=f"{_HERE}.first_buffer:install_contiguous",
                 targets=(
+                    f"{_CONTIGUOUS_CACHE}.update_and_fetch",
                     f"{_CONTIGUOUS_CACHE}._allocate",
                     f"{_CONTIGUOUS_CACHE}._grow",
                     f"{_CONTIGUOUS_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
                     f"{_RUNNER}.clear",
                 ),
-                depends=(*_BUFFER_DEPENDS, f"{_CONTIGUOUS_CACHE}.update_and_fetch"),
+                depends=_BUFFER_DEPENDS,
                 note="a batched decode also goes on past the end of a buffer",
             ),
             Variant(
                 releases=releases.between("0.5.13", "0.5.14"),
                 install=f"{_HERE}.first_buffer:install_attention_without_growth",
                 targets=(
+                    f"{_ATTENTION_CACHE}.update_and_fetch",
                     f"{_ATTENTION_CACHE}._allocate",
                     f"{_ATTENTION_CACHE}._grow",
                     f"{_ATTENTION_CACHE}.write_token",
@@ -216,7 +221,6 @@ PATCHES: tuple[Patch, ...] = (
                 ),
                 depends=(
                     *_BUFFER_DEPENDS,
-                    f"{_ATTENTION_CACHE}.update_and_fetch",
                     f"{_RUNNER}._materialize_pool_backed_attention",
                     f"{_RUNNER}.clear",
                 ),
@@ -226,6 +230,7 @@ PATCHES: tuple[Patch, ...] = (
                 releases=releases.between("0.5.15", "0.5.23"),
                 install=f"{_HERE}.first_buffer:install_attention",
                 targets=(
+                    f"{_ATTENTION_CACHE}.update_and_fetch",
                     f"{_ATTENTION_CACHE}._allocate",
                     f"{_ATTENTION_CACHE}._grow",
                     f"{_RUNNER}._release_cache",
@@ -233,7 +238,6 @@ PATCHES: tuple[Patch, ...] = (
                 ),
                 depends=(
                     *_BUFFER_DEPENDS,
-                    f"{_ATTENTION_CACHE}.update_and_fetch",
                     f"{_ATTENTION_CACHE}.write_token",
                     f"{_RUNNER}._materialize_pool_backed_attention",
                     f"{_RUNNER}.clear",

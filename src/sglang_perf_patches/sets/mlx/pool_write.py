@@ -94,8 +94,11 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
     def make_set(inner: Callable[..., None]) -> Callable[..., None]:
         def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any) -> None:
-            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots."""
-            inner(self, slots, k_all, v_all)
+            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
+
+            Stock takes each layer's tokens by a number, which copies them; a slice does not.
+            """
+            inner(self, slots, _layers(k_all), _layers(v_all))
             ran.seen = True
             writes = _writes_of(self)
             writes.copies += [k_all, v_all]
@@ -162,6 +165,11 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
     patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
     patching.override(f"{RUNNER}.extend_finalize", make_extend)
     patching.override(f"{RUNNER}._sync_decode_kv_to_pool", make_sync)
+
+
+def _layers(stacked: Any) -> list[Any]:
+    """Each layer's part of an array, without a copy."""
+    return [stacked[layer : layer + 1].squeeze(0) for layer in range(stacked.shape[0])]
 
 
 def _writes_of(pool: Any) -> _Writes:

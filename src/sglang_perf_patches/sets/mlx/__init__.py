@@ -95,13 +95,13 @@ PATCHES: tuple[Patch, ...] = (
             "buffers at the first step after a prefill, and at each further chunk of a prompt."
         ),
         how=(
-            "The host builds the write after it has launched the prompt, while the device computes. "
-            "The tokens are copied out of the request's buffers while the host waits for the "
-            "prompt's token. They are written into the pool while the host waits for the next "
-            "chunk, or when the request ends; nothing waits for that. While a prefill reads the "
-            "pool, only the copy is made, because MLX would copy the pool to write into it. The "
-            "next write or read then does the queued write too. Each layer's tokens go into the "
-            "pool as a slice of that copy, where stock copies them once more."
+            "The host builds the write after it has launched the prompt, while the device "
+            "computes. The tokens are copied out of the request's buffers while the host waits "
+            "for the prompt's token. They are written into the pool while the host waits for the "
+            "next chunk, or when the request ends; nothing waits for that. While a prefill reads "
+            "the pool, only the copy is made, because MLX would copy the pool to write into it. "
+            "The next write or read then does the queued write too. Each layer's tokens go into "
+            "the pool as a slice of that copy, where stock copies them once more."
         ),
         gain=(
             "Servers with the radix cache, sglang's default, gain memory and a faster first step "
@@ -166,10 +166,11 @@ PATCHES: tuple[Patch, ...] = (
         ),
         how=(
             "The first buffers have room for the prompt and one more token, in steps of 256, as "
-            "mlx-lm's own have. They are the prompt's K and V with zeros behind them, so the prompt "
-            "is written once, and not over zeros. If a prompt comes in chunks, they have room for the next chunk "
-            "too. A decode doubles them as in stock. A finished request's caches keep their dtype, "
-            "which can decide what the next request is computed in, and no buffers."
+            "mlx-lm's own have. They are the prompt's K and V with zeros behind them, so the "
+            "prompt is written once, and not over zeros. If a prompt comes in chunks, they have "
+            "room for the next chunk too. A decode doubles them as in stock. A finished "
+            "request's caches keep their dtype, which can decide what the next request is "
+            "computed in, and no buffers."
         ),
         gain=(
             "Short requests gain memory. The zeros are not written, but a buffer is copied when it "

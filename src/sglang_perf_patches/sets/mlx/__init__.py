@@ -176,8 +176,8 @@ PATCHES: tuple[Patch, ...] = (
         ),
         gain=(
             "Short requests gain memory, and a short prompt time to its first token: 0.76 of "
-            "stock's for 256 tokens on one H200, within the noise for 2048. A buffer is copied when "
-            "it doubles. A CPU, 0.5.23, a small model (8 layers, 4 KV heads of 64):"
+            "stock's for 256 tokens on one H200, within the noise for 2048. A buffer is copied "
+            "when it doubles. A CPU, 0.5.23, a small model (8 layers, 4 KV heads of 64):"
         ),
         figures=(
             ("measured, in float32", "stock", "patched"),

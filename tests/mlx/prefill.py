@@ -54,7 +54,7 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
 
     sizes = dict(bench.MODELS["0.6b"])
     sizes |= {"num_hidden_layers": 1, "vocab_size": sizes["vocab_size"] // _LAYERS}
-    with models.model("qwen3", dtype, **sizes) as made, closing(bench._Switch()) as switch:
+    with models.model("qwen3", dtype, **sizes) as made, closing(bench.Switch()) as switch:
         sides = {"stock": switch.stock, "patched": switch.live}
         players: dict[str, Any] = {}
         for name, live in sides.items():

@@ -544,6 +544,8 @@ def broken_prefill() -> dict[str, Any]:
         for reference in (
             f"{pool_write.ATTENTION_POOL}.set_kv_all_layers",
             f"{pool_write.ATTENTION_POOL}.get_kv",
+            f"{pool_write.ATTENTION_POOL}.clear",
+            f"{pool_write.RUNNER}._sync_new_kv_to_pool",
             f"{pool_write.RUNNER}.prefill_finalize",
             f"{pool_write.RUNNER}.extend_finalize",
             f"{pool_write.RUNNER}._sync_decode_kv_to_pool",
@@ -738,9 +740,9 @@ def turn_of_stock() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import standalone
 
     standalone.lend()
-    from sglang_perf_patches.bench.mlx import _Switch
+    from sglang_perf_patches.bench.mlx import Switch
 
-    switch = _Switch()
+    switch = Switch()
     with switch.stock():
         time.sleep(2.5)
     found = {"after": {id: state(id).state for id in switch.names}}

@@ -28,6 +28,9 @@ from .timing import progress, ratio
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
 """The patches of the decode step; the one that applies decides whether steps can be chained."""
 
+SET = "mlx"
+"""The set, which stands for all its patches that are on by default."""
+
 MODELS: dict[str, dict[str, Any]] = {
     "0.6b": {
         "vocab_size": 151_936,
@@ -78,6 +81,41 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 4,
         "sliding_window": 128,
     },
+    "qwen3-next": {
+        "kind": "qwen3_next",
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 12,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10_000_000.0,
+        "linear_num_value_heads": 32,
+        "linear_num_key_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts": 32,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    "gpt-oss": {
+        "kind": "gpt_oss",
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 6,
+        "sliding_window": 128,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 8,
+        "rope_theta": 150_000.0,
+    },
 }
 """The models, in order.
 
@@ -85,6 +123,8 @@ MODELS: dict[str, dict[str, Any]] = {
 - Qwen3 with the proportions of body and head of the 0.6B model, and Qwen3 for a CPU.
 - A small model with Qwen3-Next's layers, three of four recurrent.
 - A small model with the layers of gpt-oss, every other one with a sliding window.
+- Qwen3-Next-80B-A3B with 12 of its 48 layers and 32 of its 512 experts.
+- gpt-oss-20b with 12 of its 24 layers and 8 of its 32 experts.
 """
 
 SHORT = 100
@@ -140,6 +180,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--radix", default="on", metavar="on,off", help="the radix cache")
     parser.add_argument("--prefill", type=_numbers, metavar="N,...", help="prompts, 0 for none")
     parser.add_argument("--taken", default="read,chained", metavar="read,chained,changing")
+    parser.add_argument(
+        "--patches", default=SET, metavar="ID,...", help="the patches that are measured"
+    )
     parser.add_argument("--rounds", type=int, help="turns of each side")
     parser.add_argument("--steps", type=int, help="steps in a turn")
 
@@ -171,7 +214,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     prompts = given.prefill or ([96] if given.quick else [256, 2048])
     different: list[str] = []
     notes = f"Device: {_device(mx)}."
-    switch = _Switch()
+    switch = Switch(given.patches)
     sizes = dict(MODELS[name])
     kind, quantized = sizes.pop("kind", "qwen3"), sizes.pop("quantized", False)
     with (
@@ -220,7 +263,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 
 
 def _prefill_table(
-    made: Any, switch: _Switch, prompts: list[int], rounds: int, what: str, notes: str
+    made: Any, switch: Switch, prompts: list[int], rounds: int, what: str, notes: str
 ) -> Table:
     """Time and memory of one prompt's prefill, with the radix cache on."""
     rows: list[tuple[Cell, ...]] = []
@@ -230,7 +273,7 @@ def _prefill_table(
             for side in sides[:: 1 if number % 2 else -1]:
                 side.take_turn()
         stock, patched = sides
-        time_ratio = ratio(stock.times[1:], patched.times[1:])
+        time_ratio = ratio(stock.times[-rounds:], patched.times[-rounds:])
         rows.append(
             (
                 tokens,
@@ -252,7 +295,8 @@ def _prefill_table(
         tuple(rows),
         (
             f"{notes} {rounds} turns of one prompt each; the median ratio with its quartiles. "
-            "The peak is above the weights and the pool.",
+            "A prompt is built and launched, then its token is read, as in the overlap loop. The "
+            "peak is above the weights and the pool.",
         ),
     )
 
@@ -299,8 +343,8 @@ def _batches(
         )
 
 
-class _Switch:
-    """Switches the whole set's patched code on and off, always the same objects.
+class Switch:
+    """Switches the patched code on and off, always the same objects.
 
     A second activation would not work: it would not recognize caches in an arena of the first one,
     and stock would serve their batch.
@@ -309,26 +353,29 @@ class _Switch:
         names: the patches that went live.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, selection: str = SET) -> None:
+        """`selection` names patches, with commas between, or the set."""
         import sglang_perf_patches
 
         from ..proof.mlx.models import RUNNER
 
         import_module(RUNNER)
+        named = selection.split(",")
         verdicts = sglang_perf_patches.verdicts(source.find_installed())
         chosen = [
             (found.patch.id, found.variant)
             for found in verdicts
-            if found.patch.set == "mlx" and found.patch.is_default and found.variant is not None
+            if found.variant is not None
+            and (found.patch.id in named or (found.patch.set in named and found.patch.is_default))
         ]
         targets = {target: None for _, variant in chosen for target in variant.targets}
         owners = [objects.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
-        report = sglang_perf_patches.activate("mlx")
+        report = sglang_perf_patches.activate(selection)
         keeper.drop()  # it checks the live code, and would report a turn of stock's as a conflict
         self.names = [id for id, _ in chosen if report.of(id).state == "live"]
         if not self.names:
-            raise Missing("no patch of mlx went live")
+            raise Missing(f"no patch of {selection} went live")
         self._stock = list(zip(owners, stock, strict=True))
         self._live = [(owner, self._held(*owner)) for owner in owners]
 
@@ -483,6 +530,7 @@ class _Prefills:
         with live():
             self._player = playing.Player(made, radix=True, slots=8 * tokens)
             self._player.evaluate_pool()
+            self._launch_like_the_worker()
             for name in ("first", "second"):  # mlx.last-row may check the first of a size
                 self._player.join(name, tokens)
                 self._player.leave(name)
@@ -503,15 +551,38 @@ class _Prefills:
 
         self._count += 1
         with self._live():
+            self._player.join(f"p{self._count}", self._tokens)
+            self._player.leave(f"p{self._count}")
+            mx.synchronize()
+
+    def _launch_like_the_worker(self) -> None:
+        """Build, launch and read as stock's worker does in its overlap loop; and time that.
+
+        Releases that evaluate a prefill at once are timed as they are.
+        """
+        import mlx.core as mx
+
+        runner = self._player.runner
+        prefill, start = runner.prefill, getattr(runner, "prefill_start", None)
+        arrays_of = getattr(runner, "cache_state_arrays", _states)
+
+        def timed(*arguments: Any) -> int:
             mx.synchronize()
             began = time.perf_counter()
-            self._player.join(f"p{self._count}", self._tokens)
-            self.times.append(time.perf_counter() - began)  # join waits for the token
-            self._player.leave(f"p{self._count}")
+            if start is None:
+                token: int = prefill(*arguments)
+            else:
+                pending = start(*arguments)
+                mx.async_eval(pending.lazy_token, arrays_of([pending.cache]))
+                token = runner.prefill_finalize(pending)
+            self.times.append(time.perf_counter() - began)  # it has waited for the token
+            return token
+
+        runner.prefill = timed
 
 
 def _row(
-    made: Any, switch: _Switch, batch: Batch, rounds: int, steps: int
+    made: Any, switch: Switch, batch: Batch, rounds: int, steps: int
 ) -> tuple[tuple[Cell, ...], bool]:
     """A row of the table; whether all logits equal stock's, or stock's differ between runs."""
     stock = _Side(made, batch, switch.stock)
@@ -545,6 +616,11 @@ def _row(
         said,
     )
     return row, equal
+
+
+def _states(caches: list[list[Any]]) -> list[Any]:
+    """What a step evaluates of requests' caches, where the runner has no function for that."""
+    return [cache.state for of_request in caches for cache in of_request]
 
 
 def _middle(values: list[float]) -> float:

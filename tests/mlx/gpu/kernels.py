@@ -26,11 +26,11 @@ _VOCABULARY = 151_936
 def main() -> None:
     """Ask both."""
     mx.random.seed(3)
-    for hidden in (1024, 4096):
-        for kind in ("bfloat16", "float16", "float32", "4 bits"):
-            print(json.dumps(_head(hidden, kind)), flush=True)
     for dtype in ("bfloat16", "float16", "float32"):
         print(json.dumps(_attention(dtype)), flush=True)
+    for kind in ("4 bits", "bfloat16", "float16", "float32"):
+        for hidden in (1024, 4096):
+            print(json.dumps(_head(hidden, kind)), flush=True)
 
 
 def _head(hidden: int, kind: str) -> dict[str, Any]:

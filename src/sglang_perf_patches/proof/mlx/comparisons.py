@@ -53,9 +53,11 @@ def first_buffer(inputs: Inputs) -> int:
             cache = player.runner._req_caches["a"][0]
             player.join("b", 300)
             player.leave("b")
+            released = player.runner._cache_pool[-1][0]
+            rooms = [cache.max_seq_len, released.keys.shape[2]]
             player.join("c", 20)
-            rooms = [cache.max_seq_len, player.runner._req_caches["c"][0].keys.shape[2]]
-        if rooms != [256, 256]:
+            rooms.append(player.runner._req_caches["c"][0].keys.shape[2])
+        if rooms != [256, 256, 256]:
             raise Different(f"{patch}: room for {rooms} tokens")
     return compared
 

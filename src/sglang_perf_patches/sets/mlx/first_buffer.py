@@ -76,6 +76,39 @@ def _install(patching: Patching, cache: str) -> None:
     ran = patching.ran
     core, cache_class = _core_and_class(patching, cache)
 
+    zeros: dict[tuple[Any, ...], Any] = {}
+
+    def padded(array: Any, room: int) -> Any:
+        """A prompt's K or V, (1, n_kv_heads, tokens, head_dim), with zeros behind it."""
+        _, heads, tokens, head_dim = array.shape
+        key = heads, head_dim, array.dtype
+        if key not in zeros:
+            zeros[key] = core.zeros((1, heads, STEP, head_dim), dtype=array.dtype)
+        return core.concatenate([array, zeros[key][:, :, : room - tokens]], axis=2)
+
+    def make_update(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def update_and_fetch(self: Any, keys: Any, values: Any) -> Any:
+            """Append K and V; a prompt's first ones make the buffers.
+
+            Stock fills buffers with zeros and writes the prompt over them. Where buffers have the
+            room that fits, the zeros are a tenth of them, so the prompt is written once.
+            """
+            tokens, held = keys.shape[2], self.keys
+            if (
+                self.offset
+                or tokens == 1
+                or keys.dtype != values.dtype
+                or (held is not None and held.dtype != keys.dtype)
+            ):
+                return inner(self, keys, values)
+            self.offset, self.max_seq_len = tokens, room_for(tokens)
+            self.keys = padded(keys, self.max_seq_len)
+            self.values = padded(values, self.max_seq_len)
+            ran.seen = True
+            return self.keys[:, :, :tokens], self.values[:, :, :tokens]
+
+        return update_and_fetch
+
     def make_allocate(inner: Callable[..., None]) -> Callable[..., None]:
         def _allocate(self: Any, keys: Any) -> None:
             """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
@@ -109,6 +142,7 @@ def _install(patching: Patching, cache: str) -> None:
 
         return _release_cache
 
+    patching.override(f"{cache}.update_and_fetch", make_update)
     patching.override(f"{cache}._allocate", make_allocate)
     patching.override(f"{cache}._grow", make_grow)
     patching.override(f"{RUNNER}._release_cache", make_release)

@@ -7,6 +7,7 @@ reads the pool. Meanwhile MLX keeps all of those buffers, and copies them on eac
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class _Writes:
     """The writes into a pool since its last evaluation.
 
     Attributes:
+        postponed: writes to queue when the device has its work, instead of before.
         copies: unevaluated copies of the tokens, (layers, tokens, n_kv_heads, head_dim).
         is_read: an unfinished prefill reads the pool. Until it is done, MLX would copy the pool
             to write into it.
@@ -45,17 +47,25 @@ class _Writes:
     """
 
     def __init__(self) -> None:
+        self.postponed: list[Callable[[], None]] = []
         self.copies: list[Any] = []
         self.is_read = self.is_queued = False
 
+    def queue(self) -> None:
+        """Queue the postponed writes, in their order."""
+        while self.postponed:
+            self.postponed.pop(0)()
+
     def copy(self, core: Any) -> None:
         """Evaluate the copies, so that no write references a request's buffers."""
+        self.queue()
         if self.copies:
             core.async_eval(self.copies)
             self.copies = []
 
     def evaluate(self, core: Any, pool: Any) -> None:
         """Write; while a prefill reads the pool, only copy: a later write or read evaluates it."""
+        self.queue()
         if self.is_queued and not self.is_read:
             core.async_eval(pool.k_buffer, pool.v_buffer)
             self.copies, self.is_queued = [], False
@@ -66,10 +76,29 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
     core: Any = patching.module("mlx.core")
     ran = patching.ran
 
+    def make_postponed(inner: Callable[..., None]) -> Callable[..., None]:
+        def _sync_new_kv_to_pool(self: Any, cache: Any, cache_start: int, slot_ids: Any) -> None:
+            """Postpone the write of a prompt's tokens until the device has the prompt.
+
+            Building the write's graph takes the host an eighth of the time that it takes to build
+            a prefill. The tokens are the same then: nothing but the request's next steps appends
+            to its buffers.
+            """
+            pool = getattr(self, attribute)
+            if pool is None or not slot_ids:
+                inner(self, cache, cache_start, slot_ids)
+                return
+            _writes_of(pool).postponed.append(partial(inner, self, cache, cache_start, slot_ids))
+
+        return _sync_new_kv_to_pool
+
     def make_set(inner: Callable[..., None]) -> Callable[..., None]:
         def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any) -> None:
-            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots."""
-            inner(self, slots, k_all, v_all)
+            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
+
+            Stock takes each layer's tokens by a number, which copies them; a slice does not.
+            """
+            inner(self, slots, _layers(k_all), _layers(v_all))
             ran.seen = True
             writes = _writes_of(self)
             writes.copies += [k_all, v_all]
@@ -79,11 +108,21 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
     def make_get(inner: Callable[..., Any]) -> Callable[..., Any]:
         def get_kv(self: Any, layer_id: int, slots: Any) -> Any:
-            """Note that a prefill reads the pool."""
-            _writes_of(self).is_read = True
+            """Note that a prefill reads the pool, and queue what it may read."""
+            writes = _writes_of(self)
+            writes.queue()
+            writes.is_read = True
             return inner(self, layer_id, slots)
 
         return get_kv
+
+    def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
+        def clear(self: Any) -> None:
+            """Forget the writes, and zero all buffers."""
+            vars(self).pop(_WRITES, None)
+            inner(self)
+
+        return clear
 
     def make_prefill(inner: Callable[..., int]) -> Callable[..., int]:
         def prefill_finalize(self: Any, pending: Any) -> int:
@@ -119,11 +158,18 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
         return sync_decode_kv_to_pool
 
+    patching.override(f"{RUNNER}._sync_new_kv_to_pool", make_postponed)
     patching.override(f"{pool}.set_kv_all_layers", make_set)
     patching.override(f"{pool}.get_kv", make_get)
+    patching.override(f"{pool}.clear", make_clear)
     patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
     patching.override(f"{RUNNER}.extend_finalize", make_extend)
     patching.override(f"{RUNNER}._sync_decode_kv_to_pool", make_sync)
+
+
+def _layers(stacked: Any) -> list[Any]:
+    """Each layer's part of an array, without a copy."""
+    return [stacked[layer : layer + 1].squeeze(0) for layer in range(stacked.shape[0])]
 
 
 def _writes_of(pool: Any) -> _Writes:

@@ -535,6 +535,64 @@ _PREFILL_GRAPH_TRITON = Patch(
     ),
 )
 
+_POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
+_PREFILL = "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin"
+
+_PD_STATE_INDEX = Patch(
+    id="mamba.pd-state-index",
+    summary="read a request's state index on the host when a prefill server sends it",
+    why=(
+        "With prefill and decode on servers of their own, the prefill server sends each finished "
+        "request's KV pages and its mamba state. It reads the index of that state back from the "
+        "device, one request after the other. The index was decided when the request was allotted "
+        "its row, before the prefill."
+    ),
+    how=(
+        "When rows are allotted, the pool's table of these indices is copied to pinned memory, "
+        "without waiting. When a request is sent, stock's code finds the index there. The copy is "
+        "used only for the request whose row it was made for. Servers of other kinds keep no "
+        "copies, and neither does the first request of a prefill server. Stock's code runs with "
+        "the unified memory pool, whose indices are virtual, and where stock pins no memory. A "
+        "decode server is left alone: it sends the index at once after allotting it, and waits for "
+        "the page indices in any case. SGLANG_PERF_PATCHES_DEBUG=1 compares the index with the "
+        "device's and raises an error if they differ."
+    ),
+    gain="Nothing was measured.",
+    condition="A prefill server of a hybrid model.",
+    variants=(
+        Variant(
+            releases=between("0.5.9", "0.5.17"),
+            install=f"{_SETS}.pd_state_index:install",
+            awaits=(UTILS,),
+            targets=(f"{_POOL}.alloc", f"{_PREFILL}.send_kv_chunk"),
+            depends=(f"{_POOL}._init_mamba_pool", f"{_POOL}.clear"),
+        ),
+        Variant(
+            releases=between("0.5.18", "0.5.20"),
+            install=f"{_SETS}.pd_state_index:install",
+            awaits=(UTILS,),
+            targets=(f"{_POOL}.alloc", f"{_PREFILL}.send_kv_chunk"),
+            depends=(
+                f"{_POOL}._init_mamba_pool",
+                f"{_POOL}.clear",
+                f"{_POOL}.translate_mamba_indices",
+            ),
+        ),
+        Variant(
+            releases=between("0.5.21", "0.5.23"),
+            install=f"{_SETS}.pd_state_index:install_behind_checksum",
+            awaits=(UTILS,),
+            targets=(f"{_POOL}.alloc", f"{_PREFILL}._send_kv_chunk"),
+            depends=(
+                f"{_POOL}._init_mamba_pool",
+                f"{_POOL}.clear",
+                f"{_POOL}.translate_mamba_indices",
+                f"{_PREFILL}.send_kv_chunk",
+            ),
+        ),
+    ),
+)
+
 PATCHES = (
     _PREFILL_GRAPH,
     _PREFILL_GRAPH_TRITON,
@@ -543,4 +601,5 @@ PATCHES = (
     _FLASHINFER_PLAN,
     _CHUNK_INDICES,
     _LIGHTNING_ROWS,
+    _PD_STATE_INDEX,
 )

@@ -295,6 +295,15 @@ def check_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
     _compare("query_start_loc", expected, query_start_loc)
 
 
+def check_slot(slot: torch.Tensor, held: torch.Tensor) -> None:
+    """Compare a request's slot with the one in the pool's table.
+
+    Raises:
+        HostDataMismatch: they differ.
+    """
+    _compare("mamba index", slot.reshape(1).tolist(), held.reshape(1))
+
+
 def _is_whole(forward_batch: Any) -> bool:
     """Neither a batch that data-parallel padding relabelled nor half of a two-batch overlap."""
     relabelled = getattr(forward_batch, "_original_forward_mode", None)

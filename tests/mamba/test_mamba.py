@@ -63,7 +63,7 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 @EACH
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
-    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
+    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices", "mamba.pd-state-index"}
     if release in OLD:
         expected |= {"mamba.track-mask"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
@@ -174,6 +174,19 @@ def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> Non
 
 
 @each_in_depth
+def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found, release: str) -> None:
+    """But for requests that it sends first, and rows that were allotted while nobody looked."""
+    said = found(release)["mamba"]["state index"]
+    assert said["not the last chunk"] == [[], False]
+    assert said["first requests"] == [[False, False], True]  # the first one makes room for copies
+    assert said["later ones"] == [True, True, True]
+    assert said["another pool"] == []
+    assert said["right"] == [True, True, True]
+    assert said["wrong"].startswith("mamba index: the host has [")
+    assert said["rows of others"] == [False, False, False]
+
+
+@each_in_depth
 def test_a_decode_that_nobody_asks_computes_nothing(found: Found, release: str) -> None:
     """As replayed graphs: it is prepared, and never makes its metadata."""
     assert found(release)["mamba"]["rows asked"] == (None if release in OLD else [0, 1])
@@ -194,7 +207,7 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     said = found(release, "broken")["broken"]
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
     captures = 3 * (release in CAPTURED)
-    assert len(said) == (7 if release in OLD else 9) + tracks_lightning + captures
+    assert len(said) == (10 if release in OLD else 12) + tracks_lightning + captures
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
             assert outcome == "equal: 1", name  # stock reads its own lists there

@@ -45,15 +45,6 @@ class _Kept(sending.Sender):
     supports_host_tensor_indices = True
     kv_mgr = SimpleNamespace(enable_all_cp_ranks_for_transfer=False)
 
-    def send(self, pages: Any, state: Any, **rest: Any) -> None:
-        self.sent.append((pages, state, rest))
-
-
-class _Waiting(_Kept):
-    """As the others."""
-
-    supports_host_tensor_indices = False
-
 
 def step(rig: Rig, scheduler: Any, count: int, sender: Any, cycles: int) -> tuple[float, float]:
     """Microseconds to allot the rows of a batch, and to send one of its requests."""
@@ -79,9 +70,7 @@ def step(rig: Rig, scheduler: Any, count: int, sender: Any, cycles: int) -> tupl
     taken = time.perf_counter() - began
     torch.cuda.synchronize()
     for req in reqs:
-        row = getattr(req, "kv", req).req_pool_idx if not hasattr(req, "req_pool_idx") else (
-            req.req_pool_idx
-        )
+        row = (req if hasattr(req, "req_pool_idx") else req.kv).req_pool_idx
         ((_, state, _),) = req.disagg_kv_sender.sent
         while isinstance(state, list):
             (state,) = state
@@ -104,19 +93,19 @@ def cycles_of(ms: float) -> int:
 def main(out: Path) -> None:
     torch.inference_mode().__enter__()
     rig = Rig(replace(SMALL, layers=1), "cuda", slots=600, requests=64)
-    scheduler = sending._scheduler(rig.pool)
+    scheduler = sending.scheduler_of(rig.pool)
     engine.activate(PATCH, tree=installed())
     state = engine.activate(PATCH).of(PATCH)
     print(sglang.__version__, state)
     changes = [slot.shown() for each in engine._current for slot in each._slots.values()]
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__}
     found["state"] = state.state
-    senders = {"waits for pages": _Waiting}
+    senders = {"waits for pages": sending.Sender}
     if sglang.__version__ == "0.5.23":
         senders["does not"] = _Kept
     busy = cycles_of(BUSY_MS)
-    step(rig, scheduler, 2, _Waiting, 0)  # the first request is stock's
-    step(rig, scheduler, 2, _Waiting, 0)
+    step(rig, scheduler, 2, sending.Sender, 0)  # the first request is stock's
+    step(rig, scheduler, 2, sending.Sender, 0)
     (slots,) = [each for each in vars(rig.pool).values() if isinstance(each, state_slots.Slots)]
     torch.cuda.set_sync_debug_mode("error")
     slots.keep([], [])

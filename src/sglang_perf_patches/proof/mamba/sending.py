@@ -37,8 +37,8 @@ class Sender:
         """No bound."""
 
     def send(self, pages: Any, state: Any, **rest: Any) -> None:
-        """Copies, because a pool is used again."""
-        self.sent.append((_plain(pages), [_plain(each) for each in state], rest))
+        """As it is: a transfer reads it at its leisure."""
+        self.sent.append((pages, state, rest))
 
 
 def sent(play: Play, prefills: Sequence[Sequence[Request]]) -> Played:
@@ -47,9 +47,9 @@ def sent(play: Play, prefills: Sequence[Sequence[Request]]) -> Played:
     Not counted is the first prefill, whose requests a server sends before it keeps any copies.
     """
     pool = play.rig.pool
-    scheduler = _scheduler(pool)
+    scheduler = scheduler_of(pool)
     play.counter.own(pool.req_to_token)
-    found: list[Any] = []
+    senders: list[Sender] = []
     waited: list[str] = []
     for number, requests in enumerate(prefills):
         with play.counter, play.counter.paused():
@@ -57,11 +57,11 @@ def sent(play: Play, prefills: Sequence[Sequence[Request]]) -> Played:
             batch, _ = scheduling.scheduled(play.rig, requests, clear=False)
         for request in batch.reqs:
             request.disagg_kv_sender = Sender()
+            senders.append(request.disagg_kv_sender)
             with play.counting() as waits:
                 scheduler.send_kv_chunk(request, last_chunk=True)
             waited += waits if number else []
-        found += [request.disagg_kv_sender.sent for request in batch.reqs]
-    return found, waited
+    return [_plain(sender.sent) for sender in senders], waited
 
 
 def _used(pool: Any, number: int) -> None:
@@ -72,7 +72,8 @@ def _used(pool: Any, number: int) -> None:
     pool.free_slots = pool.free_slots[number:] + pool.free_slots[:number]
 
 
-def _scheduler(pool: Any) -> Any:
+def scheduler_of(pool: Any) -> Any:
+    """The part of sglang's scheduler that sends, with this pool."""
     module = importlib.import_module("sglang.srt.disaggregation.prefill")
     base = importlib.import_module("sglang.srt.disaggregation.base.conn")
     pools = importlib.import_module("sglang.srt.mem_cache.memory_pool")
@@ -95,7 +96,9 @@ def _scheduler(pool: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """An array, or a list of arrays, by its dtype, shape and numbers."""
-    if isinstance(value, list):
+    """Arrays by their dtype, shape and numbers, also in lists."""
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value.dtype), list(value.shape), value.tolist()
+    if hasattr(value, "dtype"):
+        return str(value.dtype), list(value.shape), value.tolist()
+    return value

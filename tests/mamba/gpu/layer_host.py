@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from sglang_perf_patches.live import engine
 from sglang_perf_patches.proof.comparing import differs, installed
 from sglang_perf_patches.proof.mamba import play
 from sglang_perf_patches.proof.mamba.batches import Batch, Request
-from sglang_perf_patches.proof.mamba.rig import QWEN3_NEXT, Rig, replace
+from sglang_perf_patches.proof.mamba.rig import QWEN3_NEXT, Rig
 
 LAYERS = 18
 ROUNDS = 15
@@ -146,7 +147,7 @@ def tried(rig: Rig, makes: Any) -> Iterator[None]:
     before: list[tuple[Any, str, Any]] = []
     for make in makes:
         for (owner, name), value in make(rig).items():
-            before.append((owner, name, vars(owner)[name] if name in vars(owner) else None))
+            before.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, value)
     try:
         yield

@@ -50,7 +50,7 @@ def turn(rig: Any, wanted: Any, inputs: Any) -> tuple[float, float, float]:
         launched = time.perf_counter()
         torch.cuda.synchronize()
         taken.append((planned - began, launched - planned, time.perf_counter() - began))
-    return tuple(1e6 * statistics.median(part) for part in zip(*taken[10:], strict=True))  # type: ignore[return-value]
+    return tuple(1e6 * statistics.median(part) for part in zip(*taken[10:], strict=True))
 
 
 def main(out: Path) -> None:

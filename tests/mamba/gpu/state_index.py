@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from sglang_perf_patches.live import engine
 from sglang_perf_patches.proof.comparing import installed
 from sglang_perf_patches.proof.mamba import scheduling, sending
 from sglang_perf_patches.proof.mamba.batches import Request
-from sglang_perf_patches.proof.mamba.rig import SMALL, Rig, replace
+from sglang_perf_patches.proof.mamba.rig import SMALL, Rig
 from sglang_perf_patches.sets.mamba import state_slots
 
 PATCH = "mamba.pd-state-index"

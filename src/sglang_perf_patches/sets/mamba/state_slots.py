@@ -78,7 +78,7 @@ class _Table:
         return slot
 
 
-class _Pool(wrapt.ObjectProxy):  # type: ignore[misc, type-arg]
+class _Pool(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """A pool with a `_Table` in place of its table."""
 
     _self_table: _Table
@@ -88,7 +88,7 @@ class _Pool(wrapt.ObjectProxy):  # type: ignore[misc, type-arg]
         return self._self_table
 
 
-class _Scheduler(wrapt.ObjectProxy):  # type: ignore[misc, type-arg]
+class _Scheduler(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """A scheduler with a `_Pool` in place of its pool."""
 
     _self_pool: _Pool

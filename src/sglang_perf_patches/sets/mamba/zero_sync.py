@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _SCHEDULE = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _RECORD = "_sglang_perf_patches_rows"
+_FORWARD = "_sglang_perf_patches_forward"
+"""On a backend while it makes the metadata of a forward."""
 
 Rows = Callable[[], "Sequence[bool]"]
 """Gives which rows of a decode are tracked."""
@@ -216,13 +218,27 @@ def _known_batches(patching: Patching) -> None:
             if known.track is not None and not isinstance(mask, host.KnownMask):
                 # Keep it in the batch, for the layers that read it.
                 forward_batch.mamba_track_mask = host.KnownMask.of(mask, known.track.mask)
-            metadata = inner(self, forward_batch)
+            vars(self)[_FORWARD] = host.Forward(forward_batch, known)
+            try:
+                metadata = inner(self, forward_batch)
+            finally:
+                del vars(self)[_FORWARD]
             host.attach_lens(metadata.query_start_loc, known.lens)
             return metadata
 
         return _forward_metadata
 
     patching.override(f"{_BACKEND}._forward_metadata", forward_metadata)
+
+
+def _forward_of(backend: Any, forward_batch: Any) -> Any:
+    """What is known of the forward whose metadata the backend is making."""
+    from . import host
+
+    held = vars(backend).get(_FORWARD)
+    if held is not None and held.batch is forward_batch:
+        return held
+    return host.Forward(forward_batch, host.prefill(forward_batch))
 
 
 def _conv_indices(inner: Any) -> Any:
@@ -232,14 +248,15 @@ def _conv_indices(inner: Any) -> Any:
     def _init_track_conv_indices(
         self: Any, query_start_loc: Any, forward_batch: Any, *rest: Any
     ) -> Any:
-        known = host.prefill(forward_batch)
+        forward = _forward_of(self, forward_batch)
+        known = forward.known
         if known is None or known.track is None:
             return inner(self, query_start_loc, forward_batch, *rest)
         # `rest` is the tracked rows on the device; without it stock selects them by the mask.
         indices = inner(
             host.backend_on_cpu(self),
             host.offsets(known.lens, query_start_loc.dtype),
-            host.batch_on_cpu(forward_batch, known, known.track),
+            forward.on_cpu(known.track),
         )
         return host.to_device([indices], self.device)[0]
 
@@ -252,10 +269,11 @@ def _ssm_indices(layout: tuple[int, ...]) -> Any:
 
     def make(inner: Any) -> Any:
         def _init_track_ssm_indices(self: Any, mamba_cache_indices: Any, forward_batch: Any) -> Any:
-            known = host.prefill(forward_batch)
+            forward = _forward_of(self, forward_batch)
+            known = forward.known
             if known is None or known.track is None:
                 return inner(self, mamba_cache_indices, forward_batch)
-            shadow = host.batch_on_cpu(forward_batch, known, known.track)
+            shadow = forward.on_cpu(known.track)
             rows = shadow.mamba_track_indices
             found = inner(host.backend_on_cpu(self), rows, shadow)
             moved = iter(host.to_device([t for t in found if t is not None], self.device))

@@ -93,6 +93,23 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
     assert "mamba.zero-sync" in results["mamba"]["ran"]
 
 
+@each_in_depth
+def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> None:
+    """From 0.5.11 on: the answer is there sooner than the host would work it out."""
+    results = found(release)
+    here, stock = results["mamba"]["idle"], results["stock"]["idle"]
+    decodes = {"decode", "decode, none"}
+    if release in OLD:
+        assert not any(here["forwards"].values())
+    else:
+        assert not any(here["forwards"].pop(name) for name in decodes)
+        assert here["forwards"] == {k: v for k, v in stock["forwards"].items() if k not in decodes}
+        assert here["metadata"] == stock["metadata"]
+    assert here["flashinfer"] == stock["flashinfer"]
+    for made, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
+        assert made["waits"] == (expected["waits"] if made["requests"] == 1 else 0)
+
+
 @pytest.mark.parametrize("release", OLD)
 def test_track_mask_alone_asks_once_a_forward(found: Found, release: str) -> None:
     """Its one query for the rows replaces three in each layer."""
@@ -171,6 +188,18 @@ def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None
 @each_in_depth
 def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> None:
     assert found(release)["mamba"]["pins"] == [True, False]
+
+
+@each_in_depth
+def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release: str) -> None:
+    said = found(release)["mamba"]["busy"]
+    asked = {name for name in said if name.endswith(", asked") and said[name]}
+    assert asked == {"idle, asked", "just launched, asked", "another forward, asked"}
+    assert {name for name in said if said[name]} - asked == {
+        "no stream",
+        "another forward",
+        "capturing",
+    }
 
 
 @each_in_depth

@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import chain, repeat
 from random import Random
 from typing import Any
 from unittest import mock
@@ -52,7 +53,7 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 def main() -> None:
     found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(compared.gdn().rig.layers)}
     passes = ["none", "mamba", *(["mamba.track-mask"] if play.is_old() else []), "none"]
-    parts = (forwards, fallbacks, mamba2, flashinfer, names)
+    parts = (forwards, fallbacks, mamba2, flashinfer, names, idle)
     for number, selection in enumerate(passes):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
@@ -67,6 +68,7 @@ def main() -> None:
         if label == "mamba":
             here["debug"] = debug()
             here["pins"] = pins()
+            here["busy"] = busy()
             here["state index"] = state_index()
             here["rows asked"] = None if play.is_old() else rows_asked()
         sglang_perf_patches.deactivate()
@@ -112,6 +114,17 @@ def flashinfer() -> Any:
     ):
         return None
     return [len(compared.checkpoints(batch)[1]) for batch in EXAMPLES]
+
+
+def idle() -> Any:
+    """Waits with a device that has nothing else to do, and metadata made then."""
+    with compared.idle():
+        return {
+            "forwards": forwards(),
+            "metadata": [_found(compared.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "flashinfer": flashinfer(),
+            "mamba2": mamba2(),
+        }
 
 
 def names() -> Any:
@@ -161,6 +174,27 @@ def pins() -> list[bool]:
         stand_in = (lambda _=None: answer) if takes_device else (lambda: answer)  # noqa: B023
         with mock.patch.object(common, "is_pin_memory_available", stand_in):
             found.append(host.is_pinned(torch.device("cuda")))
+    return found
+
+
+def busy() -> dict[str, bool]:
+    """What is taken for a busy device, by what its stream answers."""
+    found = {"no stream": host.is_busy("cpu")}
+    answers: dict[str, tuple[list[bool], bool]] = {
+        "idle": ([True], False),
+        "just launched": ([False, False, True], False),
+        "another forward": ([False], False),
+        "capturing": ([True], True),
+    }
+    for name, (queried, capturing) in answers.items():
+        stream = mock.Mock(query=mock.Mock(side_effect=chain(queried, repeat(queried[-1]))))
+        with (
+            mock.patch.object(torch.cuda, "current_stream", return_value=stream),
+            mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=capturing),
+            mock.patch.object(host, "_SOON", 0.5 if name == "just launched" else host._SOON),
+        ):
+            found[name] = host.is_busy(torch.device("cuda"))
+            found[f"{name}, asked"] = stream.query.called
     return found
 
 

@@ -3,8 +3,8 @@
 usage: python tests/mamba/gpu/metadata_host.py OUT.json
 
 For the gated-delta-net backend of the sglang on PYTHONPATH, on an NVIDIA GPU: microseconds until a
-forward's metadata and chunk indices are there, with an idle GPU, and what is still queued then. A
-function profile says where the patched side's time goes.
+forward's metadata and chunk indices are launched, and until they are there. The GPU is idle, or has
+2 ms of other work. A function profile says where the patched side's time goes.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -46,14 +46,18 @@ CASES = {
 SIDES = ("none", "mamba")
 ROUNDS = 12
 STEPS = 40
+BUSY_CYCLES = 4_000_000
+"""About 2 ms."""
 
 
-def turn(rig: Any, wanted: Any) -> tuple[float, float]:
+def turn(rig: Any, wanted: Any, cycles: int) -> tuple[float, float]:
     """Median microseconds on the host, and until the GPU is done."""
     taken = []
     for _ in range(STEPS):
         batch = play.known_batch(rig, wanted)
         torch.cuda.synchronize()
+        if cycles:
+            torch.cuda._sleep(cycles)
         began = time.perf_counter()
         plan(rig, batch)
         done = time.perf_counter()
@@ -70,11 +74,12 @@ def plan(rig: Any, batch: Any) -> None:
         function(start, 64)
 
 
-def where(rig: Any, wanted: Any) -> str:
+def where(rig: Any, wanted: Any, cycles: int) -> str:
     profile = cProfile.Profile()
     for _ in range(60):
         batch = play.known_batch(rig, wanted)
         torch.cuda.synchronize()
+        torch.cuda._sleep(cycles)
         profile.enable()
         plan(rig, batch)
         profile.disable()
@@ -87,26 +92,27 @@ def main(out: Path) -> None:
     torch.inference_mode().__enter__()
     rig = Rig(replace(SMALL, layers=1), "cuda", slots=60)
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__}
-    for name, wanted in CASES.items():
-        taken: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
-        for number in range(ROUNDS):
-            for side in SIDES if number % 2 else SIDES[::-1]:
-                engine.activate(side, tree=installed())
-                taken[side].append(turn(rig, wanted))
-                sglang_perf_patches.deactivate()
-        rows = {
-            side: [
-                [round(q, 1) for q in statistics.quantiles(part, n=4)]
-                for part in zip(*each, strict=True)
-            ]
-            for side, each in taken.items()
-        }
-        found[name] = rows
-        print(sglang.__version__, name, json.dumps(rows), flush=True)
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    for stream, cycles in (("idle", 0), ("busy", BUSY_CYCLES)):
+        for name, wanted in CASES.items():
+            taken: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+            for number in range(ROUNDS):
+                for side in SIDES if number % 2 else SIDES[::-1]:
+                    engine.activate(side, tree=installed())
+                    taken[side].append(turn(rig, wanted, cycles))
+                    sglang_perf_patches.deactivate()
+            rows = {
+                side: [
+                    [round(q, 1) for q in statistics.quantiles(part, n=4)]
+                    for part in zip(*each, strict=True)
+                ]
+                for side, each in taken.items()
+            }
+            found[f"{name}, {stream}"] = rows
+            print(sglang.__version__, name, stream, json.dumps(rows), flush=True)
+            out.write_text(json.dumps(found, indent=1) + "\n")
     for side in SIDES:
         engine.activate(side, tree=installed())
-        print(sglang.__version__, side, where(rig, CASES["8x512"]), flush=True)
+        print(sglang.__version__, side, where(rig, CASES["8x512"], BUSY_CYCLES), flush=True)
         sglang_perf_patches.deactivate()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _LENS = "_sglang_perf_patches_lens"
 # The alignment of the CUDA allocator's blocks, so that kernels see the same alignment as in a
 # separate tensor.
 _ALIGNMENT = 512  # bytes
+# What a batch has just launched is done by then; another forward is not.
+_SOON = 50e-6  # seconds
 
 
 class HostDataMismatch(AssertionError):
@@ -288,6 +291,23 @@ def staging(target: torch.Tensor) -> Iterator[Any]:
     staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=pins)
     yield staged.numpy()
     target.copy_(staged, non_blocking=pins or not target.is_cuda)
+
+
+def is_busy(device: Any) -> bool:
+    """Whether a wait for a device would be one for other work than what was just launched.
+
+    If not, stock's queries are answered at once, and take less time than what replaces them. Asks
+    the current stream for as long as the first of those queries would take.
+    """
+    where = torch.device(device)
+    if where.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return True  # no stream, or one that may not be asked
+    stream = torch.cuda.current_stream(where)
+    until = time.perf_counter() + _SOON
+    while not stream.query():
+        if time.perf_counter() > until:
+            return True
+    return False
 
 
 def is_pinned(device: Any) -> bool:

@@ -178,8 +178,8 @@ _ZERO_SYNC = Patch(
     ),
     condition=(
         "Prefills that the host's launches limit: short prompts and small batches, above all "
-        "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there. From 0.5.11 on: prefills that "
-        "follow other work, where nothing was measured."
+        "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there. From 0.5.11 on: prefills "
+        "that follow other work, where nothing was measured."
     ),
     variants=(
         _zero_sync(
@@ -526,9 +526,9 @@ _PREFILL_GRAPH_TRITON = Patch(
         "differ from stock's, and the patch is opt-in."
     ),
     gain=(
-        "Short prompts of a FlashInfer server get their first token in about half the time. Prompts "
-        "that keep the GPU busy gain nothing. One H200, 0.5.23 with its defaults, a model of 24 "
-        "layers, in turns in one Engine:"
+        "Short prompts of a FlashInfer server get their first token in about half the time. "
+        "Prompts that keep the GPU busy gain nothing. One H200, 0.5.23 with its defaults, a model "
+        "of 24 layers, in turns in one Engine:"
     ),
     figures=(
         ("measured", "stock", "patched"),

@@ -63,7 +63,7 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 @EACH
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
-    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
+    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices", "mamba.pd-state-index"}
     if release in OLD:
         expected |= {"mamba.track-mask"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
@@ -91,6 +91,23 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
     assert set(results["mamba"]["forwards"]) == set(waits)
     assert not any(results["mamba"]["forwards"].values())
     assert "mamba.zero-sync" in results["mamba"]["ran"]
+
+
+@each_in_depth
+def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> None:
+    """From 0.5.11 on: the answer is there sooner than the host would work it out."""
+    results = found(release)
+    here, stock = results["mamba"]["idle"], results["stock"]["idle"]
+    decodes = {"decode", "decode, none"}
+    if release in OLD:
+        assert not any(here["forwards"].values())
+    else:
+        assert not any(here["forwards"].pop(name) for name in decodes)
+        assert here["forwards"] == {k: v for k, v in stock["forwards"].items() if k not in decodes}
+        assert here["metadata"] == stock["metadata"]
+    assert here["flashinfer"] == stock["flashinfer"]
+    for made, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
+        assert made["waits"] == (expected["waits"] if made["requests"] == 1 else 0)
 
 
 @pytest.mark.parametrize("release", OLD)
@@ -174,6 +191,31 @@ def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> Non
 
 
 @each_in_depth
+def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release: str) -> None:
+    said = found(release)["mamba"]["busy"]
+    asked = {name for name in said if name.endswith(", asked") and said[name]}
+    assert asked == {"idle, asked", "just launched, asked", "another forward, asked"}
+    assert {name for name in said if said[name]} - asked == {
+        "no stream",
+        "another forward",
+        "capturing",
+    }
+
+
+@each_in_depth
+def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found, release: str) -> None:
+    """But for requests that it sends first, and rows that were allotted while nobody looked."""
+    said = found(release)["mamba"]["state index"]
+    assert said["not the last chunk"] == [[], False]
+    assert said["first requests"] == [[False, False], True]  # the first one makes room for copies
+    assert said["later ones"] == [True, True, True]
+    assert said["another pool"] == []
+    assert said["right"] == [True, True, True]
+    assert said["wrong"].startswith("mamba index: the host has [")
+    assert said["rows of others"] == [False, False, False]
+
+
+@each_in_depth
 def test_a_decode_that_nobody_asks_computes_nothing(found: Found, release: str) -> None:
     """As replayed graphs: it is prepared, and never makes its metadata."""
     assert found(release)["mamba"]["rows asked"] == (None if release in OLD else [0, 1])
@@ -194,7 +236,7 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     said = found(release, "broken")["broken"]
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
     captures = 3 * (release in CAPTURED)
-    assert len(said) == (7 if release in OLD else 9) + tracks_lightning + captures
+    assert len(said) == (10 if release in OLD else 12) + tracks_lightning + captures
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
             assert outcome == "equal: 1", name  # stock reads its own lists there

@@ -17,6 +17,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from itertools import chain, repeat
 from random import Random
 from typing import Any
 from unittest import mock
@@ -32,12 +34,18 @@ import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.mamba import compared, play, scheduling
+from sglang_perf_patches.proof.mamba import compared, play, scheduling, sending
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays
 from sglang_perf_patches.proof.mamba.rig import Lightning
-from sglang_perf_patches.sets.mamba import chunk_indices, host, lightning_rows
+from sglang_perf_patches.sets.mamba import (
+    chunk_indices,
+    host,
+    lightning_rows,
+    pd_state_index,
+    state_slots,
+)
 
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
@@ -45,7 +53,7 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 def main() -> None:
     found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(compared.gdn().rig.layers)}
     passes = ["none", "mamba", *(["mamba.track-mask"] if play.is_old() else []), "none"]
-    parts = (forwards, fallbacks, mamba2, flashinfer, names)
+    parts = (forwards, fallbacks, mamba2, flashinfer, names, idle)
     for number, selection in enumerate(passes):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
@@ -60,6 +68,8 @@ def main() -> None:
         if label == "mamba":
             here["debug"] = debug()
             here["pins"] = pins()
+            here["busy"] = busy()
+            here["state index"] = state_index()
             here["rows asked"] = None if play.is_old() else rows_asked()
         sglang_perf_patches.deactivate()
         found[label] = here
@@ -104,6 +114,17 @@ def flashinfer() -> Any:
     ):
         return None
     return [len(compared.checkpoints(batch)[1]) for batch in EXAMPLES]
+
+
+def idle() -> Any:
+    """Waits with a device that has nothing else to do, and metadata made then."""
+    with compared.idle():
+        return {
+            "forwards": forwards(),
+            "metadata": [_found(compared.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "flashinfer": flashinfer(),
+            "mamba2": mamba2(),
+        }
 
 
 def names() -> Any:
@@ -154,6 +175,83 @@ def pins() -> list[bool]:
         with mock.patch.object(common, "is_pin_memory_available", stand_in):
             found.append(host.is_pinned(torch.device("cuda")))
     return found
+
+
+def busy() -> dict[str, bool]:
+    """What is taken for a busy device, by what its stream answers."""
+    found = {"no stream": host.is_busy("cpu")}
+    answers: dict[str, tuple[list[bool], bool]] = {
+        "idle": ([True], False),
+        "just launched": ([False, False, True], False),
+        "another forward": ([False], False),
+        "capturing": ([True], True),
+    }
+    for name, (queried, capturing) in answers.items():
+        stream = mock.Mock(query=mock.Mock(side_effect=chain(queried, repeat(queried[-1]))))
+        with (
+            mock.patch.object(torch.cuda, "current_stream", return_value=stream),
+            mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=capturing),
+            mock.patch.object(host, "_SOON", 0.5 if name == "just launched" else host._SOON),
+        ):
+            found[name] = host.is_busy(torch.device("cuda"))
+            found[f"{name}, asked"] = stream.query.called
+    return found
+
+
+def state_index() -> dict[str, Any]:
+    """How many indices a prefill server reads on the host, of which requests."""
+    gdn = compared.gdn()
+    pool = gdn.rig.pool
+    scheduler = sending.scheduler_of(pool)
+    requests = sending.TRANSFERS[0]
+    read = state_slots.Slots.of
+    served: list[bool] = []
+
+    def of(self: Any, row: Any, req: Any) -> Any:
+        slot = read(self, row, req)
+        served.append(slot is not None)
+        return slot
+
+    def sends(last: bool, on: Any = scheduler) -> list[bool]:
+        served.clear()
+        for request in batch.reqs:
+            request.disagg_kv_sender = sending.Sender()
+            on.send_kv_chunk(request, last_chunk=last)
+        return list(served)
+
+    found: dict[str, Any] = {}
+    vars(pool).pop(pd_state_index._HELD, None)
+    with gdn.counter, gdn.counter.paused(), mock.patch.object(state_slots.Slots, "of", of):
+        batch, _ = scheduling.scheduled(gdn.rig, requests)
+        found["not the last chunk"] = [sends(False), pd_state_index._HELD in vars(pool)]
+        found["first requests"] = [sends(True), pd_state_index._HELD in vars(pool)]
+        batch, _ = scheduling.scheduled(gdn.rig, requests)
+        found["later ones"] = sends(True)
+        other = sending.scheduler_of(pool)
+        other.req_to_token_pool = _Other(pool)
+        found["another pool"] = sends(True, other)
+        with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
+            found["right"] = sends(True)
+            pool.req_index_to_mamba_index_mapping += 1
+            try:
+                sends(True)
+            except host.HostDataMismatch as mismatch:
+                found["wrong"] = str(mismatch)
+            pool.req_index_to_mamba_index_mapping -= 1
+        with mock.patch.object(state_slots.Slots, "keep", _nothing):  # as if the patch were off
+            batch, _ = scheduling.scheduled(gdn.rig, requests)
+        found["rows of others"] = sends(True)
+    return found
+
+
+class _Other:
+    """A pool of another class."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
 
 
 def rows_asked() -> list[int]:
@@ -221,6 +319,24 @@ def broken() -> Any:
             lambda: alike([[compared.CHUNKS]], compared.mixed, plain),
         ),
     }
+    sent = partial(sending.sent, gdn)
+    requests = sum(len(prefill) for prefill in sending.TRANSFERS[1:])
+
+    def send() -> int:
+        return alike([[compared.STATE_INDEX]], sent, [sending.TRANSFERS], most=requests)
+
+    def shared(self: Any, row: Any, _: Any) -> Any:
+        return self.copy[row]
+
+    def moved(self: Any, row: Any, _: Any) -> Any:
+        return self.copy[row] + 1
+
+    for name, attribute, wrong in (
+        ("no indices", "keep", _nothing),
+        ("shared indices", "of", shared),
+        ("other indices", "of", moved),
+    ):
+        breaks[name] = (state_slots.Slots, attribute, wrong, send)
     if not play.is_old():  # there no decode asks
         for name, wrong in (("decode mask", inverted), ("no decode", _nothing)):
             breaks[name] = (host, "attach_rows", wrong, lambda: alike(zero, gdn.metadata, decodes))

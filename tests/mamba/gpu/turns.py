@@ -4,9 +4,11 @@ usage: python tests/mamba/gpu/turns.py OUT.json [PART …] [OPTION=VALUE …]
 
 Boots differ by more than a patch does, so one Engine measures both sides: the time to the first
 token and per token, and the launches and waits of a prefill from a profile. It also compares the
-greedy tokens and all states bit by bit. PARTs are tokens, ttft, tpot and profile; without a PART
+greedy tokens and all states bit by bit. PARTs are the names in `PARTS`; without a PART
 all of them run. Options are fields of ServerArgs, or of the model's configuration with ``model.``
-in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
+in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba. With
+LENT_NAMES=1 a release starts beside newer kernel wheels: names that it imports, and they lack, have
+stand-ins.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ttft import ARGUMENTS, CONFIG
 
 PROMPTS = {"1x519": (1, 519), "8x512": (8, 512), "4x2048": (4, 2048), "1x8000": (1, 8000)}
 ROUNDS = int(os.environ.get("ROUNDS", "21"))
+LOADS = {"64x512": (64, 512), "16x2048": (16, 2048), "64x128": (64, 128)}
 TPOT = (1, 16, 64)
 TOKENS = 64
 SAID = 200
@@ -174,6 +177,19 @@ def ttft(turns: Turns, sides: list[str]) -> dict[str, Any]:
     return found
 
 
+def load(turns: Turns, sides: list[str]) -> dict[str, Any]:
+    """Until all of many new prompts have their first token: prefills follow each other."""
+    found = {}
+    for name, (count, length) in LOADS.items():
+        for side in sides:
+            turns.ask(side)
+            turns.generate(turns.prompts(count, length), 1)
+        measure = lambda: turns.generate(turns.prompts(count, length), 1)[0]  # noqa: B023, E731
+        found[name] = by_turns(turns, sides, measure, ROUNDS // 2 + 1)
+        print("LOAD", name, json.dumps(found[name]), flush=True)
+    return found
+
+
 def tpot(turns: Turns, sides: list[str]) -> dict[str, Any]:
     """Per token of whole batches, including the prefill of 64 tokens."""
     found = {}
@@ -232,7 +248,14 @@ def counted(trace: str) -> dict[str, Any]:
     }
 
 
-PARTS = {"tokens": tokens, "together": together, "ttft": ttft, "tpot": tpot, "profile": profile}
+PARTS = {
+    "tokens": tokens,
+    "together": together,
+    "ttft": ttft,
+    "load": load,
+    "tpot": tpot,
+    "profile": profile,
+}
 
 
 def main(out: Path, words: list[str]) -> None:
@@ -291,6 +314,10 @@ def ran() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if os.environ.get("LENT_NAMES"):
+        from sglang_perf_patches.proof import lent
+
+        lent.lend_beside_wheels()
     for _name in ("HF_HUB_OFFLINE", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "DUMMY_WEIGHTS"):
         os.environ.setdefault(_name, "1")
     _folders = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent / "switch"), str(PROBE)]

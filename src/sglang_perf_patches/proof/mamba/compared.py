@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import torch
 
+from ...sets.mamba import host
 from .. import Different, Inputs
 from ..comparing import some
-from . import play, waits
+from . import play, sending, waits
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
@@ -27,6 +30,7 @@ ZERO_SYNC = "mamba.zero-sync"
 PLAN = "mamba.flashinfer-plan"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
+STATE_INDEX = "mamba.pd-state-index"
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
@@ -130,7 +134,21 @@ def lightning_rows(_: Inputs) -> int:
             continue  # without tracking, the patch changes nothing
         rig = Play(Lightning(kernel))
         count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios, most=most)
+        with idle():  # where the metadata is stock's
+            count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios[:1], most=None)
     return count
+
+
+def idle() -> AbstractContextManager[Any]:
+    """Take the device for one that has nothing else to do."""
+    return mock.patch.object(host, "is_busy", return_value=False)
+
+
+def pd_state_index(_: Inputs) -> int:
+    """``mamba.pd-state-index``: what requests send; each still waits for its pages, and no more."""
+    requests = sum(len(prefill) for prefill in sending.TRANSFERS[1:])
+    sent = partial(sending.sent, gdn())
+    return alike([[STATE_INDEX]], sent, [sending.TRANSFERS], most=requests)
 
 
 def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:

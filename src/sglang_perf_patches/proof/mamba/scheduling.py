@@ -14,40 +14,45 @@ from .batches import Request
 from .rig import Rig, Without, alone, called
 
 
-def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
-    """ScheduleBatch and ForwardBatch of the release for these requests."""
+def scheduled(rig: Rig, requests: Sequence[Request], *, clear: bool = True) -> tuple[Any, Any]:
+    """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""
     alone()
-    allocators = _allocators()
-    allocator = called(
-        allocators.PagedTokenToKVPoolAllocator,
+    made = allocator(rig.device, SimpleNamespace())
+    if clear:
+        rig.pool.clear()
+    return _extending(rig, made, _tree(rig, made), requests)
+
+
+def allocator(device: str, pool: Any) -> Any:
+    """An allocator of pages for a pool of keys and values."""
+    return called(
+        importlib.import_module("sglang.srt.mem_cache.allocator").PagedTokenToKVPoolAllocator,
         size=64 * 200,
         page_size=64,
         dtype=torch.float16,
-        device=rig.device,
-        kvcache=SimpleNamespace(),
+        device=device,
+        kvcache=pool,
         need_sort=False,
     )
-    rig.pool.clear()
-    return _extending(rig, allocator, _tree(rig, allocator), requests)
 
 
 def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
     """The ForwardBatch of a prefill of further requests, mixed with the step of `decoding`."""
-    allocator, tree = running.token_to_kv_pool_allocator, running.tree_cache
-    batch, _ = _extending(rig, allocator, tree, requests)
+    pages, tree = running.token_to_kv_pool_allocator, running.tree_cache
+    batch, _ = _extending(rig, pages, tree, requests)
     batch.mix_with_running(running)
     if batch.input_ids is None:
         batch.input_ids = torch.full((batch.extend_num_tokens,), 5, device=rig.device)
     return _forward_batch(rig, batch)
 
 
-def _extending(rig: Rig, allocator: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
+def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
     schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
     batch = called(
         schedule.ScheduleBatch.init_new,
-        reqs=[_request(rig, allocator, tree, wanted, n) for n, wanted in enumerate(requests)],
+        reqs=[_request(pages, tree, wanted, n) for n, wanted in enumerate(requests)],
         req_to_token_pool=rig.pool,
-        token_to_kv_pool_allocator=allocator,
+        token_to_kv_pool_allocator=pages,
         tree_cache=tree,
         model_config=_model_config(),
         enable_overlap=True,
@@ -94,7 +99,7 @@ def _alone_and_plain(model_config: Any) -> dict[str, Any]:
     }
 
 
-def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) -> Any:
+def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
     schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
     sampling = importlib.import_module("sglang.srt.sampling.sampling_params")
     params = sampling.SamplingParams(max_new_tokens=4, temperature=0)
@@ -113,7 +118,7 @@ def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) 
     )
     request.init_next_round_input()
     if wanted.cached:
-        request.prefix_indices = allocator.alloc(wanted.cached)
+        request.prefix_indices = pages.alloc(wanted.cached)
     if hasattr(request, "extend_end"):  # since 0.5.22 or so; a radix tree would know the prefix
         request.prefix_len, request.extend_end = wanted.cached, total
         held = getattr(request, "prefix_indices", torch.empty(0, dtype=torch.int64))
@@ -127,13 +132,13 @@ def _request(rig: Rig, allocator: Any, tree: Any, wanted: Request, number: int) 
     return request
 
 
-def _tree(rig: Rig, allocator: Any) -> Any:
+def _tree(rig: Rig, pages: Any) -> Any:
     params = importlib.import_module("sglang.srt.mem_cache.cache_init_params")
     made = called(
         params.CacheInitParams,
         disable=True,
         req_to_token_pool=rig.pool,
-        token_to_kv_pool_allocator=allocator,
+        token_to_kv_pool_allocator=pages,
         page_size=64,
     )
     try:
@@ -155,7 +160,3 @@ def _model_config() -> Any:
 def _no_speculation() -> Any:
     module = importlib.import_module("sglang.srt.speculative.spec_info")
     return module.SpeculativeAlgorithm.NONE
-
-
-def _allocators() -> Any:
-    return importlib.import_module("sglang.srt.mem_cache.allocator")

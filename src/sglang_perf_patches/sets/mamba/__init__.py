@@ -146,13 +146,17 @@ _ZERO_SYNC = Patch(
         "the host. A decode without a CUDA graph, which from 0.5.11 on queries the device once or "
         "twice, gets it from the list from which its mask was made. Stock's code runs for a batch "
         "whose lists are missing or have another length: data-parallel padding, two-batch overlap, "
-        "speculative phases, replayed graphs. SGLANG_PERF_PATCHES_DEBUG=1 compares the host's "
+        "speculative phases, replayed graphs. From 0.5.11 on stock queries once a forward and not "
+        "once a layer, and an idle device answers before the host has worked it out: there a "
+        "prefill is left to stock unless the device still has other work, such as another "
+        "forward, 50 microseconds later. SGLANG_PERF_PATCHES_DEBUG=1 compares the host's "
         "lists with the device on each forward and raises an error that shows both if they differ. "
         "The index plan of FlashInfer's prefill is not covered; mamba.flashinfer-plan covers it."
     ),
     gain=(
         "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token sooner. From "
-        "0.5.11 on there are fewer syncs, but no difference in time. One H200:"
+        "0.5.11 on there are fewer syncs on a busy device, and no gain in time was measured. One "
+        "H200:"
     ),
     figures=(
         ("measured", "stock", "patched"),
@@ -167,14 +171,15 @@ _ZERO_SYNC = Patch(
         ("the same from 0.5.11 on", "", "no difference"),
         ("syncs of a prefill of 36 layers, 0.5.9", "122", "0"),
         ("the same, 0.5.10.post1", "120", "0"),
-        ("the same, 0.5.11 to 0.5.20", "13 or 14", "0"),
-        ("the same, from 0.5.21 on", "4", "0"),
+        ("the same, 0.5.11 to 0.5.20, on a busy device", "13 or 14", "0"),
+        ("the same, from 0.5.21 on, on a busy device", "4", "0"),
         ("the same where nothing is tracked", "3 to 78", "0"),
         ("syncs of an eager decode, from 0.5.11 on", "1 or 2", "0"),
     ),
     condition=(
         "Prefills that the host's launches limit: short prompts and small batches, above all "
-        "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there, and nothing from 0.5.11 on."
+        "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there. From 0.5.11 on: prefills "
+        "that follow other work, where nothing was measured."
     ),
     variants=(
         _zero_sync(
@@ -249,10 +254,13 @@ _FLASHINFER_PLAN = Patch(
     ),
     how=(
         "Stock's own planning runs on CPU tensors made from the lists that mamba.zero-sync "
-        "provides. Its two results go to the device in one pinned, non-blocking copy."
+        "provides. Its two results go to the device in one pinned, non-blocking copy. An idle "
+        "device answers stock's reads at once, so stock's code runs there."
     ),
-    gain="Nothing was measured end to end. Such a forward has four waits less.",
-    condition="A tracked prefill with FlashInfer's GDN kernels.",
+    gain=(
+        "No gain was measured. A forward that follows other work of the device has four waits less."
+    ),
+    condition="A tracked prefill with FlashInfer's GDN kernels, while the device is busy.",
     absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
     requires=("mamba.zero-sync",),
     variants=(
@@ -299,9 +307,13 @@ _LIGHTNING_ROWS = Patch(
         ("measured", "stock", "patched"),
         ("syncs with seg_la, 0.5.14", "14", "0"),
         ("syncs with minimax, 0.5.14", "64", "1"),
-        ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
         ("time with minimax, 0.5.23", "5.0 ms", "4.1 ms"),
-        ("time with seg_la where nothing is tracked, 0.5.23", "", "0.1 ms more"),
+        ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
+        (
+            "the same where nothing is tracked, before mamba.zero-sync left idle devices to stock",
+            "0.82 ms",
+            "0.93 ms",
+        ),
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
@@ -344,14 +356,14 @@ _CHUNK_INDICES = Patch(
         "in one pinned, non-blocking copy. Stock looks for prefixes in a CPU tensor made from the "
         "host's list. 0.5.14 queries the track mask as well; if the host does not know it, that "
         "one query stays. Stock's code runs for a batch whose list of lengths is missing or does "
-        "not add up to its tokens."
+        "not add up to its tokens, and for a single request while the device is idle."
     ),
     gain=("Nothing was measured end to end. One H200, 0.5.23, every request with a cached prefix:"),
     figures=(
         ("metadata of a prefill", "stock", "patched"),
         ("time, 64 requests", "11.6 ms", "0.29 ms"),
         ("time, 16 requests", "2.6 ms", "0.23 ms"),
-        ("time, 1 request", "0.19 ms", "0.23 ms"),
+        ("time, 1 request, idle device", "0.19 ms", "stock's code runs"),
         ("waits, 64 requests", "318", "0"),
         ("waits, 16 requests", "78", "0"),
         ("waits, 2 requests", "8", "0"),
@@ -513,7 +525,27 @@ _PREFILL_GRAPH_TRITON = Patch(
         "differently, as they do on servers that are started with one or the other. So tokens may "
         "differ from stock's, and the patch is opt-in."
     ),
-    gain=("Nothing was measured. A server of 0.5.23 with it boots and captures on an H200."),
+    gain=(
+        "Short prompts of a FlashInfer server get their first token in about half the time. "
+        "Prompts that keep the GPU busy gain nothing. One H200, 0.5.23 with its defaults, a model "
+        "of 24 layers, in turns in one Engine:"
+    ),
+    figures=(
+        ("measured", "stock", "patched"),
+        (
+            "time to the first token of 519 tokens, with quartiles",
+            "42.2 ms (27.2 to 43.2)",
+            "15.5 ms (14.3 to 16.7)",
+        ),
+        ("the same, median of the turns' ratios", "1", "0.44"),
+        ("graph launches of that prefill", "25", "7"),
+        (
+            "time to the first token of 8 x 512, 4 x 2048 and 1 x 8000 tokens",
+            "",
+            "no difference beyond the spread",
+        ),
+        ("prompts of 200 whose first four tokens are stock's", "", "140"),
+    ),
     condition="Short prefills on a server whose gated-delta-net prefill is FlashInfer's.",
     absent_because="this release can't capture a linear layer in the prefill graph",
     anchors=(f"{_BASE}.supports_prefill_graph_extend",),
@@ -535,6 +567,67 @@ _PREFILL_GRAPH_TRITON = Patch(
     ),
 )
 
+_POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
+_PREFILL = "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin"
+
+_PD_STATE_INDEX = Patch(
+    id="mamba.pd-state-index",
+    summary="read a request's state index on the host when a prefill server sends it",
+    why=(
+        "With prefill and decode on servers of their own, the prefill server sends each finished "
+        "request's KV pages and its mamba state. It reads the index of that state back from the "
+        "device, one request after the other. The index was decided when the request was allotted "
+        "its row, before the prefill."
+    ),
+    how=(
+        "When rows are allotted, the pool's table of these indices is copied to pinned memory, "
+        "without waiting. When a request is sent, stock's code finds the index there. The copy is "
+        "used only for the request whose row it was made for. Servers of other kinds keep no "
+        "copies, and neither does the first request of a prefill server. Stock's code runs with "
+        "the unified memory pool, whose indices are virtual, and where stock pins no memory. A "
+        "decode server is left alone: it sends the index at once after allotting it, and waits for "
+        "the page indices in any case. SGLANG_PERF_PATCHES_DEBUG=1 compares the index with the "
+        "device's and raises an error if they differ."
+    ),
+    gain=(
+        "Nothing was measured. A request of a prefill server has one wait less when it is sent. It "
+        "is the last one with 0.5.23 and Mooncake; elsewhere the request waits for its pages too."
+    ),
+    condition="A prefill server of a hybrid model.",
+    variants=(
+        Variant(
+            releases=between("0.5.9", "0.5.17"),
+            install=f"{_SETS}.pd_state_index:install",
+            awaits=(UTILS,),
+            targets=(f"{_POOL}.alloc", f"{_PREFILL}.send_kv_chunk"),
+            depends=(f"{_POOL}._init_mamba_pool", f"{_POOL}.clear"),
+        ),
+        Variant(
+            releases=between("0.5.18", "0.5.20"),
+            install=f"{_SETS}.pd_state_index:install",
+            awaits=(UTILS,),
+            targets=(f"{_POOL}.alloc", f"{_PREFILL}.send_kv_chunk"),
+            depends=(
+                f"{_POOL}._init_mamba_pool",
+                f"{_POOL}.clear",
+                f"{_POOL}.translate_mamba_indices",
+            ),
+        ),
+        Variant(
+            releases=between("0.5.21", "0.5.23"),
+            install=f"{_SETS}.pd_state_index:install_behind_checksum",
+            awaits=(UTILS,),
+            targets=(f"{_POOL}.alloc", f"{_PREFILL}._send_kv_chunk"),
+            depends=(
+                f"{_POOL}._init_mamba_pool",
+                f"{_POOL}.clear",
+                f"{_POOL}.translate_mamba_indices",
+                f"{_PREFILL}.send_kv_chunk",
+            ),
+        ),
+    ),
+)
+
 PATCHES = (
     _PREFILL_GRAPH,
     _PREFILL_GRAPH_TRITON,
@@ -543,4 +636,5 @@ PATCHES = (
     _FLASHINFER_PLAN,
     _CHUNK_INDICES,
     _LIGHTNING_ROWS,
+    _PD_STATE_INDEX,
 )

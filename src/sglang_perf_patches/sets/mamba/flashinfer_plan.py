@@ -23,7 +23,8 @@ def install(patching: Patching) -> None:
         def maybe_build_flashinfer_checkpoint_plan(
             forward_batch: Any, forward_metadata: Any, device: str
         ) -> None:
-            known = host.prefill(forward_batch)
+            # An idle device answers stock's queries at once.
+            known = host.prefill(forward_batch) if host.is_busy(device) else None
             if known is None or known.track is None:
                 inner(forward_batch, forward_metadata, device)
                 return

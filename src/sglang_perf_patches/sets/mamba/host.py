@@ -5,9 +5,9 @@ Needs torch: imported by the install functions only.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ _LENS = "_sglang_perf_patches_lens"
 # The alignment of the CUDA allocator's blocks, so that kernels see the same alignment as in a
 # separate tensor.
 _ALIGNMENT = 512  # bytes
+# What a batch has just launched is done by then; another forward is not.
+_SOON = 50e-6  # seconds
 
 
 class HostDataMismatch(AssertionError):
@@ -54,6 +56,28 @@ class Prefill:
     lens: tuple[int, ...]
     prefixes: tuple[int, ...]
     track: Track | None
+
+
+class Forward:
+    """A forward as its metadata is made: what the host knows of its batch, worked out once.
+
+    Attributes:
+        batch: the ForwardBatch.
+        known: what the host knows of it.
+    """
+
+    def __init__(self, batch: Any, known: Prefill | None) -> None:
+        """With what `prefill` says of the batch."""
+        self.batch = batch
+        self.known = known
+        self._on_cpu: Any = None
+
+    def on_cpu(self, track: Track) -> Any:
+        """See `batch_on_cpu`."""
+        if self._on_cpu is None:
+            assert self.known is not None  # whose track it is
+            self._on_cpu = batch_on_cpu(self.batch, self.known, track)
+        return self._on_cpu
 
 
 class KnownMask(torch.Tensor):  # type: ignore[misc]
@@ -210,7 +234,7 @@ def batch_on_cpu(forward_batch: Any, known: Prefill, track: Track) -> Any:
 
     In place of the slots in ``mamba_track_indices`` stand the numbers of the rows that hold them.
     """
-    shadow = copy.copy(forward_batch)
+    shadow = _shallow(forward_batch)
     for name, values in (
         ("extend_seq_lens", known.lens),
         ("extend_prefix_lens", known.prefixes),
@@ -225,7 +249,7 @@ def batch_on_cpu(forward_batch: Any, known: Prefill, track: Track) -> Any:
 
 def backend_on_cpu(backend: Any) -> Any:
     """A shallow copy of an attention backend that builds its tensors on the CPU."""
-    shadow = copy.copy(backend)
+    shadow = _shallow(backend)
     shadow.device = "cpu"
     return shadow
 
@@ -269,6 +293,23 @@ def staging(target: torch.Tensor) -> Iterator[Any]:
     target.copy_(staged, non_blocking=pins or not target.is_cuda)
 
 
+def is_busy(device: Any) -> bool:
+    """Whether a wait for a device would be one for other work than what was just launched.
+
+    If not, stock's queries are answered at once, and take less time than what replaces them. Asks
+    the current stream for as long as the first of those queries would take.
+    """
+    where = torch.device(device)
+    if where.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return True  # no stream, or one that may not be asked
+    stream = torch.cuda.current_stream(where)
+    until = time.perf_counter() + _SOON
+    while not stream.query():
+        if time.perf_counter() > until:
+            return True
+    return False
+
+
 def is_pinned(device: Any) -> bool:
     """Whether stock pins the memory of its own copies to a CUDA device.
 
@@ -293,6 +334,22 @@ def check_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
     """
     expected = tuple(offsets(lens, torch.int64).tolist())
     _compare("query_start_loc", expected, query_start_loc)
+
+
+def check_slot(slot: torch.Tensor, held: torch.Tensor) -> None:
+    """Compare a request's slot with the one in the pool's table.
+
+    Raises:
+        HostDataMismatch: they differ.
+    """
+    _compare("mamba index", slot.reshape(1).tolist(), held.reshape(1))
+
+
+def _shallow(value: Any) -> Any:
+    """As `copy.copy`, which takes five times as long for an object of many attributes."""
+    made = object.__new__(type(value))
+    vars(made).update(vars(value))
+    return made
 
 
 def _is_whole(forward_batch: Any) -> bool:

@@ -110,9 +110,9 @@ def _track_store(patching: Patching) -> Any:
     def make(inner: Any) -> Any:
         def _prepare_seg_la_track_store(self: Any, forward_batch: Any, metadata: Any) -> Any:
             def plan(batch: Any) -> Any:
-                known = host.prefill(batch)
                 slots = metadata.track_ssm_h_dst
-                if known is None or known.track is None or slots is None:
+                known = None if slots is None else host.prefill(batch)  # nothing is tracked
+                if slots is None or known is None or known.track is None:
                     return None
                 ran.seen = True
                 shadow = copy.copy(metadata)

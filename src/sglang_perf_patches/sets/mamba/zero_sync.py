@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _SCHEDULE = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _RECORD = "_sglang_perf_patches_rows"
+_FORWARD = "_sglang_perf_patches_forward"
+"""On a backend while it makes the metadata of a forward."""
 
 Rows = Callable[[], "Sequence[bool]"]
 """Gives which rows of a decode are tracked."""
@@ -33,7 +35,7 @@ def install_before_decode_asks(patching: Patching) -> None:
     """0.5.9 to 0.5.10.post1: rows in lists, and a decode without queries."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_lists)
-    _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
+    _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR, always=True)
 
 
 def install_with_lists(patching: Patching) -> None:
@@ -83,8 +85,11 @@ def install_on_own_lists(patching: Patching) -> None:
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", None)
 
 
-def _compute_on_host(patching: Patching, fla: str, layout: tuple[int, ...] | None) -> None:
-    _known_batches(patching)
+def _compute_on_host(
+    patching: Patching, fla: str, layout: tuple[int, ...] | None, *, always: bool = False
+) -> None:
+    """Stock queries an idle device in less time than this takes, unless each layer does."""
+    _known_batches(patching, always)
     patching.override(f"{_BACKEND}._init_track_conv_indices", _conv_indices)
     if layout is not None:
         patching.override(f"{_BACKEND}._init_track_ssm_indices", _ssm_indices(layout))
@@ -194,7 +199,7 @@ def _mask_of_list(batch: Any) -> Rows:
 # -- the forward ---------------------------------------------------------------------------------
 
 
-def _known_batches(patching: Patching) -> None:
+def _known_batches(patching: Patching, always: bool) -> None:
     """Hand stock a mask that answers from the host, and keep the lengths with their sums."""
     from . import host
 
@@ -209,20 +214,44 @@ def _known_batches(patching: Patching) -> None:
                 if not isinstance(mask, host.KnownMask):
                     forward_batch.mamba_track_mask = host.KnownMask.of(mask, tracked)
                 return inner(self, forward_batch)
-            known = host.prefill(forward_batch)
-            if known is None:
-                return inner(self, forward_batch)
-            ran.seen = True
-            if known.track is not None and not isinstance(mask, host.KnownMask):
+            known = None
+            if always or host.is_debugging() or _waits(self, forward_batch):
+                known = host.prefill(forward_batch)
+            track = None if known is None else known.track
+            if track is not None and not isinstance(mask, host.KnownMask):
                 # Keep it in the batch, for the layers that read it.
-                forward_batch.mamba_track_mask = host.KnownMask.of(mask, known.track.mask)
-            metadata = inner(self, forward_batch)
+                forward_batch.mamba_track_mask = host.KnownMask.of(mask, track.mask)
+            vars(self)[_FORWARD] = host.Forward(forward_batch, known)
+            try:
+                metadata = inner(self, forward_batch)
+            finally:
+                del vars(self)[_FORWARD]
+            if known is None:
+                return metadata
+            ran.seen = True
             host.attach_lens(metadata.query_start_loc, known.lens)
             return metadata
 
         return _forward_metadata
 
     patching.override(f"{_BACKEND}._forward_metadata", forward_metadata)
+
+
+def _waits(backend: Any, forward_batch: Any) -> bool:
+    """Whether stock would wait for other work of the device."""
+    from . import host
+
+    return host.is_prefill(forward_batch) and host.is_busy(backend.device)
+
+
+def _forward_of(backend: Any, forward_batch: Any) -> Any:
+    """What is known of the forward whose metadata the backend is making."""
+    from . import host
+
+    held = vars(backend).get(_FORWARD)
+    if held is not None and held.batch is forward_batch:
+        return held
+    return host.Forward(forward_batch, host.prefill(forward_batch))
 
 
 def _conv_indices(inner: Any) -> Any:
@@ -232,14 +261,15 @@ def _conv_indices(inner: Any) -> Any:
     def _init_track_conv_indices(
         self: Any, query_start_loc: Any, forward_batch: Any, *rest: Any
     ) -> Any:
-        known = host.prefill(forward_batch)
+        forward = _forward_of(self, forward_batch)
+        known = forward.known
         if known is None or known.track is None:
             return inner(self, query_start_loc, forward_batch, *rest)
         # `rest` is the tracked rows on the device; without it stock selects them by the mask.
         indices = inner(
             host.backend_on_cpu(self),
             host.offsets(known.lens, query_start_loc.dtype),
-            host.batch_on_cpu(forward_batch, known, known.track),
+            forward.on_cpu(known.track),
         )
         return host.to_device([indices], self.device)[0]
 
@@ -252,10 +282,11 @@ def _ssm_indices(layout: tuple[int, ...]) -> Any:
 
     def make(inner: Any) -> Any:
         def _init_track_ssm_indices(self: Any, mamba_cache_indices: Any, forward_batch: Any) -> Any:
-            known = host.prefill(forward_batch)
+            forward = _forward_of(self, forward_batch)
+            known = forward.known
             if known is None or known.track is None:
                 return inner(self, mamba_cache_indices, forward_batch)
-            shadow = host.batch_on_cpu(forward_batch, known, known.track)
+            shadow = forward.on_cpu(known.track)
             rows = shadow.mamba_track_indices
             found = inner(host.backend_on_cpu(self), rows, shadow)
             moved = iter(host.to_device([t for t in found if t is not None], self.device))

@@ -151,6 +151,10 @@ def _hook(module):
         wrapt.wrap_function_wrapper(module, f"Scheduler.{name}", _started)
 
 
+if os.environ.get("LENT_NAMES"):
+    from sglang_perf_patches.proof import lent
+
+    lent.lend_beside_wheels()
 if os.environ.get("DUMMY_WEIGHTS"):
     dummy_weights.enlarge()
 if _FOLDER:

@@ -665,6 +665,74 @@ _FLASHINFER_PLAN = Patch(
     ),
 )
 
+_FLASHINFER_BACKEND = f"{_FLASHINFER}:FlashInferAttnBackend"
+
+
+def _verify_plan(first: str, last: str, install: str, runner: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.flashinfer_verify_plan:{install}",
+        targets=(f"{_FLASHINFER_BACKEND}.init_forward_metadata_out_graph",),
+        depends=(
+            f"{_FLASHINFER}:FlashInferIndicesUpdaterPrefill.call_begin_forward",
+            f"{_FLASHINFER}:FlashInferIndicesUpdaterPrefill.update_single_wrapper",
+            f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.generate_attn_arg_prefill",
+            f"{_FORWARD_BATCH}:ForwardBatch.prepare_mlp_sync_batch",
+            runner,
+            *_EXACT_BY_RELAY,
+            *depends,
+        ),
+        awaits=(_UTILS,),
+    )
+
+
+_FLASHINFER_VERIFY_PLAN = Patch(
+    id="mla.flashinfer-verify-plan",
+    summary="FlashInfer plans a verify from a graph without waiting for the GPU",
+    why=(
+        "Before each replay of a verify FlashInfer plans its kernel from three tensors on the GPU. "
+        "The plan copies them to the host, and each copy waits for the draft that was just "
+        "launched. Packing the tree mask waits once more. So the verify is launched only when the "
+        "draft is done, and the GPU idles meanwhile. All that is fetched are sums of lengths that "
+        "the host has already."
+    ),
+    how=(
+        "The plan gets these sums from the batch's host lengths. Up to 0.5.22 it is the wheel's "
+        "own plan with tensors that know their copies on the host, and a kernel packs the mask "
+        "into the same bits. On 0.5.23 it is the plan that stock has for drafts, and for a verify "
+        "with topk = 1 behind a switch. Stock's wait also protects the plan's pinned memory; the "
+        "patch rewrites that memory only after it has been copied. Stock's code runs for eager "
+        "verifies, batches without host lengths, sliding windows, cross attention, pipeline "
+        "parallelism, two-batch overlap and context parallelism."
+    ),
+    gain="Nothing was measured yet.",
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the verify (the "
+        "default on Hopper with topk > 1) and CUDA graphs, for models without MLA."
+    ),
+    upstream_note=(
+        "since 0.5.23 for topk = 1 behind `SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN`, off by default"
+    ),
+    absent_because=(
+        "before 0.5.13 the scheduler has no barrier behind the reads of a running step. The plan's "
+        "wait is one of those that keep the next batch from rewriting req_to_token meanwhile"
+    ),
+    anchors=(f"{_FLASHINFER_BACKEND}.init_forward_metadata_out_graph",),
+    variants=(
+        _verify_plan("0.5.13", "0.5.13.post1", "install", _OLD_GRAPH_RUNNER),
+        _verify_plan("0.5.14", "0.5.22", "install", _GRAPH_RUNNER),
+        _verify_plan(
+            "0.5.23",
+            "0.5.23",
+            "install_stock_plan",
+            _GRAPH_RUNNER,
+            f"{_FLASHINFER}:fast_prefill_plan",
+            "sglang.kernels.ops.speculative.pack_verify_mask:pack_verify_mask_into",
+            "sglang.kernels.ops.speculative.pack_verify_mask:_pack_verify_mask_kernel",
+        ),
+    ),
+)
+
 _FLASH = f"{_ATTENTION}.flashattention_backend"
 _FLASH_STEP = f"{_FLASH}:FlashAttentionBackend"
 _FLASH_DRAFT = f"{_FLASH}:FlashAttentionMultiStepBackend"
@@ -1205,6 +1273,7 @@ PATCHES: tuple[Patch, ...] = (
     _SYNC_OPT_OUT,
     _FLASHINFER_HOST_INDPTR,
     _FLASHINFER_PLAN,
+    _FLASHINFER_VERIFY_PLAN,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,
     _SHARED_FLASHMLA_TABLES,

@@ -344,9 +344,12 @@ def _flashinfer_verify(lengths: list[int], draft: int) -> Callable[[], Made]:
         module.BatchPrefillWithPagedKVCacheWrapper = wheel.BatchPrefillWithPagedKVCacheWrapper
         module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(64 << 20)
         planned: list[Any] = []
-        wheel.get_batch_prefill_module = lambda *_: SimpleNamespace(
-            plan=lambda *given: planned.append([part for part in given[3:]])
-        )
+
+        def plan(*given: Any) -> None:
+            if len(planned) < 8:
+                planned.append(list(given[3:]))
+
+        wheel.get_batch_prefill_module = lambda *_: Room(plan=plan)
         arguments = server_args(speculative_num_draft_tokens=draft, speculative_eagle_topk=4)
         _publish(arguments, module)
         runner = _runner(arguments, lengths, 64)

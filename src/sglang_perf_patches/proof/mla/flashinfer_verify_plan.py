@@ -62,9 +62,7 @@ def drawn(random: Random) -> Case:
 def verify(case: Case) -> list[Any]:
     """Capture a verify and replay two others, or prepare an eager one; what its kernel gets."""
     draft = case["draft"]
-    arguments = server_args(
-        speculative_num_draft_tokens=draft, speculative_eagle_topk=case["topk"]
-    )
+    arguments = server_args(speculative_num_draft_tokens=draft, speculative_eagle_topk=case["topk"])
     with furnished(arguments, MODULE.__name__):
         runner = model_runner(arguments)
         backend = MODULE.FlashInferAttnBackend(runner)

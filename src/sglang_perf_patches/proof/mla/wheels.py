@@ -50,7 +50,9 @@ class PagedWrapper(Wrapper):
         super().__init__(*arguments, **options)
         self.device = torch.device("cpu")
         self._backend = options.get("backend")
-        self._cached_module = SimpleNamespace(plan=lambda *given: super(PagedWrapper, self).plan(*given))
+        self._cached_module = SimpleNamespace(
+            plan=lambda *given: super(PagedWrapper, self).plan(*given)
+        )
         self._max_total_num_rows: int | None = None
         for name, buffer in options.items():
             if name.endswith("_buf"):

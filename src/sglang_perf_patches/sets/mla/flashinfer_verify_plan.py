@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 from ...model.patching import Patching
-from .flashinfer_plan import Pinned, host_arguments
+from .flashinfer_plan import Pinned, host_arguments, sums
 from .host_copies import known
 from .situations import VERIFY, Served, refuse_platforms
 
@@ -138,17 +138,17 @@ class _Known:
         custom_mask: Any = None,
         **named: Any,
     ) -> None:
-        steps, sums, whole = host_arguments(self._lengths, self._draft)
+        steps, ends, whole = host_arguments(self._lengths, self._draft)
         self._plan(
             known(qo_indptr, steps, self._ran),
-            known(kv_indptr, sums, self._ran),
+            known(kv_indptr, ends, self._ran),
             kv_indices,
             known(last_page_len, _ones(whole.numel()), self._ran),
             *more,
             **named,
         )
         if custom_mask is not None:
-            _pack(custom_mask, whole * self._draft, self._wrapper)
+            _pack(custom_mask, whole, self._draft, self._wrapper)
 
 
 @cache
@@ -159,22 +159,23 @@ def _ones(count: int) -> Any:
     return torch.ones(count, dtype=torch.int32)
 
 
-def _pack(mask: Any, cells: Any, wrapper: Any) -> None:
+def _pack(mask: Any, whole: Any, draft: int, wrapper: Any) -> None:
     """Pack the cells of each request's tree mask into bits, the first in the lowest.
 
     Args:
         mask: bool on the device, the cells of one request after the other's, and perhaps more.
-        cells: of each request, int32 on the CPU, (bs,).
+        whole: tokens of each request, its draft among them, int32 on the CPU, (bs,).
+        draft: tokens to verify per request.
         wrapper: its ``_custom_mask_buf`` gets the bytes, each request's from a whole one on, and
             its ``_mask_indptr_buf`` where they begin.
     """
+    import numpy as np
     import torch
 
     from .packed_masks import pack
 
-    starts = torch.zeros((2, cells.numel() + 1), dtype=torch.int32)
-    torch.cumsum(cells, 0, dtype=torch.int32, out=starts[0, 1:])
-    torch.cumsum((cells + 7) // 8, 0, dtype=torch.int32, out=starts[1, 1:])
-    there = starts.to(mask.device, non_blocking=True)
-    wrapper._mask_indptr_buf.copy_(there[1], non_blocking=True)
-    pack(mask.contiguous().view(-1), there, wrapper._custom_mask_buf, int(cells.max()))
+    cells = whole.numpy() * draft
+    both = np.stack([sums(cells), sums((cells + 7) // 8)])
+    starts = torch.from_numpy(both).to(mask.device, non_blocking=True)
+    wrapper._mask_indptr_buf.copy_(starts[1], non_blocking=True)
+    pack(mask.contiguous().view(-1), starts, wrapper._custom_mask_buf, int(cells.max()))

@@ -1,12 +1,12 @@
 """One patched EAGLE Engine in which patches are on and off in turn: their effect on time.
 
 Run ``python turns.py OUT.json PATCH[,PATCH …] [OPTION=VALUE …]`` under ``python -m
-sglang_perf_patches run`` and with SGLANG_PERF_PATCHES=mla; options are those of ``engine.py``. Boots
-differ by more than a patch does, so one Engine measures all sides: ``stock`` with all the patches
-off, then one side more with each patch on. Acceptance is real, all sides get the same prompts, and
-their tokens are compared. It gives milliseconds per token of whole batches with their prefill, and
-the median ratio of each side's turns to stock's with its quartiles. A profile of each side gives
-the calls per verify step.
+sglang_perf_patches run`` and with SGLANG_PERF_PATCHES=mla; options are those of ``engine.py``.
+Boots differ by more than a patch does, so one Engine measures all sides: ``stock`` with all the
+patches off, then one side more with each patch on. Acceptance is real, all sides get the same
+prompts, and their tokens are compared. It gives milliseconds per token of whole batches with their
+prefill, and the median ratio of each side's turns to stock's with its quartiles. A profile of each
+side gives the calls per verify step.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def compared(taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         if side != "stock":
             each = [one["ms"] / base for one, base in zip(said, stock, strict=True)]
             ratios[side] = [round(value, 3) for value in statistics.quantiles(each, n=4)]
-    rounds = list(zip(*taken.values(), strict=True))
-    pairs = [
-        one for round_ in rounds for one in zip(*(said["each"] for said in round_), strict=True)
-    ]
+    rounds = zip(*taken.values(), strict=True)
+    pairs: list[tuple[str, ...]] = []
+    for said_in_round in rounds:
+        pairs += zip(*(said["each"] for said in said_in_round), strict=True)
     return {
         "ratios": ratios,
         "ms": {

@@ -50,17 +50,17 @@ class PagedWrapper(Wrapper):
         super().__init__(*arguments, **options)
         self.device = torch.device("cpu")
         self._backend = options.get("backend")
-        self._cached_module = SimpleNamespace(
-            plan=lambda *given: super(PagedWrapper, self).plan(*given)
-        )
+        self._cached_module = SimpleNamespace(plan=super().plan)
         self._max_total_num_rows: int | None = None
-        for name, buffer in options.items():
-            if name.endswith("_buf"):
-                setattr(self, f"_{name}", buffer)
-        for name in ("custom_mask_buf", "mask_indptr_buf"):
-            setattr(self, f"_{name}", options.get(name))
-        for name in ("float", "int", "pin_memory_int"):
-            setattr(self, f"_{name}_workspace_buffer", torch.empty(0))
+        self._qo_indptr_buf: Any = options.get("qo_indptr_buf")
+        self._paged_kv_indptr_buf: Any = options.get("paged_kv_indptr_buf")
+        self._paged_kv_indices_buf: Any = options.get("paged_kv_indices_buf")
+        self._paged_kv_last_page_len_buf: Any = options.get("paged_kv_last_page_len_buf")
+        self._custom_mask_buf: Any = options.get("custom_mask_buf")
+        self._mask_indptr_buf: Any = options.get("mask_indptr_buf")
+        self._float_workspace_buffer = torch.empty(0)
+        self._int_workspace_buffer = torch.empty(0)
+        self._pin_memory_int_workspace_buffer = torch.empty(0)
 
     def plan(
         self,
@@ -77,10 +77,9 @@ class PagedWrapper(Wrapper):
         qo, kv, last = (value.to("cpu") for value in (qo_indptr, kv_indptr, last_page_len))
         lens = kv[1:] - kv[:-1] - 1 + last  # pages of one token
         if self.is_cuda_graph_enabled:
-            given = (qo_indptr, kv_indptr, last_page_len)
-            names = ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len")
-            for name, value in zip(names, given, strict=True):
-                getattr(self, f"_{name}_buf").copy_(value)
+            self._qo_indptr_buf.copy_(qo_indptr)
+            self._paged_kv_indptr_buf.copy_(kv_indptr)
+            self._paged_kv_last_page_len_buf.copy_(last_page_len)
             self._paged_kv_indices_buf[: len(kv_indices)].copy_(kv_indices)
         if custom_mask is not None:
             packed, starts = packed_mask(custom_mask, ((qo[1:] - qo[:-1]) * lens).tolist())

@@ -10,8 +10,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-_BYTES = 256
-"""Packed by one program."""
+_BLOCK = 256
+"""Bytes that one program packs."""
 
 
 def pack(mask: Any, starts: Any, packed: Any, most: int) -> None:
@@ -24,17 +24,17 @@ def pack(mask: Any, starts: Any, packed: Any, most: int) -> None:
         most: cells of the request that has most.
     """
     requests = starts.shape[1] - 1
-    grid = (requests, triton.cdiv(most, 8 * _BYTES))
-    _pack[grid](mask, starts, packed, starts.shape[1], BYTES=_BYTES)
+    grid = (requests, triton.cdiv(most, 8 * _BLOCK))
+    _pack[grid](mask, starts, packed, starts.shape[1], block=_BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _pack(mask, starts, packed, row, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pack(mask, starts, packed, row, block: tl.constexpr):  # type: ignore[no-untyped-def]
     request = tl.program_id(0)
     first = tl.load(starts + request)
     cells = tl.load(starts + request + 1) - first
     out = tl.load(starts + row + request)
-    byte = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    byte = tl.program_id(1) * block + tl.arange(0, block)
     bit = tl.arange(0, 8)
     cell = byte[:, None] * 8 + bit[None, :]
     seen = tl.load(mask + first + cell, mask=cell < cells, other=0) != 0

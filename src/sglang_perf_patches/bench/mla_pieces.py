@@ -314,7 +314,7 @@ def _flashinfer_plan(lengths: list[int], draft: int, mode: str) -> Callable[[], 
         module = wheels.flashinfer_mla()
         planned: list[Any] = []
         _plan_by_wheel(module, planned)
-        arguments = server_args(speculative_num_draft_tokens=draft)
+        arguments = server_args(speculative_num_draft_tokens=draft, disable_overlap_schedule=True)
         _publish(arguments, module)
         runner = _runner(arguments, lengths, 64, mla=True)
         backend = module.FlashInferMLAAttnBackend(runner)

@@ -582,7 +582,9 @@ _FLASHINFER_PLAN = Patch(
         "nor for the draft-extend of spec v2, which this backend runs eagerly. Stock's wait also "
         "protects the plan's pinned memory; the patch rewrites that memory only after it has been "
         "copied. Stock's code runs for prefill, the draft-extend of spec v1, batches without host "
-        "lengths and decode context parallelism."
+        "lengths and decode context parallelism. Up to 0.5.12.post1 it runs for every server with "
+        "overlap scheduling (spec v2): there the plan's wait also keeps the next batch from "
+        "rewriting the request table while a step still reads it."
     ),
     gain=(
         "MLA servers on FlashInfer save three blocking copies from the GPU per verify and per "

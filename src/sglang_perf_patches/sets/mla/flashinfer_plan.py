@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from ...model.patching import Patching
 from .host_copies import known
-from .situations import VERIFY, Served, refuse_platforms
+from .situations import VERIFY, Reason, Served, refuse_platforms
 
 _MODULE = "sglang.srt.layers.attention.flashinfer_mla_backend"
 BACKEND = f"{_MODULE}:FlashInferMLAAttnBackend"
@@ -43,7 +43,14 @@ def install_replay(patching: Patching) -> None:
 
     patching.override(f"{BACKEND}.init_forward_metadata_replay_cuda_graph", make)
     _eager(patching, batch)
-    _plan_from_host(patching, batch)
+    _plan_from_host(patching, batch, overlapped)
+
+
+def overlapped(arguments: Any) -> str | None:
+    """For releases without a barrier behind the reads of a running step, up to 0.5.12.post1."""
+    if arguments.disable_overlap_schedule:
+        return None
+    return "with overlap scheduling the plan's wait also keeps the next batch from rewriting tables"
 
 
 def install_out_graph(patching: Patching) -> None:
@@ -247,10 +254,10 @@ def _steps(bs: int, draft: int) -> Any:
     return torch.arange(0, (bs + 1) * draft, draft, dtype=torch.int32)
 
 
-def _plan_from_host(patching: Patching, batch: _Batch) -> None:
+def _plan_from_host(patching: Patching, batch: _Batch, *reasons: Reason) -> None:
     refuse_platforms(patching)
     ran = patching.ran
-    served = Served(patching, *VERIFY)
+    served = Served(patching, *VERIFY, *reasons)
     pinned = Pinned()
 
     def make(inner: Any) -> Any:

@@ -16,6 +16,7 @@ from sglang_perf_patches.sets.mla import flashinfer_verify_plan as patch
 def run() -> None:
     """Count the copies of replayed and of eager verifies, and of those that stock keeps."""
     plain = EDGES[0]
+    plan = getattr(MODULE, "fast_prefill_plan", None)
     with live(PATCH):
         with fetched() as counted:
             verify(plain)
@@ -26,6 +27,15 @@ def run() -> None:
     for left in ({"graph": False}, {"host": False}):
         with live(PATCH, ran=False):
             verify({**plain, **left})
+    packs = "uniform_verify_width" in (getattr(plan, "__kwdefaults__", None) or {})
+    if packs:
+        kv = patch._kv
+        patch._kv = lambda _: "torch.float4_e2m1fn_x2"
+        try:
+            with live(PATCH, ran=False):
+                verify(plain)
+        finally:
+            patch._kv = kv
     for name, value in (("dispatch_reason", "window"), ("prefill_backend", "fa3")):
         wrapper = patch._wrapper
         patch._wrapper = changed(wrapper, name, value)

@@ -41,10 +41,20 @@ def install_stock_plan(patching: Patching) -> None:
         ran.seen = True
         return partial(plan, wrapper)
 
-    _around_replays(patching, planner)
+    # The wheel plans others, FP4 on some GPUs, without splitting; stock's plan does not know that.
+    _around_replays(patching, planner, lambda backend: str(_kv(backend)) in _SPLIT_KV)
 
 
-def _around_replays(patching: Patching, planner: Planner) -> None:
+_SPLIT_KV = ("torch.bfloat16", "torch.float16", "torch.float8_e4m3fn", "torch.float8_e5m2")
+
+
+def _kv(backend: Any) -> Any:
+    return backend.flashinfer_kv_cache_dtype
+
+
+def _around_replays(
+    patching: Patching, planner: Planner, serves: Callable[[Any], bool] = lambda _: True
+) -> None:
     refuse_platforms(patching)
     served = Served(patching, *VERIFY)
     pinned = Pinned()
@@ -56,7 +66,7 @@ def _around_replays(patching: Patching, planner: Planner) -> None:
             if in_capture:  # the first plan loads the wheel's module
                 inner(self, forward_batch, in_capture=True)
                 return
-            wrapper = _wrapper(self, forward_batch)
+            wrapper = _wrapper(self, forward_batch) if serves(self) else None
             if wrapper is None:
                 inner(self, forward_batch)
                 return

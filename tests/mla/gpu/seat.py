@@ -7,6 +7,7 @@ $COMPARE_OUT set the Engine compares each draft-extend, as ``compare/`` says.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import os
@@ -100,16 +101,17 @@ def calls(server: Any, words: int) -> dict[str, Any]:
 def _syncs(events: list[dict[str, Any]]) -> Counter[str]:
     """The operators of PyTorch that waited for a stream, outermost first."""
     spans = [each for each in events if each.get("ph") == "X"]
-    ops = [each for each in spans if each.get("cat") == "cpu_op"]
+    ops = sorted(
+        (each for each in spans if each.get("cat") == "cpu_op"), key=lambda each: float(each["ts"])
+    )
+    starts = [op["ts"] for op in ops]
     found: Counter[str] = Counter()
     for sync in spans:
         if sync.get("name") != "cudaStreamSynchronize":
             continue
         at = sync["ts"]
-        around = [
-            op for op in ops if op["tid"] == sync["tid"] and op["ts"] <= at <= op["ts"] + op["dur"]
-        ]
-        around.sort(key=lambda op: -op["dur"])
+        near = ops[bisect.bisect(starts, at - 1e5) : bisect.bisect(starts, at)]
+        around = [op for op in near if op["tid"] == sync["tid"] and at <= op["ts"] + op["dur"]]
         found[" > ".join(op["name"] for op in around) or "no operator"] += 1
     return found
 

@@ -8,8 +8,10 @@ from unittest import mock
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.flashinfer_plan import PATCH, plans
+from sglang_perf_patches.proof.mla import wheels
+from sglang_perf_patches.proof.mla.flashinfer_plan import EDGES, PATCH, plans
 from sglang_perf_patches.sets.mla import flashinfer_plan
 
 
@@ -37,7 +39,19 @@ def run() -> None:
     extended = [[0, 3, 6], [0, 43, 53], [43, 10]]
     served = [verified, verified, extended, extended]  # an extend is eager either way
     assert asked == served, asked
+    overlapped()
     waits()
+
+
+def overlapped() -> None:
+    """Before releases have a barrier, overlap scheduling keeps stock's wait."""
+    kind = wheels.flashinfer_mla().FlashInferMLAAttnBackend
+    barrier = not hasattr(kind, "init_forward_metadata_replay_cuda_graph")
+    with live(PATCH, ran=barrier):
+        plans({**EDGES[0], "overlap": True})
+        state = sglang_perf_patches.activate(PATCH).of(PATCH)
+        assert state.state == ("live" if barrier else "gated"), state
+        assert barrier or "overlap" in state.reason, state
 
 
 def waits() -> None:

@@ -59,8 +59,8 @@ class Piece:
 def pieces(quick: bool) -> list[Piece]:
     """Every piece, of every patch."""
     found = [*_trtllm_drafts(), *_masks(), *_relays(), *_flashinfer_drafts()]
-    found += [*_flashinfer_plans(), *_flash_attention_drafts(), *_draft_extends()]
-    found += [*_eager_extends()]
+    found += [*_flashinfer_plans(), *_flashinfer_verifies(), *_flash_attention_drafts()]
+    found += [*_draft_extends(), *_eager_extends()]
     if not quick:
         return found
     first = {piece.patch: piece for piece in reversed(found)}
@@ -105,6 +105,12 @@ def _flashinfer_plans() -> Iterator[Piece]:
         for mode in ("verify, replayed", "verify, eager", "draft-extend"):
             make = _flashinfer_plan([4096] * count, 4, mode)
             yield Piece("mla.flashinfer-plan", f"{_case([4096] * count)}, {mode}", make)
+
+
+def _flashinfer_verifies() -> Iterator[Piece]:
+    for lengths, draft in (([4096], 8), ([4096] * 16, 8), ([4096] * 64, 8), ([16_384] * 64, 4)):
+        case = f"{_case(lengths)}, {draft} draft tokens"
+        yield Piece("mla.flashinfer-verify-plan", case, _flashinfer_verify(lengths, draft))
 
 
 def _flash_attention_drafts() -> Iterator[Piece]:
@@ -308,7 +314,7 @@ def _flashinfer_plan(lengths: list[int], draft: int, mode: str) -> Callable[[], 
         module = wheels.flashinfer_mla()
         planned: list[Any] = []
         _plan_by_wheel(module, planned)
-        arguments = server_args(speculative_num_draft_tokens=draft)
+        arguments = server_args(speculative_num_draft_tokens=draft, disable_overlap_schedule=True)
         _publish(arguments, module)
         runner = _runner(arguments, lengths, 64, mla=True)
         backend = module.FlashInferMLAAttnBackend(runner)
@@ -327,6 +333,59 @@ def _flashinfer_plan(lengths: list[int], draft: int, mode: str) -> Callable[[], 
         return _republished(act, arguments, module), list(planned)
 
     return make
+
+
+def _flashinfer_verify(lengths: list[int], draft: int) -> Callable[[], Made]:
+    """Preparing a replayed FlashInfer verify: the wheel's own plan, up to its C++ half."""
+
+    def make() -> Made:
+        module = wheels.flashinfer()
+        wheel: Any = import_module("flashinfer.prefill")
+        module.BatchPrefillWithPagedKVCacheWrapper = wheel.BatchPrefillWithPagedKVCacheWrapper
+        module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(64 << 20)
+        planned: list[Any] = []
+
+        def plan(*given: Any) -> None:
+            if len(planned) < 8:
+                planned.append(list(given[3:]))
+
+        wheel.get_batch_prefill_module = lambda *_: Room(plan=plan)
+        arguments = server_args(speculative_num_draft_tokens=draft, speculative_eagle_topk=4)
+        _publish(arguments, module)
+        runner = _runner(arguments, lengths, 64)
+        backend = module.FlashInferAttnBackend(runner)
+        count = len(lengths)
+        backend.init_cuda_graph_state(count, count * draft)
+        captured = _forward(runner, [1] * count, draft)
+        captured.spec_info.custom_mask = _mask([1] * count, draft)
+        prepare_backend(backend, captured, capture=True)
+        batch = _forward(runner, lengths, draft)
+        batch.spec_info.custom_mask = _mask(lengths, draft)
+        (wrapper,) = backend.prefill_cuda_graph_metadata[count]
+        planned.clear()
+        prepare_backend(backend, batch)
+        if len(planned) != 1:
+            raise RuntimeError("nothing was planned")
+        starts = wrapper._mask_indptr_buf
+        seen = [*planned, starts, wrapper._custom_mask_buf[: int(starts[-1])]]
+        seen += [wrapper._qo_indptr_buf, wrapper._paged_kv_indptr_buf]
+        found = [_cloned(part) for part in seen]
+        return _republished(lambda: prepare_backend(backend, batch), arguments, module), found
+
+    return make
+
+
+def _mask(lengths: list[int], draft: int) -> Any:
+    """Tree masks of so many cells, the same ones each time."""
+    cells = sum(draft * (length + draft) for length in lengths)
+    noise = torch.Generator(device=GPU).manual_seed(cells)
+    return torch.rand(cells, device=GPU, generator=noise) < 0.7
+
+
+def _cloned(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_cloned(each) for each in part]
+    return part.clone() if hasattr(part, "clone") else part
 
 
 def _forward(runner: Room, lengths: list[int], draft: int, *, extends: bool = False) -> Batch:

@@ -7,6 +7,7 @@ $COMPARE_OUT set the Engine compares each draft-extend, as ``compare/`` says.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import os
@@ -91,9 +92,28 @@ def calls(server: Any, words: int) -> dict[str, Any]:
     return {
         "verify_steps": steps,
         "per_step": {name: round(counts[name] / steps, 2) for name in shown},
+        "stream syncs in": {name: round(n / steps, 2) for name, n in _syncs(events).items()},
         "busy_ms_per_step": round(busy / 1e3 / steps, 3),
         "ms_per_step": round((end - first) / 1e3 / steps, 3),
     }
+
+
+def _syncs(events: list[dict[str, Any]]) -> Counter[str]:
+    """The operators of PyTorch that waited for a stream, outermost first."""
+    spans = [each for each in events if each.get("ph") == "X"]
+    ops = sorted(
+        (each for each in spans if each.get("cat") == "cpu_op"), key=lambda each: float(each["ts"])
+    )
+    starts = [op["ts"] for op in ops]
+    found: Counter[str] = Counter()
+    for sync in spans:
+        if sync.get("name") != "cudaStreamSynchronize":
+            continue
+        at = sync["ts"]
+        near = ops[bisect.bisect(starts, at - 1e5) : bisect.bisect(starts, at)]
+        around = [op for op in near if op["tid"] == sync["tid"] and at <= op["ts"] + op["dur"]]
+        found[" > ".join(op["name"] for op in around) or "no operator"] += 1
+    return found
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""One patched EAGLE Engine in which one patch is on and off in turn: its effect on time.
+"""One patched EAGLE Engine in which patches are on and off in turn: their effect on time.
 
-Run ``python turns.py OUT.json PATCH [OPTION=VALUE …]`` under ``python -m sglang_perf_patches run``
-and with SGLANG_PERF_PATCHES=mla; options are those of ``engine.py``. Boots differ by more than a
-patch does, so one Engine measures both sides, with simulated acceptance. It gives milliseconds per
-token of whole batches with their prefill, and the median ratio of the two sides' turns with its
-quartiles. A profile of each side gives the calls per verify step and how long they took.
+Run ``python turns.py OUT.json PATCH[,PATCH …] [OPTION=VALUE …]`` under ``python -m
+sglang_perf_patches run`` and with SGLANG_PERF_PATCHES=mla; options are those of ``engine.py``.
+Boots differ by more than a patch does, so one Engine measures all sides: ``stock`` with all the
+patches off, then one side more with each patch on. Acceptance is real, all sides get the same
+prompts, and their tokens are compared. It gives milliseconds per token of whole batches with their
+prefill, and the median ratio of each side's turns to stock's with its quartiles. A profile of each
+side gives the calls per verify step.
 """
 
 from __future__ import annotations
@@ -14,79 +16,78 @@ import os
 import statistics
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine import (
-    BATCHES,
-    DEFAULTS,
-    OUTPUT,
-    PROBE,
-    WORDS,
-    arguments,
-    engine,
-    generate,
-    patches,
-    profiled,
-)
+from engine import DEFAULTS, PROBE, WORDS, arguments, engine, patches
+from seat import calls, timed
 
-ROUNDS = 12
-SIDES = ("stock", "patched")
+BATCHES = tuple(map(int, os.environ.get("BATCHES", "1,16,64").split(",")))
+ROUNDS = int(os.environ.get("ROUNDS", "12"))
+TOKENS = int(os.environ.get("TOKENS", "160"))
 
 
-def main(out: Path, patch: str, given: list[str]) -> None:
+def main(out: Path, switched: list[str], given: list[str]) -> None:
     """Boot, measure in turns; write `out` after each part."""
-    words = WORDS["simulated"]
-    off = Path(tempfile.mkdtemp()) / "off"
-    os.environ |= {
-        "SGLANG_SIMULATE_ACC_LEN": "2.5",
-        "SWITCH_PATCH": patch,
-        "SWITCH_FILE": str(off),
-    }
-    server = engine(arguments(given, words))
-    found: dict[str, Any] = {"patch": patch, "options": given}
+    words = WORDS["real"] if "target=8b" not in given else 128256
+    folder = Path(tempfile.mkdtemp(prefix="switch-"))
+    os.environ |= {"SWITCH_PATCHES": ",".join(switched), "SWITCH_FOLDER": str(folder)}
+    # All sides get the same prompts, which a prefix cache would find.
+    server = engine(arguments([*given, "disable_radix_cache=true", "acceptance=real"], words))
+    print("READY", flush=True)
+    sides = {"stock": switched}
+    sides |= {f"+ {patch}": switched[i + 1 :] for i, patch in enumerate(switched)}
+    found: dict[str, Any] = {"switched": switched, "options": given}
 
     def turn(side: str) -> None:
-        off.unlink(missing_ok=True) if side == "patched" else off.touch()
+        for patch in switched:
+            (folder / patch).unlink(missing_ok=True)
+        for patch in sides[side]:
+            (folder / patch).touch()
 
     for count in BATCHES:
-        generate(server, words, count, 0, 16)
-        taken: dict[str, list[float]] = {side: [] for side in SIDES}
+        for side in sides:
+            turn(side)
+            timed(server, words, count, 1000, 16)
+        taken: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for number in range(ROUNDS):
-            for side in SIDES if number % 2 else SIDES[::-1]:
+            for side in list(sides)[:: 1 if number % 2 else -1]:
                 turn(side)
-                # Prompts are new in each turn: the prefix cache would find known ones.
-                seed = 2 * number + SIDES.index(side) + 1
-                taken[side].append(1e3 * generate(server, words, count, seed)[0] / OUTPUT)
-        ratios = [new / old for old, new in zip(taken["stock"], taken["patched"], strict=True)]
-        found[f"bs{count}"] = {
-            **{side: round(statistics.median(taken[side]), 3) for side in SIDES},
-            "ratio": [round(value, 3) for value in statistics.quantiles(ratios, n=4)],
-        } | {f"{side} turns": [round(value, 3) for value in taken[side]] for side in SIDES}
+                taken[side].append(timed(server, words, count, number, TOKENS))
+        found[f"bs{count}"] = compared(taken)
         found |= patches()
         out.write_text(json.dumps(found, indent=1) + "\n")
-    for side in SIDES:
+        print(count, json.dumps(found[f"bs{count}"]["ratios"]), flush=True)
+    for side in sides:
         turn(side)
-        found[f"profile {side}"] = calls(server, words, out.with_suffix(f".{side}.trace.gz"))
+        found[f"calls, {side}"] = calls(server, words)
         out.write_text(json.dumps(found, indent=1) + "\n")
-    print("TURNS", json.dumps(found), flush=True)
+    print("TURNS", json.dumps({k: v for k, v in found.items() if k[:2] != "bs"}), flush=True)
     server.shutdown()
 
 
-def calls(server: Any, words: int, kept: Path) -> dict[str, Any]:
-    """Calls of the runtime per verify step of one request, [how many, microseconds in all]."""
-    steps, events = profiled(server, words, kept)
-    counts: Counter[str] = Counter()
-    spent: Counter[str] = Counter()
-    for event in events:
-        if str(event.get("cat", "")) in {"cuda_runtime", "cuda_driver", "gpu_memcpy"}:
-            counts[event["name"]] += 1
-            spent[event["name"]] += event.get("dur", 0)
-    often = {name for name, count in counts.items() if count >= steps / 2}
-    return {"verify_steps": steps} | {
-        name: [round(counts[name] / steps, 2), round(spent[name] / steps, 1)]
-        for name in sorted(often)
+def compared(taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Times, ratios and tokens of the sides."""
+    stock = [each["ms"] for each in taken["stock"]]
+    ratios = {}
+    for side, said in taken.items():
+        if side != "stock":
+            each = [one["ms"] / base for one, base in zip(said, stock, strict=True)]
+            ratios[side] = [round(value, 3) for value in statistics.quantiles(each, n=4)]
+    rounds = zip(*taken.values(), strict=True)
+    pairs: list[tuple[str, ...]] = []
+    for said_in_round in rounds:
+        pairs += zip(*(said["each"] for said in said_in_round), strict=True)
+    return {
+        "ratios": ratios,
+        "ms": {
+            side: round(statistics.median(each["ms"] for each in said), 4)
+            for side, said in taken.items()
+        },
+        "requests that all said the same of": [sum(len(set(p)) == 1 for p in pairs), len(pairs)],
+        "different tokens": max(each["different"] for said in taken.values() for each in said),
+        "tokens per verify step": {side: said[-1]["per_step"] for side, said in taken.items()},
+        "turns": {side: [round(each["ms"], 4) for each in said] for side, said in taken.items()},
     }
 
 
@@ -95,4 +96,4 @@ if __name__ == "__main__":
         os.environ.setdefault(_name, _value)
     _folders = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent / "switch"), str(PROBE)]
     os.environ["PYTHONPATH"] = os.pathsep.join(_folders)
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])

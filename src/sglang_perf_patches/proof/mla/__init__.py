@@ -38,6 +38,11 @@ CASES: tuple[Case, ...] = (
         what="what FlashInfer MLA is planned with",
     ),
     Case(
+        patch="mla.flashinfer-verify-plan",
+        compare=f"{_HERE}.flashinfer_verify_plan:compare",
+        what="what a FlashInfer verify is planned with, and its packed tree mask",
+    ),
+    Case(
         patch="mla.shared-draft-tables",
         compare=f"{_HERE}.shared_draft_tables:compare",
         what="lengths and page tables of every step of a FlashAttention draft",

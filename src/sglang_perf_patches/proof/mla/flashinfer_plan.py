@@ -63,7 +63,10 @@ def drawn(random: Random) -> Case:
 
 def plans(case: Case) -> list[Any]:
     """Capture and replay, or prepare an eager batch; what the wrapper is planned with."""
-    arguments = server_args(speculative_num_draft_tokens=case["draft"])
+    arguments = server_args(
+        speculative_num_draft_tokens=case["draft"],
+        disable_overlap_schedule=not case.get("overlap"),
+    )
     with furnished(arguments, MODULE.__name__):
         runner = model_runner(arguments, mla=True)
         backend = MODULE.FlashInferMLAAttnBackend(runner)

@@ -256,9 +256,9 @@ _FLASHINFER_HOST_INDPTR = Patch(
         "without host lengths."
     ),
     gain=(
-        "Drafts on FlashInfer save one copy from the GPU and one wait per speculative step. A real "
-        "Engine, only its draft on FlashInfer, showed no difference in time. One H200; "
-        "0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23:"
+        "Drafts on FlashInfer save one copy from the GPU and one wait per speculative step. Real "
+        "Engines, of 0.5.12.post1 with only the draft on FlashInfer and of 0.5.23, showed no "
+        "difference in time. One H200; 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23:"
     ),
     figures=(
         ("measured", "stock", "patched"),
@@ -268,12 +268,15 @@ _FLASHINFER_HOST_INDPTR = Patch(
             "0.10 to 0.21 ms",
         ),
         ("stream syncs per verify step, Engine on 0.5.12.post1, same tokens", "10.40", "9.38"),
+        ("time per token, 1 request, Engine on 0.5.23, in turns", "1", "1.00 (0.96 to 1.13)"),
+        ("time per token, 16 requests, likewise", "1", "1.02 (0.90 to 1.05)"),
+        ("time per token, 64 requests, likewise", "1", "1.01 (0.84 to 1.06)"),
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft (the "
         "default on Hopper with topk > 1) and CUDA graphs. If the GPU is idle there is nothing to "
-        "wait for, and the patch costs up to 0.05 ms a step. From 0.5.23 on the plan of the verify "
-        "still waits unless SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN is set, which serves topk = 1. "
+        "wait for; an earlier form, whose sums took three times as long, cost up to 0.05 ms a step "
+        "there. From 0.5.13 on mla.flashinfer-verify-plan removes the waits of the verify. "
         "Upstream's own switch plans with other numbers in the padding rows. If it is on, this "
         "patch does nothing and says so."
     ),
@@ -582,7 +585,9 @@ _FLASHINFER_PLAN = Patch(
         "nor for the draft-extend of spec v2, which this backend runs eagerly. Stock's wait also "
         "protects the plan's pinned memory; the patch rewrites that memory only after it has been "
         "copied. Stock's code runs for prefill, the draft-extend of spec v1, batches without host "
-        "lengths and decode context parallelism."
+        "lengths and decode context parallelism. Up to 0.5.12.post1 it runs for every server with "
+        "overlap scheduling (spec v2): there the plan's wait also keeps the next batch from "
+        "rewriting the request table while a step still reads it."
     ),
     gain=(
         "MLA servers on FlashInfer save three blocking copies from the GPU per verify and per "
@@ -599,8 +604,9 @@ _FLASHINFER_PLAN = Patch(
     ),
     condition=(
         "EAGLE or MTP with --attention-backend flashinfer and an MLA model for the verify or the "
-        "draft. If the GPU is idle, as in the Engine above, there is nothing to wait for. The "
-        "patch then costs up to 0.02 ms a verify and 0.03 ms a draft-extend."
+        "draft. If the GPU is idle, as in the Engine above, there is nothing to wait for. There "
+        "an earlier form, whose sums took three times as long, cost up to 0.02 ms a verify and "
+        "0.03 ms a draft-extend."
     ),
     upstream=("sgl-project/sglang#27689",),
     built_in_since="0.5.18",
@@ -661,6 +667,85 @@ _FLASHINFER_PLAN = Patch(
                 *_EXACT_BY_RELAY,
             ),
             awaits=(_UTILS,),
+        ),
+    ),
+)
+
+_FLASHINFER_BACKEND = f"{_FLASHINFER}:FlashInferAttnBackend"
+
+
+def _verify_plan(first: str, last: str, install: str, runner: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.flashinfer_verify_plan:{install}",
+        targets=(f"{_FLASHINFER_BACKEND}.init_forward_metadata_out_graph",),
+        depends=(
+            f"{_FLASHINFER}:FlashInferIndicesUpdaterPrefill.call_begin_forward",
+            f"{_FLASHINFER}:FlashInferIndicesUpdaterPrefill.update_single_wrapper",
+            f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.generate_attn_arg_prefill",
+            f"{_FORWARD_BATCH}:ForwardBatch.prepare_mlp_sync_batch",
+            runner,
+            *_EXACT_BY_RELAY,
+            *depends,
+        ),
+        awaits=(_UTILS,),
+    )
+
+
+_FLASHINFER_VERIFY_PLAN = Patch(
+    id="mla.flashinfer-verify-plan",
+    summary="FlashInfer plans a verify from a graph without waiting for the GPU",
+    why=(
+        "Before each replay of a verify FlashInfer plans its kernel from three tensors on the GPU. "
+        "The plan copies them to the host, and each copy waits for the draft that was just "
+        "launched. Packing the tree mask waits once more. So the verify is launched only when the "
+        "draft is done, and the GPU idles meanwhile. All that is fetched are sums of lengths that "
+        "the host has already."
+    ),
+    how=(
+        "The plan gets these sums from the batch's host lengths. Up to 0.5.22 it is the wheel's "
+        "own plan with tensors that know their copies on the host, and a kernel packs the mask "
+        "into the same bits. On 0.5.23 it is the plan that stock has for drafts, and for a verify "
+        "with topk = 1 behind a switch. Stock's wait also protects the plan's pinned memory; the "
+        "patch rewrites that memory only after it has been copied. Stock's code runs for eager "
+        "verifies, batches without host lengths, sliding windows, cross attention, pipeline "
+        "parallelism, two-batch overlap and context parallelism."
+    ),
+    gain=(
+        "Servers on FlashInfer launch each verify without waiting for the draft. No difference in "
+        "time per token was shown: an Engine of 0.5.23 with a tiny model (topk = 4) was within the "
+        "scatter of a shared machine. All 810 requests had the same tokens. Older releases were "
+        "not run on a GPU. One H200, in turns, with mla.flashinfer-host-indptr:"
+    ),
+    figures=(
+        ("time per token, quartiles", "stock", "patched"),
+        ("1 request", "1", "0.93 (0.88 to 1.12)"),
+        ("16 requests", "1", "0.99 (0.90 to 1.14)"),
+        ("64 requests", "1", "0.97 (0.74 to 1.01)"),
+    ),
+    condition=(
+        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the verify (the "
+        "default on Hopper with topk > 1) and CUDA graphs, for models without MLA."
+    ),
+    upstream_note=(
+        "since 0.5.23 for topk = 1 behind `SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN`, off by default"
+    ),
+    absent_because=(
+        "before 0.5.13 the scheduler has no barrier behind the reads of a running step. The plan's "
+        "wait is one of those that keep the next batch from rewriting req_to_token meanwhile"
+    ),
+    anchors=(f"{_FLASHINFER_BACKEND}.init_forward_metadata_out_graph",),
+    variants=(
+        _verify_plan("0.5.13", "0.5.13.post1", "install", _OLD_GRAPH_RUNNER),
+        _verify_plan("0.5.14", "0.5.22", "install", _GRAPH_RUNNER),
+        _verify_plan(
+            "0.5.23",
+            "0.5.23",
+            "install_stock_plan",
+            _GRAPH_RUNNER,
+            f"{_FLASHINFER}:fast_prefill_plan",
+            "sglang.kernels.ops.speculative.pack_verify_mask:pack_verify_mask_into",
+            "sglang.kernels.ops.speculative.pack_verify_mask:_pack_verify_mask_kernel",
         ),
     ),
 )
@@ -960,20 +1045,22 @@ _DRAFT_EXTEND_GRAPH = Patch(
         "lengths the host has."
     ),
     gain=(
-        "Small targets and widely sharded ones gain about a third of the time per token; an "
-        "8B-shaped one on one H200 gains 1 to 2 %. One H200, 0.5.22; other releases were not run. "
-        "The times are those of a small DeepSeek with its own MTP layer, two boots a side in "
-        "turns, on a machine that other work shared. The tokens of 729 requests were the same, and "
-        "so was the number that each step accepted. Logits were not compared."
+        "Small targets and widely sharded ones gain a third to a half of the time per token; an "
+        "8B-shaped one on one H200 gains 1 to 2 %. One H200, 0.5.17 and 0.5.22; other releases "
+        "were not run. The times are those of a small DeepSeek with its own MTP layer, one boot a "
+        "side in turns, on a machine whose processors had other work: the busier the host, the "
+        "greater the gain. The tokens of 1,701 requests were the same. Logits are stock's bits for "
+        "batches of a captured size; if a batch is padded a lot they may differ."
     ),
     figures=(
         ("measured", "stock", "patched"),
-        ("time per token, 1 request", "1", "0.52 to 0.76"),
-        ("time per token, 16 requests", "1", "0.51 to 0.70"),
-        ("time per token, 64 requests", "1", "0.52 to 0.69"),
-        ("kernels launched per verify step, with mla.draft-extend-metadata", "72", "28"),
-        ("memory of the graphs of 27 batch sizes up to 64", "", "40 MB"),
-        ("time of the boot that they take", "", "1.5 s"),
+        ("time per token, 1 request, 0.5.17 and 0.5.22", "1", "0.57 and 0.55"),
+        ("time per token, 16 requests", "1", "0.54 and 0.55"),
+        ("time per token, 64 requests", "1", "0.61 and 0.62"),
+        ("kernels launched per verify step, 0.5.22, with mla.draft-extend-metadata", "72", "28"),
+        ("memory of the graphs of 27 batch sizes up to 64, 0.5.22", "", "40 MB"),
+        ("memory of the graphs of 4 batch sizes, 0.5.17", "", "112 MB"),
+        ("time of the boot that they take", "", "1.3 to 1.8 s"),
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, topk = 1 and --attention-backend fa3 (the "
@@ -1072,7 +1159,7 @@ _DRAFT_EXTEND_METADATA = Patch(
     ),
     gain=(
         "Alone it brings no measurable time per token, because a busy GPU hides it: Engines of "
-        "0.5.23 were within the scatter of a shared machine. The tokens of 324 requests were the "
+        "0.5.23 were within the scatter of a shared machine. The tokens of 810 requests were the "
         "same. One H200, 0.5.23; the server's context is 32,768 to 262,144 tokens:"
     ),
     figures=(
@@ -1205,6 +1292,7 @@ PATCHES: tuple[Patch, ...] = (
     _SYNC_OPT_OUT,
     _FLASHINFER_HOST_INDPTR,
     _FLASHINFER_PLAN,
+    _FLASHINFER_VERIFY_PLAN,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,
     _SHARED_FLASHMLA_TABLES,

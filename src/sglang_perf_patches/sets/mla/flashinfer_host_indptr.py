@@ -63,26 +63,28 @@ def host_indptr(lengths: Any, rows: int, topk: int, steps: int) -> Any:
     Returns:
         int32 on the CPU, (steps, len(lengths) * topk + 1).
     """
+    import numpy as np
     import torch
 
-    prefix = lengths.long()
-    if rows < prefix.numel():
-        prefix = prefix.clone()
+    # NumPy takes a third of PyTorch's time for a few numbers.
+    prefix = lengths.numpy()
+    if rows < prefix.size:
+        prefix = prefix.copy()
         prefix[rows:] = 0
-    branches = prefix.repeat_interleave(topk) if topk > 1 else prefix
-    count = branches.numel()
-    indptr = torch.empty((steps, count + 1), dtype=torch.int32)
+    branches = prefix.repeat(topk) if topk > 1 else prefix
+    count = branches.size
+    indptr = np.empty((steps, count + 1), np.int32)
     indptr[:, 0] = 0
-    torch.add(branches.cumsum(0, dtype=torch.int32), _drafted(steps, count), out=indptr[:, 1:])
-    return indptr
+    np.add(branches.cumsum(dtype=np.int32), _drafted(steps, count), out=indptr[:, 1:])
+    return torch.from_numpy(indptr)
 
 
 @cache
 def _drafted(steps: int, count: int) -> Any:
     """Tokens that the branches up to each have drafted by each step, int32, (steps, count)."""
-    import torch
+    import numpy as np
 
-    return torch.outer(torch.arange(1, steps + 1), torch.arange(1, count + 1)).to(torch.int32)
+    return np.multiply.outer(np.arange(1, steps + 1), np.arange(1, count + 1)).astype(np.int32)
 
 
 def _around(patching: Patching) -> Any:

@@ -132,7 +132,9 @@ def _build(made: Environment, pins: Sequence[str]) -> None:
 
 def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
     quietly = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
-    _run([into.python, "-m", "pip", "install", *quietly, *arguments], into, f"pip: {what}")
+    # Python compiles the modules that are imported; most never are.
+    command = [into.python, "-m", "pip", "install", "--no-compile", *quietly, *arguments]
+    _run(command, into, f"pip: {what}")
 
 
 def _run(command: Sequence[str | Path], made: Environment, what: str) -> None:

@@ -67,3 +67,13 @@ def test_all_and_a_named_release_play_the_rest(default: list[str]) -> None:
     assert collected(left_out) == [left_out]
     release = left_out.partition("[")[2].rstrip("]")
     assert set(collected("tests/mla", "-k", release)) == {id for id in everything if release in id}
+
+
+def test_what_needs_no_environment_runs_while_the_first_is_made() -> None:
+    names = ("releases", "framework", "mlx", "server")
+    ids = collected(*(f"tests/{name}" for name in names))
+    folders = [id.split("/")[1] for id in ids]
+    in_turn = [
+        name for number, name in enumerate(folders) if folders[number - 1 : number] != [name]
+    ]
+    assert in_turn == ["server", "framework", "server", "mlx", "releases"]

@@ -50,8 +50,13 @@ BREAKS = {
     ),
     "mla.flashinfer-host-indptr": (
         "mla/flashinfer_host_indptr.py",
-        "torch.outer(torch.arange(1, steps + 1)",
-        "torch.outer(torch.arange(2, steps + 2)",
+        "np.multiply.outer(np.arange(1, steps + 1)",
+        "np.multiply.outer(np.arange(2, steps + 2)",
+    ),
+    "mla.flashinfer-verify-plan": (
+        "mla/flashinfer_verify_plan.py",
+        "return partial(plan, wrapper)",
+        "return lambda *given, **named: None",
     ),
     "mla.shared-draft-tables": (
         "mla/shared_draft_tables.py",
@@ -97,6 +102,11 @@ BREAKS = {
         "mamba/flashinfer_plan.py",
         "host.to_device(made, device)",
         "host.to_device([tensor + 1 for tensor in made], device)",
+    ),
+    "mamba.pd-state-index": (
+        "mamba/state_slots.py",
+        "slot = self.copy[row].clone()",
+        "slot = self.copy[row].clone() + 1",
     ),
     "mamba.mamba2-chunk-indices": (
         "mamba/chunk_indices.py",

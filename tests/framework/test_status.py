@@ -675,6 +675,8 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell's background jobs ignore a Ctrl-C, and so would what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         time.sleep(3)
         watching.send_signal(signal.SIGINT)

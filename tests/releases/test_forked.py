@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -104,6 +105,7 @@ def test_the_process_that_forks_ends_with_the_one_that_asked(tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-c", ask, python, script],
         cwd=Path(forked.__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "examples")},
         capture_output=True,
         text=True,
         check=True,

@@ -96,14 +96,11 @@ def _answer(server: subprocess.Popen[str], limit_s: float | None) -> Any:
 @cache
 def _server(python: Path) -> subprocess.Popen[str]:
     """The process of an interpreter that forks; it ends when this one does, as its input does."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "SGLANG_", "VIRTUAL_ENV"))
-    }
+    from linux_mlx.environments import variables  # which the process that forks can't import
+
     return subprocess.Popen(
         [python, "-W", "ignore", __file__],
-        env=kept | {"PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1"},
+        env=variables(PYTHONPATH=_SOURCE, OMP_NUM_THREADS="1"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

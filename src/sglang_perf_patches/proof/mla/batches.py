@@ -105,10 +105,10 @@ def prepare_backend(backend: Any, batch: Batch | Room, capture: bool = False) ->
         )
 
 
-def verify_input(draft: int, device: str = "cpu") -> Any:
-    """What a verify of chains of `draft` tokens is told, without a mask."""
+def verify_input(draft: int, device: str = "cpu", *, topk: int = 1, steps: int = 0) -> Any:
+    """What a verify of `draft` tokens is told, without a mask; of chains by default."""
     create = EagleVerifyInput.create_idle_input
     takes_device = "device" in create.__func__.__code__.co_varnames
-    made = create(1, draft - 1, draft, *((device,) if takes_device else ()))
+    made = create(topk, steps or draft - 1, draft, *((device,) if takes_device else ()))
     made.draft_token_num = made.num_tokens_per_req = draft
     return made

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from .. import Different, Inputs
 from ..comparing import same
 from . import wheels
-from .batches import Batch, prepare_backend, requests_of, some_lengths
+from .batches import Batch, prepare_backend, requests_of, some_lengths, verify_input
 from .rig import Room, furnished, model_runner, server_args
 
 PATCH = "mla.flashinfer-verify-plan"
@@ -110,11 +109,8 @@ def verify_batch(
 
 
 def _input(case: Case, lengths: list[int], device: str) -> Any:
-    create = EagleVerifyInput.create_idle_input
     draft, noise = case["draft"], torch.Generator().manual_seed(case["seed"])
-    takes_device = "device" in create.__func__.__code__.co_varnames
-    made = create(case["topk"], 3, draft, *((device,) if takes_device else ()))
-    made.draft_token_num = made.num_tokens_per_req = draft
+    made = verify_input(draft, device, topk=case["topk"], steps=3)
     cells = sum(draft * (length + draft) for length in lengths)
     made.custom_mask = (torch.rand(cells, generator=noise) < 0.7).to(device)
     return made

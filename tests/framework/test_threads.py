@@ -108,3 +108,79 @@ def test_many_threads_import_and_activate_at_once(throwaway: Throwaway) -> None:
         assert a.Worker().step(1) == 2 and b.use(3) == 6
         """
     )
+
+
+LATE = """
+import faulthandler, threading
+faulthandler.dump_traceback_later(60, exit=True)
+from throwaway_patches import *
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.live.activation import Activation
+
+bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
+use(bad)
+looked, imported = threading.Event(), threading.Event()
+prepare = Activation._prepare
+def slow(activation, member):
+    step = prepare(activation, member)
+    if threading.current_thread().name == "ticks":
+        looked.set()
+        imported.wait(0.5)      # meanwhile the module arrives
+    return step
+ours.activate("all")
+import sglang.srt.a
+Activation._prepare = slow
+ticks = threading.Thread(target=ours.activate, name="ticks", daemon=True)
+ticks.start()
+assert looked.wait(30)
+"""
+
+
+def test_a_thread_that_looked_too_early_does_not_keep_a_failure_back(throwaway: Throwaway) -> None:
+    """A server whose last import has returned runs all of a patch or none, and says which."""
+    done = throwaway.run(
+        LATE
+        + """
+import sglang.srt.b
+(state,) = engine.report().patches
+assert state.state == "failed", state
+ticks.join(30)
+"""
+    )
+    assert done.stderr.count("two.bad is failed") == 1
+
+
+def test_a_thread_that_waits_for_the_import_does_not_stop_it(throwaway: Throwaway) -> None:
+    """The attempt that can't end before the import has returned looks again, and decides."""
+    done = throwaway.run(
+        LATE.replace("imported.wait(0.5)", "imported.wait(30)")
+        + """
+import sglang.srt.b
+(state,) = engine.report().patches
+assert state.state == "pending", state
+imported.set()
+ticks.join(30)
+(state,) = engine.report().patches
+assert state.state == "failed", state
+"""
+    )
+    assert done.stderr.count("two.bad is failed") == 1
+
+
+def test_a_child_does_not_wait_for_threads_that_it_does_not_have(throwaway: Throwaway) -> None:
+    throwaway.run(
+        LATE.replace("imported.wait(0.5)", "imported.wait(30)")
+        + """
+import os, time
+child = os.fork()
+if not child:
+    start = time.monotonic()
+    import sglang.srt.b
+    state = engine.report().patches[0].state
+    os._exit(0 if state == "failed" and time.monotonic() - start < 0.9 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+imported.set()
+ticks.join(30)
+"""
+    )

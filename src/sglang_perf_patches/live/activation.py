@@ -17,8 +17,9 @@ code runs: an import waits for other threads' imports, and those may wait for th
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -44,6 +45,9 @@ _WAITING = {"pending", "superseded"}
 _WORKING = {"live", "pending", "gated"}
 _SERVING = {"live", "pending", "built-in", "superseded", "gated"}  # satisfy a requirement
 
+# An attempt takes milliseconds, unless it waits for an import of the very thread that waits for it.
+_OTHER_THREAD_S = 1.0
+
 
 @dataclass
 class _Member:
@@ -53,7 +57,7 @@ class _Member:
         gate: why it runs only stock's code; "" while it does not.
         slots: what it changes, by reference; noted before the first change.
         seen: what it touches and relies on, as it was when that was verified last.
-        preparing: how many are preparing it: threads, and a thread again from its own imports.
+        preparing: the threads that are preparing it; a thread again from its own imports.
     """
 
     patch: Patch
@@ -65,7 +69,7 @@ class _Member:
     gate: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
-    preparing: int = 0
+    preparing: list[int] = field(default_factory=list)
 
     @property
     def variant(self) -> Variant:
@@ -106,7 +110,7 @@ class Activation:
         chosen: Selection,
         *,
         strict: bool,
-        lock: AbstractContextManager[Any],
+        lock: threading.Condition,
         on_change: Callable[[], None],
         on_end: Callable[[], None],
         on_loss: Callable[[str], None],
@@ -117,7 +121,8 @@ class Activation:
             patches: all there are, in declared order.
             chosen: those that are to go live.
             strict: whether the loss of one that was chosen by name is more than a warning.
-            lock: held while states and names change; its holder may take it again.
+            lock: held while states and names change; its holder may take it again. Threads wait
+                on it for each other's attempts to prepare a patch.
             on_change: called with the lock held when the state of a patch changed.
             on_end: called when everything is off again.
             on_loss: called without the lock, under `strict`, with the line to show.
@@ -171,6 +176,12 @@ class Activation:
             self._verify_live(everything=False)
             self._advance()
 
+    def forget_threads(self) -> None:
+        """In a forked child: threads that were preparing a patch are not there."""
+        thread = threading.get_ident()
+        for member in self._members.values():
+            member.preparing = [each for each in member.preparing if each == thread]
+
     def save(self) -> None:
         """Keep what was learned about the tree for later processes; one thread at a time."""
         self._compiled.save()
@@ -218,27 +229,47 @@ class Activation:
 
     def _go_on(self, member: _Member) -> None:
         """Advance a waiting patch as far as possible now."""
+        while not self._attempt(member):
+            # Nobody may return from the last import with a patch still waiting. Wait for the
+            # other thread, and try again: it may have looked before that module was there.
+            with self._lock:
+                if not self._lock.wait_for(lambda: not member.preparing, _OTHER_THREAD_S):
+                    self._steps += 1  # it waits for an import of ours; it must look again
+                    return
+
+    def _attempt(self, member: _Member) -> bool:
+        """Prepare a waiting patch and do what is to be done.
+
+        Returns:
+            False if preparing it failed while another thread was preparing it too, which decides
+            nothing: the module that was missing may be the one which that thread is importing.
+        """
+        thread = threading.get_ident()
         try:
             with self._lock:
-                member.preparing += 1
+                member.preparing.append(thread)
             while True:
                 with self._lock:
                     steps = self._steps
                     if self.over or member.state not in _WAITING:
-                        return
+                        return True
                 step = self._prepare(member)
                 with self._lock:
                     if self.over or member.state not in _WAITING:
-                        return
-                    if steps == self._steps:  # otherwise the prepared step may be stale
-                        # A step may fail because another thread, or an outer frame of this one,
-                        # is still importing a needed module. So the last attempt decides.
-                        if not (step.is_failure and member.preparing > 1):
-                            step.conclude()
-                        return
+                        return True
+                    if steps != self._steps:  # the prepared step may be stale
+                        continue
+                    if step.is_failure and member.preparing.count(thread) > 1:
+                        return True  # an outer frame of this thread is importing, and decides
+                    if step.is_failure and len(member.preparing) > 1:
+                        return False
+                    step.conclude()
+                    return True
         finally:
             with self._lock:
-                member.preparing -= 1
+                if thread in member.preparing:  # an interruption may have come before
+                    member.preparing.remove(thread)
+                self._lock.notify_all()
 
     def _prepare(self, member: _Member) -> _Step:
         """Find what is to be done, without doing it: imports and runs install code."""

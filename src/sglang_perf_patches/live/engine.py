@@ -19,7 +19,8 @@ from .ending import end_process
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_lock = threading.RLock()  # guards names and states; its holder never imports or waits
+# Guards names and states; its holder never imports. It may be taken again by its holder.
+_lock = threading.Condition(threading.RLock())
 _starting = threading.RLock()  # guards judging, which imports only this project
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
@@ -128,5 +129,13 @@ def _after_fork() -> None:
     _starting.release()
 
 
+def _after_fork_in_child() -> None:
+    for activation in _current:
+        activation.forget_threads()
+    _after_fork()
+
+
 # A child must not inherit a lock from a thread that it does not have.
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)

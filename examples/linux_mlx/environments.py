@@ -193,13 +193,14 @@ def _run(
     command: Sequence[str | Path],
     made: Environment,
     what: str,
-    settings: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> None:
     """Run a step of a build, with further variables, and report progress regularly."""
     log = made.folder / "build.log"
     start = time.monotonic()
     _say(f"  {what} …")
-    with started(command, variables=variables(**(settings or {}), PYTHONUNBUFFERED="1"), log=log) as process:
+    settings = variables(PYTHONUNBUFFERED="1", **(more or {}))
+    with started(command, variables=settings, log=log) as process:
         while process.poll() is None:
             try:
                 process.wait(_REPORT_S)

@@ -1,5 +1,6 @@
 """Creates virtual environments of pinned packages and caches them in the user's cache folder."""
 
+import ast
 import fcntl
 import hashlib
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ from linux_mlx.processes import Failure, last_lines, started
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 _CHECKOUT = Path(__file__).parents[2]
 _PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
-_UV = "uv==0.13.9"
 _REPORT_S = 10
 _used: dict[Path, TextIO] = {}  # marker files that this process locks, by path
 
@@ -60,6 +60,12 @@ def environment(requirements: Path) -> Environment:
     with the earlier pins is removed once no process uses it. Only a complete build leaves the
     marker file ``finished``. If several processes need the environment, one of them builds it.
     """
+    return _environment(requirements, _build)
+
+
+def _environment(
+    requirements: Path, build: Callable[[Environment, Sequence[str]], None]
+) -> Environment:
     pins = _pins(requirements)
     kind = "\n".join([*pins, platform.python_version(), platform.machine()])
     key = hashlib.sha256(kind.encode()).hexdigest()[:12]
@@ -70,7 +76,8 @@ def environment(requirements: Path) -> Environment:
         if not (finished.exists() and made.python.exists()):
             shutil.rmtree(made.folder, ignore_errors=True)
             made.folder.mkdir(parents=True)
-            _build(made, pins)
+            _lock(made).write_text("\n".join(pins) + "\n")
+            build(made, pins)
             finished.touch()
     _remove_earlier(made, requirements.stem, pins)
     return made
@@ -120,11 +127,14 @@ def variables(**more: str | Path) -> dict[str, str]:
 
 
 def _build(made: Environment, pins: Sequence[str]) -> None:
-    _say(f"making an environment in {made.folder}")
-    _lock(made).write_text("\n".join(pins) + "\n")
     uv = _uv()
+    _say(f"making an environment in {made.folder}")
     words = ["--quiet", "--allow-existing", "--seed", "--python", sys.executable]
-    _run([uv.script("uv"), "venv", *words, made.folder], made, "uv venv", _as_pip(uv))
+    try:
+        _run([uv.script("uv"), "venv", *words, made.folder], made, "uv venv", _as_pip(uv))
+    except Failure as failure:
+        _say(f"  {failure}")
+        _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
     # Dependencies are resolved only for torch, since they depend on the build that is selected. The
     # pins contain all other packages, and resolving sglang would install CUDA packages.
     torch = [pin for pin in pins if pin.startswith("torch==")]
@@ -156,17 +166,12 @@ def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
 
 def _uv() -> Environment:
     """The environment that uv has for itself."""
-    made = Environment(_cache() / f"{_UV}-{platform.python_version()}")
-    finished = made.folder / "finished"
-    _use(made)
-    with _alone(made):
-        if not (finished.exists() and made.script("uv").exists()):
-            shutil.rmtree(made.folder, ignore_errors=True)
-            made.folder.mkdir(parents=True)
-            _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
-            _pip(made, [_UV], _UV)
-            finished.touch()
-    return made
+    return _environment(_REQUIREMENTS / "uv.txt", _build_with_pip)
+
+
+def _build_with_pip(made: Environment, pins: Sequence[str]) -> None:
+    _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
+    _pip(made, pins, ", ".join(pins))
 
 
 def _as_pip(uv: Environment) -> dict[str, str]:
@@ -176,12 +181,12 @@ def _as_pip(uv: Environment) -> dict[str, str]:
     told: dict[str, str] = {}
     # "global.find-links='/folder'", from files and, as ":env:.find-links", from variables.
     for place in ("global", "install", ":env:"):
-        for name, value in re.findall(rf"^{place}\.([\w-]+)='(.*)'$", listed, re.MULTILINE):
-            told[name] = value
+        for name, value in re.findall(rf"^{place}\.([\w-]+)=('.*')$", listed, re.MULTILINE):
+            told[name] = " ".join(ast.literal_eval(value).split())
     found = {
         "UV_DEFAULT_INDEX": told.get("index-url"),
         "UV_INDEX": told.get("extra-index-url"),
-        "UV_FIND_LINKS": ",".join(told.get("find-links", "").split()),
+        "UV_FIND_LINKS": told.get("find-links", "").replace(" ", ","),
         "UV_INSECURE_HOST": told.get("trusted-host"),
         "SSL_CERT_FILE": told.get("cert"),
     }

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -88,3 +89,31 @@ def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert len(members(shell.pid)) >= 3
     assert members(shell.pid) == []
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({}, "Installed 1 package"), ({"UV_CONFIG_FILE": "none.toml"}, "Successfully installed")],
+    ids=["by uv", "by pip where uv fails"],
+)
+def test_packages_come_from_where_the_user_s_pip_takes_them(
+    requirements: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], says: str
+) -> None:
+    wheels = requirements.parent / "wheels"
+    wheels.mkdir()
+    about = "ours_alone-1.0.dist-info"
+    with zipfile.ZipFile(wheels / "ours_alone-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("ours_alone.py", "")
+        wheel.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: ours-alone\nVersion: 1.0\n"
+        )
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}".strip())
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    requirements.with_name("small.txt").write_text("ours-alone==1.0\n")
+    made = environment(requirements)
+    subprocess.run([made.python, "-c", "import ours_alone"], check=True)
+    assert says in (made.folder / "build.log").read_text()

@@ -66,8 +66,8 @@ def proved() -> Proved:
     @cache
     def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
         # MLX needs stand-ins of another kind.
-        lent = not any(patch.startswith("mlx.") for patch in patches)
-        lines = released.answers(released.tree(release, lent=lent), _SCRIPT, *patches)
+        beginning = "mlx" if any(patch.startswith("mlx.") for patch in patches) else "lent"
+        lines = released.answers(released.tree(release, beginning=beginning), _SCRIPT, *patches)
         found = {line["patch"]: line for line in lines}
         assert set(found) == set(patches)
         return found

@@ -30,7 +30,7 @@ def found() -> Found:
         if release in environments.releases():
             place = released.slim(release)
         else:
-            place = released.tree(release, lent=False)
+            place = released.tree(release, beginning="mlx")
         return released.answers(place, _WORKER, part, **more)[-1]
 
     return run

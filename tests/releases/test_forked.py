@@ -18,6 +18,8 @@ import released
 
 Run = Callable[..., tuple[int, str, str]]
 
+SOURCE = Path(__file__).parents[2] / "src"
+
 SAYS = """
 import json, os, sys
 from sglang_perf_patches.proof import lent
@@ -46,8 +48,16 @@ def run(tmp_path: Path) -> Run:
         text: str, *words: str, given: str | None = None, limit_s: float = 300
     ) -> tuple[int, str, str]:
         script.write_text(text)
-        variables = {"ONE": "1", "PYTHONPATH": "/first:/second"}
-        return forked.run(python, script, words, variables=variables, given=given, limit_s=limit_s)
+        return forked.run(
+            python,
+            script,
+            words,
+            beginning="lent",
+            search=(SOURCE,),
+            variables={"ONE": "1", "PYTHONPATH": "/first:/second"},
+            given=given,
+            limit_s=limit_s,
+        )
 
     return start
 
@@ -99,11 +109,12 @@ def test_the_process_that_forks_ends_with_the_one_that_asked(tmp_path: Path) -> 
     script.write_text("import os; print(os.getppid())")
     ask = (
         "import sys; from pathlib import Path; import forked;"
-        "print(forked.run(Path(sys.argv[1]), Path(sys.argv[2]), (), variables={'PYTHONPATH': ''},"
-        "given=None, limit_s=300)[1])"
+        "python, script, source = map(Path, sys.argv[1:]);"
+        "print(forked.run(python, script, (), beginning='lent', search=(source,),"
+        "variables={'PYTHONPATH': ''}, given=None, limit_s=300)[1])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", ask, python, script],
+        [sys.executable, "-c", ask, python, script, SOURCE],
         cwd=Path(forked.__file__).parent,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "examples")},
         capture_output=True,
@@ -120,3 +131,31 @@ def ends(pid: int) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+MLX = """
+import json, os, sys
+threads = len(os.listdir("/proc/self/task"))
+import mlx.core as mx
+print(json.dumps({
+    "had": sorted({"mlx.core", "mlx_lm", "torch"} & sys.modules.keys()),
+    "sglang": "sglang" in sys.modules,
+    "threads": threads,
+    "sum": mx.ones((64, 64)).sum().item(),
+}))
+"""
+
+
+def test_a_fork_begins_with_mlx_and_computes_with_it(tmp_path: Path) -> None:
+    """No thread of MLX may be there before the fork: none would be there after."""
+    place = released.tree("0.5.23", beginning="mlx")
+    script = tmp_path / "script.py"
+    script.write_text(MLX)
+    for _ in range(2):
+        said = json.loads(released.run(place, script))
+        assert said == {
+            "had": ["mlx.core", "mlx_lm", "torch"],
+            "sglang": False,
+            "threads": 1,
+            "sum": 4096.0,
+        }

@@ -1,16 +1,17 @@
 """Runs scripts in forks of a process that has imported what each of them imports first.
 
-PyTorch, transformers and what else sglang needs take ten seconds of a CPU to import, and the tests
-run some 40 scripts in the default tier, some 200 with ``--all``. `run` starts one process for an
-interpreter, which lends stand-ins (`proof.lent`) and imports those packages, but nothing of sglang.
-It forks for each script; the fork goes on as if it had been started with the script.
+PyTorch, transformers, mlx-lm and what else sglang needs take ten seconds of a CPU to import, and
+the tests run some 80 scripts in the default tier, hundreds with ``--all``. `run` starts one process
+for an interpreter and a way to begin (`BEGINNINGS`). It imports those packages, but nothing of
+sglang, and forks for each script; the fork goes on as if it had been started with the script.
 
-Started with ``python forked.py``, this module is that process. It reads requests as JSON lines,
-one at a time, and answers each with two lines: the fork's PID, then its exit code.
+Started with ``python forked.py BEGINNING``, this module is that process. It reads requests as JSON
+lines, one at a time, and answers each with two lines: the fork's PID, then its exit code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -25,14 +26,22 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-_SOURCE = Path(__file__).parents[2] / "src"
+BEGINNINGS = {
+    "lent": (
+        *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
+        *("transformers.modeling_utils", "transformers.processing_utils", "torchvision"),
+        *("openai.types.responses", "fastapi", "aiohttp", "scipy.stats", "hypothesis"),
+        "rich.console",
+    ),
+    "mlx": (
+        *("mlx_lm", "mlx.nn", "torch._dynamo", "torch._inductor.compile_fx"),
+        *("torch.distributed.tensor", "hypothesis"),
+    ),
+}
+"""By the way that a script begins, what takes long of what it and sglang import of other packages.
 
-PACKAGES = (
-    *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
-    *("transformers.modeling_utils", "transformers.processing_utils", "torchvision"),
-    *("openai.types.responses", "fastapi", "aiohttp", "scipy.stats", "hypothesis", "rich.console"),
-)
-"""What sglang imports of other packages that takes long, and hypothesis."""
+``lent``: with ``lent.lend()``. ``mlx``: with nothing, or with ``standalone.lend()``.
+"""
 
 
 def run(
@@ -40,16 +49,20 @@ def run(
     script: Path,
     words: Sequence[str | Path],
     *,
+    beginning: str,
+    search: tuple[Path, ...],
     variables: Mapping[str, str],
     given: str | None,
     limit_s: float | None,
 ) -> tuple[int, str, str]:
-    """Run a script that begins with ``lent.lend()``, as ``python -W ignore SCRIPT WORDS`` would.
+    """Run a script as ``python -W ignore SCRIPT WORDS`` would.
 
     Args:
         python: the interpreter.
         script: what it runs.
         words: the script's arguments.
+        beginning: how the script begins, one of `BEGINNINGS`.
+        search: what PYTHONPATH holds already while the packages are imported.
         variables: the whole environment of the script; its PYTHONPATH too.
         given: the script's standard input; nothing without.
         limit_s: seconds that it may take; then it is killed.
@@ -60,7 +73,7 @@ def run(
     Raises:
         subprocess.TimeoutExpired: it took too long.
     """
-    server = _server(python)
+    server = _server(python, beginning, search)
     assert server.stdin
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("in", "out", "err")]
@@ -94,13 +107,13 @@ def _answer(server: subprocess.Popen[str], limit_s: float | None) -> Any:
 
 
 @cache
-def _server(python: Path) -> subprocess.Popen[str]:
+def _server(python: Path, beginning: str, search: tuple[Path, ...]) -> subprocess.Popen[str]:
     """The process of an interpreter that forks; it ends when this one does, as its input does."""
     from linux_mlx.environments import variables  # which the process that forks can't import
 
     return subprocess.Popen(
-        [python, "-W", "ignore", __file__],
-        env=variables(PYTHONPATH=_SOURCE, OMP_NUM_THREADS="1"),
+        [python, "-W", "ignore", __file__, beginning],
+        env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -108,7 +121,7 @@ def _server(python: Path) -> subprocess.Popen[str]:
     )
 
 
-def _serve() -> None:
+def _serve(beginning: str) -> None:
     """Import what scripts begin with, then fork for each request until there is no more input."""
     # A fork's standard streams are its own; these two are between the server and `run`.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -116,11 +129,13 @@ def _serve() -> None:
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     before = dict(os.environ)
-    from sglang_perf_patches.proof import lent
+    if beginning == "lent":
+        from sglang_perf_patches.proof import lent
 
-    lent.lend()
-    for name in PACKAGES:
-        importlib.import_module(name)
+        lent.lend()
+    for name in BEGINNINGS[beginning]:
+        with contextlib.suppress(ModuleNotFoundError):  # not every environment has them all
+            importlib.import_module(name)
     lent_variables = {n: value for n, value in os.environ.items() if before.get(n) != value}
     for line in iter(requests.readline, ""):
         pid = os.fork()
@@ -132,6 +147,7 @@ def _serve() -> None:
         print(pid, file=answers, flush=True)
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    os._exit(0)  # at once: nothing is left to be done by what was imported
 
 
 def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> None:
@@ -152,4 +168,4 @@ def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

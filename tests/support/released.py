@@ -27,25 +27,25 @@ class Place:
         python: the interpreter.
         search: what PYTHONPATH holds.
         settings: further variables.
-        lent: whether each script there begins with ``lent.lend()``, so that a fork may run it.
+        beginning: how each script there begins (`forked.BEGINNINGS`), so that a fork may run it.
     """
 
     python: Path
     search: tuple[Path, ...]
     settings: tuple[tuple[str, str], ...] = ()
-    lent: bool = False
+    beginning: str = ""
 
 
-def tree(release: str, *, lent: bool = True) -> Place:
+def tree(release: str, *, beginning: str = "lent") -> Place:
     """The release's Python files alone, with what they import on a CPU."""
     python = environment(_HERE / "cpu.txt").python
-    return Place(python, (downloads.tree(release), _SOURCE, _HERE), lent=lent)
+    return Place(python, (downloads.tree(release), _SOURCE, _HERE), beginning=beginning)
 
 
 def slim(release: str) -> Place:
     """The release as pip installs it, slim, with MLX on the CPU."""
     python = sglang_environment(release).python
-    return Place(python, (_SOURCE, _SHIMS), (("SGLANG_USE_MLX", "1"),))
+    return Place(python, (_SOURCE, _SHIMS), (("SGLANG_USE_MLX", "1"),), "mlx")
 
 
 def run(
@@ -69,10 +69,17 @@ def run(
     """
     settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
     settings = variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings)
-    if place.lent and isinstance(words[0], Path):
+    if place.beginning and isinstance(words[0], Path):
         script, *rest = words
         code, out, err = forked.run(
-            place.python, script, rest, variables=settings, given=given, limit_s=limit_s
+            place.python,
+            script,
+            rest,
+            beginning=place.beginning,
+            search=tuple(each for each in place.search if each in (_SOURCE, _SHIMS)),
+            variables=settings,
+            given=given,
+            limit_s=limit_s,
         )
         assert code == 0, f"{out[-1000:]}\n{err[-4000:]}"
         return out

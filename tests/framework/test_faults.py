@@ -511,7 +511,14 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        "3.10",
+        *(pytest.param(each, marks=pytest.mark.whole_matrix) for each in ("3.11", "3.12")),
+        "3.13",
+    ],
+)
 def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> None:
     python = interpreter(version)
     if python is None:

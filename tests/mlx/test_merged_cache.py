@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Found = Callable[..., Any]
 
 
+@pytest.mark.whole_matrix  # the whole case, once for each way to break it
 def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found) -> None:
     verdicts = found("0.5.10.post1", "broken_merged_cache")
     assert verdicts.pop("whole") == "equal"

@@ -41,11 +41,11 @@ def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) 
     assert off["attributes after"] == off["attributes"]
 
 
-def test_on_the_attributes_differ(found: Found) -> None:
+@pytest.mark.parametrize("release", ["0.5.11"], indirect=True)
+def test_on_the_attributes_differ(found: Found, release: str) -> None:
     """Otherwise the two tests above could not fail."""
-    install_checkout(sglang_environment("0.5.11"))
-    on = found("0.5.11", "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="mlx")
-    off = found("0.5.11", "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
+    on = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="mlx")
+    off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
     differing = {k for k in on["attributes"] if on["attributes"][k] != off["attributes"].get(k)}
     assert CORE in differing
     assert differing == set(off["changed"])

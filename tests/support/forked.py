@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,19 +105,31 @@ def _answer(server: subprocess.Popen[str], limit_s: float | None) -> Any:
     return json.loads(line)
 
 
-@cache
 def _server(python: Path, beginning: str, search: tuple[Path, ...]) -> subprocess.Popen[str]:
-    """The process of an interpreter that forks; it ends when this one does, as its input does."""
+    """The process of an interpreter that forks; it ends when its input does."""
     from linux_mlx.environments import variables  # which the process that forks can't import
 
-    return subprocess.Popen(
-        [python, "-W", "ignore", __file__, beginning],
-        env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    kind = (python, beginning, search)
+    server = _servers.pop(kind, None)
+    if server is None:
+        while len(_servers) >= _KEPT:
+            with _servers.pop(next(iter(_servers))) as oldest:
+                assert oldest.stdin
+                oldest.stdin.close()
+        server = subprocess.Popen(
+            [python, "-W", "ignore", __file__, beginning],
+            env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    _servers[kind] = server  # the one in use is the youngest
+    return server
+
+
+_KEPT = 2  # each holds half a gigabyte of memory or more
+_servers: dict[tuple[Path, str, tuple[Path, ...]], subprocess.Popen[str]] = {}
 
 
 def _serve(beginning: str) -> None:

@@ -3,7 +3,7 @@
 Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
 runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
 ``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
-``tests/support/tiers.py``). Three tests run at a time, which two cores have the time for: some wait.
+``tests/support/tiers.py``). Three tests run at a time, on two cores: some of them only wait.
 
 The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
 Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches

@@ -36,6 +36,17 @@ WAYS = {
     "an import": "plugin.load()\nboth()",
     "an import whose end is swallowed": "plugin.load()\nswallowing(both)",
     "an import in a thread": "plugin.load()\nin_a_thread(both)",
+    "an import, while another thread looks": (
+        "from sglang_perf_patches.live import engine\n"
+        "from sglang_perf_patches.live.activation import Activation\n"
+        "restore = Activation._restore\n"
+        "def slow(activation):\n    time.sleep(0.5)\n    restore(activation)\n"
+        "Activation._restore = slow\n"
+        "plugin.load()\n"
+        "thread = threading.Thread(target=both, daemon=True)\n"
+        "thread.start()\n"
+        "while thread.is_alive():\n    engine.look_again()"
+    ),
     "an import in a pool": (
         "from concurrent.futures import ThreadPoolExecutor\n"
         "plugin.load()\n"

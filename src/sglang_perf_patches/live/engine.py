@@ -22,6 +22,7 @@ logger = logging.getLogger("sglang_perf_patches")
 # Guards names and states; its holder never imports. It may be taken again by its holder.
 _lock = threading.Condition(threading.RLock())
 _starting = threading.RLock()  # guards judging, which imports only this project
+_ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
 
@@ -114,12 +115,16 @@ def _tell_of_end() -> None:
 
 
 def _end(line: str) -> None:
-    with contextlib.suppress(Exception):
-        deactivate()
-    end_process(line)
+    # Two threads may see the same loss. The second one must not end the process while the first
+    # one is removing what is live and the record of this process.
+    with _ending:
+        with contextlib.suppress(Exception):
+            deactivate()
+        end_process(line)
 
 
 def _before_fork() -> None:
+    _ending.acquire()
     _starting.acquire()
     _lock.acquire()
 
@@ -127,6 +132,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     _lock.release()
     _starting.release()
+    _ending.release()
 
 
 def _after_fork_in_child() -> None:

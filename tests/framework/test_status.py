@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -321,7 +320,7 @@ def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: T
     process = start(throwaway)
     try:
         folder = throwaway.runtime / "sglang-perf-patches"
-        shutil.rmtree(folder)
+        folder.rename(throwaway.runtime / "taken")  # at once: the process may be writing
         wait_for(lambda: [found["pid"] for found in processes(throwaway)] == [process.pid])
         assert folder.stat().st_mode & 0o777 == 0o700
     finally:

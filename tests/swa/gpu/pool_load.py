@@ -60,7 +60,7 @@ SHAPES = {
         ("sliding_attention", "full_attention"), 24, 128, 8, 64, 12 << 30, 128, 4000, 256
     ),
     "gemma": Shape(
-        ("sliding_attention",) * 5 + ("full_attention",), 24, 1024, 4, 128, 8 << 30, 32, 16_000, 96
+        ("sliding_attention",) * 5 + ("full_attention",), 24, 1024, 4, 128, 8 << 30, 32, 16_000, 64
     ),
 }
 OUTPUT = 400

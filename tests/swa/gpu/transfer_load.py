@@ -17,7 +17,7 @@ running requests. Kernels compile first. Then it plays these parts on each decod
 - longest: 3 prompts of 20,000 tokens, more than that pool holds at page size 1.
 - alone: what four of the mixed requests answer alone.
 - killed: 32 requests on each decode server, and the prefill server is killed: each must end, in an
-  error or whole.
+  error or whole. It is the last part, and the others leave it its time.
 
 Replies to the same prompt are compared, tokens and log-probabilities, and with the reply to the
 request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
@@ -59,6 +59,8 @@ WARM_UP = (1, 2, 16, 17, 64, 100, 160, 500, 1000, 1023, 2400, 8000)
 FULL, RATIO = 83_968, 0.5  # whole pages of 64, both
 SIDES = ("stock", "patched")
 PARTS = ("mixed", "aborted", "long", "retracted", "longest", "alone", "killed")
+KILLED_S = 75.0
+"""What the last part may take: no other one begins when less is left."""
 
 
 @dataclass
@@ -97,11 +99,11 @@ def main() -> int:
     os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "40")
     os.environ.setdefault("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "60")
     result: dict[str, Any] = {"page_size": given.page_size, "parts": {}}
-    play = _Play(result, given.out, given.parts.split(","))
+    until = time.monotonic() + given.seconds
+    play = _Play(result, given.out, given.parts.split(","), until)
     signal.signal(signal.SIGALRM, two_gpus._late)
     signal.signal(signal.SIGTERM, two_gpus._late)  # so that no server is left
     signal.setitimer(signal.ITIMER_REAL, given.seconds)
-    until = time.monotonic() + given.seconds
     try:
         result["transfer"] = two_gpus._choose_way(given.gpus.split(","))
         for deterministic in (True, False) if given.deterministic else (False,):
@@ -123,8 +125,10 @@ def main() -> int:
 class _Play:
     """The parts that are wanted, in their order."""
 
-    def __init__(self, result: dict[str, Any], out: Path, parts: Sequence[str]) -> None:
-        self._result, self._out, self._parts = result, out, parts
+    def __init__(
+        self, result: dict[str, Any], out: Path, parts: Sequence[str], until: float
+    ) -> None:
+        self._result, self._out, self._parts, self._until = result, out, parts, until
         lengths = [1 + (n * (LONGEST - 1)) // (REQUESTS - 1) for n in range(REQUESTS)]
         order = [(n * 29) % REQUESTS for n in range(REQUESTS)]  # long and short ones mixed
         self._prompts = [two_gpus._prompt(100 + n, lengths[n]) for n in order]
@@ -143,6 +147,11 @@ class _Play:
                 continue
             part: dict[str, Any] = {}
             self._result["parts"][name] = part
+            left = self._until - time.monotonic()
+            if name != "killed" and "killed" in self._parts and left < KILLED_S:
+                part["error"] = f"{left:.0f} s are left, for the last part"
+                continue
+            print(f"{name}, {left:.0f} s left", flush=True)
             try:
                 getattr(self, f"_{name}")(sides, part)
             except RuntimeError as error:  # a server that does not become idle
@@ -266,9 +275,16 @@ class _Play:
             os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
             began = time.monotonic()
             for side in SIDES:
-                found = started[side].ended()
-                part[side] = _summary(found) | _settled(sides[side])
+                found = started[side].ended(began + KILLED_S / 2 - time.monotonic())
+                part[side] = _summary(found) | {"pools_whole": False}
                 part[side]["ended_after_s"] = round(time.monotonic() - began, 1)
+                print(side, json.dumps(part[side]), flush=True)
+        for side in SIDES:
+            try:
+                part[side] |= _settled(sides[side])
+            except RuntimeError as error:
+                part[side]["error"] = str(error)
+            self.write()
         part["ok"] = all(
             part[side]["pools_whole"]
             and "" not in part[side]["ended"]
@@ -315,10 +331,11 @@ class _Burst:
     replies: list[Reply]
     threads: list[threading.Thread]
 
-    def ended(self) -> list[Reply]:
+    def ended(self, within: float = 160.0) -> list[Reply]:
         """The replies, once all have ended; those that have not in their time say so."""
+        until = time.monotonic() + within
         for thread in self.threads:
-            thread.join(timeout=160)
+            thread.join(timeout=max(0.0, until - time.monotonic()))
         return self.replies
 
 

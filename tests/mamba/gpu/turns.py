@@ -8,7 +8,8 @@ greedy tokens and all states bit by bit. PARTs are the names in `PARTS`; without
 all of them run. Options are fields of ServerArgs, or of the model's configuration with ``model.``
 in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba. With
 LENT_NAMES=1 a release starts beside newer kernel wheels: names that it imports, and they lack, have
-stand-ins.
+stand-ins. Where several Engines boot at once, START_FILE names a file for which this one waits,
+after it has booted and said READY.
 """
 
 from __future__ import annotations
@@ -283,6 +284,8 @@ def main(out: Path, words: list[str]) -> None:
     found["sides"] = turns.ask("said", 300)
     found["ready s"] = round(time.time() - began, 1)
     print("READY", json.dumps(found), flush=True)
+    while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
+        time.sleep(0.05)
     sides = ["stock", "patched"]
     try:
         for part in [word for word in words if word in PARTS] or PARTS:

@@ -3,10 +3,12 @@
 Run ``python turns.py OUT.json PATCH[,PATCH …] [OPTION=VALUE …]`` under ``python -m
 sglang_perf_patches run`` and with SGLANG_PERF_PATCHES=mla; options are those of ``engine.py``.
 Boots differ by more than a patch does, so one Engine measures all sides: ``stock`` with all the
-patches off, then one side more with each patch on. Acceptance is real, all sides get the same
-prompts, and their tokens are compared. It gives milliseconds per token of whole batches with their
-prefill, and the median ratio of each side's turns to stock's with its quartiles. A profile of each
-side gives the calls per verify step.
+patches off, then one side more with each patch on (``PATCH+PATCH``: with both). Acceptance is real,
+all sides get the same prompts, and their tokens are compared. It gives milliseconds per token of
+whole batches with their prefill, and the median ratio of each side's turns to stock's with its
+quartiles. A profile of each side gives the calls per verify step; CALLS=first takes them before the
+times. Where several Engines boot at once, START_FILE names a file for which this one waits, after
+it has booted and said READY.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,19 @@ TOKENS = int(os.environ.get("TOKENS", "160"))
 def main(out: Path, switched: list[str], given: list[str]) -> None:
     """Boot, measure in turns; write `out` after each part."""
     words = WORDS["real"] if "target=8b" not in given else 128256
+    groups, switched = switched, [patch for group in switched for patch in group.split("+")]
     folder = Path(tempfile.mkdtemp(prefix="switch-"))
     os.environ |= {"SWITCH_PATCHES": ",".join(switched), "SWITCH_FOLDER": str(folder)}
     # All sides get the same prompts, which a prefix cache would find.
     server = engine(arguments([*given, "disable_radix_cache=true", "acceptance=real"], words))
     print("READY", flush=True)
+    while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
+        time.sleep(0.05)
     sides = {"stock": switched}
-    sides |= {f"+ {patch}": switched[i + 1 :] for i, patch in enumerate(switched)}
+    on = 0
+    for group in groups:
+        on += len(group.split("+"))
+        sides[f"+ {group}"] = switched[on:]
     found: dict[str, Any] = {"switched": switched, "options": given}
 
     def turn(side: str) -> None:
@@ -45,6 +54,18 @@ def main(out: Path, switched: list[str], given: list[str]) -> None:
         for patch in sides[side]:
             (folder / patch).touch()
 
+    def counted() -> None:
+        for side in sides:
+            turn(side)
+            found[f"calls, {side}"] = calls(server, words)
+            out.write_text(json.dumps(found, indent=1) + "\n")
+            print("CALLS", side, json.dumps(found[f"calls, {side}"]), flush=True)
+
+    if os.environ.get("CALLS") == "first":
+        for side in sides:
+            turn(side)
+            timed(server, words, 1, 1000, 32)
+        counted()
     for count in BATCHES:
         for side in sides:
             turn(side)
@@ -58,10 +79,8 @@ def main(out: Path, switched: list[str], given: list[str]) -> None:
         found |= patches()
         out.write_text(json.dumps(found, indent=1) + "\n")
         print(count, json.dumps(found[f"bs{count}"]["ratios"]), flush=True)
-    for side in sides:
-        turn(side)
-        found[f"calls, {side}"] = calls(server, words)
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    if os.environ.get("CALLS") != "first":
+        counted()
     print("TURNS", json.dumps({k: v for k, v in found.items() if k[:2] != "bs"}), flush=True)
     server.shutdown()
 

@@ -1,7 +1,7 @@
 """64 requests in flight over a real KV transfer, stock beside patched: replies, pools, times.
 
 usage: python transfer_load.py OUT.json [--page-size 1] [--gpus 0,1] [--seconds 300]
-    [--parts mixed,aborted,retracted,killed] [--ports 31000]
+    [--parts mixed,aborted,retracted,killed] [--ports 31000] [--draft 1]
 
 Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on the second a stock
 and a patched decode server. Their sliding-window pool is the one that the release makes for 64
@@ -21,8 +21,8 @@ running requests. Kernels compile first. Then it plays these parts on each decod
 
 Replies to the same prompt are compared, tokens and log-probabilities, and with the reply to the
 request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
-after each load; after S seconds the run ends with what it has. Several that run at once, on other
-ports, take turns (`engines.py`).
+after each load; after S seconds the run ends with what it has. With ``--draft 1`` all servers
+speculate (EAGLE-3). Several that run at once, on other ports, take turns (`engines.py`).
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def main() -> int:
     parser.add_argument("--deterministic", type=int, default=1)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--ports", type=int, default=31_000)
+    parser.add_argument("--draft", type=int, default=0)
     given = parser.parse_args()
     two_gpus.FULL, two_gpus.SWA = FULL, int(FULL * RATIO)
     two_gpus.AT_ONCE = (REQUESTS,)

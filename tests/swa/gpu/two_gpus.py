@@ -54,6 +54,22 @@ FULL, SWA = 1_048_576, 6144
 WAYS = ("all", "cuda_copy,sm,tcp,self", "cuda_copy,tcp,self")
 """What UCX may use, in the order in which they are tried."""
 
+DRAFT = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "num_hidden_layers": 1,
+    "draft_vocab_size": CONFIG["vocab_size"],
+} | {
+    name: CONFIG[name]
+    for name in (
+        *("torch_dtype", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+        *("rope_theta", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+    )
+}
+"""A draft model for EAGLE-3, with one layer, to be loaded where one is asked for."""
+
 _ROOMS = itertools.count(1001)
 
 Output = tuple[list[int], list[float]]
@@ -266,6 +282,8 @@ def _servers(
     first, second = given.gpus.split(",")
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "draft").mkdir()
+    (folder / "draft" / "config.json").write_text(json.dumps(DRAFT))
     sides: dict[str, Side] = {}
     try:
         for name, gpu in (("prefill", first), ("stock", second), ("patched", second)):
@@ -346,6 +364,14 @@ def _arguments(
     }
     if prefill:
         wanted["prefill-max-requests"] = 1  # so that a prompt's KV does not depend on the others
+    if getattr(given, "draft", 0):
+        wanted |= {
+            "speculative-algorithm": "EAGLE3",
+            "speculative-draft-model-path": folder / "draft",
+            "speculative-num-steps": 2,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": 3,
+        }
     known = _known_options()
     arguments = []
     for option, value in wanted.items():

@@ -35,7 +35,7 @@ ROUNDS = int(os.environ.get("ROUNDS", "21"))
 LOADS = {"64x512": (64, 512), "16x2048": (16, 2048), "64x128": (64, 128)}
 TPOT = (1, 16, 64)
 TOKENS = 64
-SAID = 200
+SAID = int(os.environ.get("SAID", "200"))
 PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
 
 

@@ -1,7 +1,7 @@
 """Each process of a real stock server says what is live in it and to which server it belongs.
 
 Where a release loads no plugins, or not in every process, ``run`` reaches the rest. There are four
-servers of three releases, two of them in the default tier.
+servers of three releases, none of them in the default tier, whose server is `test_mlx_server`'s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from linux_mlx.processes import members
 from linux_mlx.server import Server, arguments_of, running_server
 from mlx_server_on_cpu import write_model
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+pytestmark = [
+    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
+    pytest.mark.whole_matrix,
+]
 
 _REQUESTS = workload(4)
 _PATIENCE_S = 90
@@ -73,12 +76,7 @@ def two_servers(folder: Path) -> tuple[Seen, Seen]:
     )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(way, marks=pytest.mark.whole_matrix) for way in ("by plugin", "under run")
-    ],
-)
+@pytest.fixture(scope="module", params=["by plugin", "under run"])
 def many(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Seen]:
     """The newest release with a data-parallel controller and two tokenizer workers."""
     run = request.param == "under run"

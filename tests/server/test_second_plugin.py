@@ -1,6 +1,6 @@
 """Beside another plugin in a real stock server: its wrappers work, what it replaces stays its own.
 
-There are three servers of the newest release, one of them in the default tier.
+There are three servers of the newest release, none of them in the default tier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from linux_mlx.patches import live_and_run, processes
 from linux_mlx.server import running_server
 from mlx_server_on_cpu import write_model
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+pytestmark = [
+    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
+    pytest.mark.whole_matrix,
+]
 
 _RELEASE = "0.5.23"
 _REQUESTS = workload(6)
@@ -64,10 +67,7 @@ class Seen:
         return any("sglang_perf_patches" in Path(file).parts for file in files)
 
 
-@pytest.fixture(
-    scope="module",
-    params=["theirs first", pytest.param("ours first", marks=pytest.mark.whole_matrix)],
-)
+@pytest.fixture(scope="module", params=["theirs first", "ours first"])
 def wrapped(request: pytest.FixtureRequest, folder: Path) -> Seen:
     """A server whose other plugin wraps one target and replaces others."""
     places = [_distribution(folder, _THEIRS)]
@@ -118,13 +118,11 @@ def test_what_else_such_a_patch_changes_is_stock(wrapped: Seen) -> None:
     assert not wrapped.is_ours("._query_start_loc_to_chunk_indices_offsets")
 
 
-@pytest.mark.whole_matrix
 def test_under_run_what_else_such_a_patch_changes_is_stock(replaced: Seen) -> None:
     assert not replaced.is_ours("._batched_decode")
     assert not replaced.is_ours("._sync_new_kv_to_pool")
 
 
-@pytest.mark.whole_matrix
 def test_under_run_a_replaced_method_that_runs_is_theirs(replaced: Seen) -> None:
     state, reason = replaced.states["mlx.kv-arena"]
     assert state == "conflict"
@@ -134,7 +132,6 @@ def test_under_run_a_replaced_method_that_runs_is_theirs(replaced: Seen) -> None
     assert replaced.log.count("mlx.kv-arena is conflict") == 1
 
 
-@pytest.mark.whole_matrix
 def test_under_run_a_wrapper_is_reported(replaced: Seen) -> None:
     state, reason = replaced.states["swa.page-size-1"]
     assert (state, "their-plugin" in reason) == ("live", True)
@@ -143,7 +140,6 @@ def test_under_run_a_wrapper_is_reported(replaced: Seen) -> None:
     assert replaced.is_ours(":alloc_for_decode_prealloc")
 
 
-@pytest.mark.whole_matrix
 def test_what_a_patch_in_conflict_superseded_takes_its_place(replaced: Seen) -> None:
     assert replaced.states["mlx.step-mask"] == ("live", "")
     assert "mlx.step-mask" in replaced.run
@@ -156,7 +152,6 @@ def test_the_server_answers(wrapped: Seen) -> None:
     assert "Failed to" not in wrapped.log
 
 
-@pytest.mark.whole_matrix
 def test_both_servers_answer_alike(wrapped: Seen, replaced: Seen) -> None:
     assert wrapped.replies == replaced.replies
     assert "Failed to" not in replaced.log

@@ -128,6 +128,30 @@ def _lend_triton() -> None:
     autotune = triton.autotune
     triton.autotune = lambda configs, *given, **options: autotune(configs[:1], *given, **options)
     triton_names.lend()
+    _exchange_once_a_launch()
+
+
+def _exchange_once_a_launch() -> None:
+    """Spare a kernel's own calls the search for what its launch has exchanged already.
+
+    The interpreter puts its functions in the place of Triton's when it launches a kernel, and looks
+    through all of ``triton.language`` again in each function that the kernel calls.
+    """
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
+    if not hasattr(interpreter, "_LangPatchScope"):  # an older Triton
+        return
+    modules = (language, language.core)
+    exchange = interpreter._patch_lang
+
+    def once(function: Any) -> Any:
+        globals_ = function.__globals__.values()
+        seen = [module for module in modules if any(each is module for each in globals_)]
+        if seen and not any(language.core.is_builtin(module.load) for module in seen):
+            return interpreter._LangPatchScope()
+        return exchange(function)
+
+    interpreter._patch_lang = once
 
 
 class Wrapper:

@@ -14,7 +14,7 @@ from sglang_perf_patches.proof.swa.frees import states as states_of_episodes
 from sglang_perf_patches.proof.swa.loads import admitted, alone_without_limit, history, pressed
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
-from sglang_perf_patches.sets.swa.growth import bound
+from sglang_perf_patches.sets.swa.growth import NEVER, bound, eviction_interval
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -233,18 +233,27 @@ def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
 
 
 def the_bound_holds(page_size: int) -> None:
-    """A request that runs alone comes to hold what admission expects of it, and never more."""
+    """A request that runs alone needs for its next step what admission expects, and never more.
+
+    It is decoded as under overlap scheduling, where a step begins before the last one's token is
+    known, so that stock evicts one token less.
+    """
     shape = Shape(window=100, page_size=page_size, swa_tokens=1024, full_tokens=1024, context=1024)
     worker = DecodeWorker(shape)
     req = worker.submit(200, 500)
-    held = []
-    while not worker.counts.finished:
-        worker.step()
-        if worker.batch.reqs:
-            pages = windows.ceil_align(worker.allocated(req), page_size)
-            held.append(pages - worker.evicted(req))
+    known = type(req).seqlen
+    type(req).seqlen = property(lambda req: known.fget(req) - 1)
+    needed = []
+    try:
+        while not worker.counts.finished:
+            worker.step()
+            if worker.batch.reqs:
+                pages = windows.ceil_align(worker.allocated(req) + 1, page_size)
+                needed.append(pages - worker.evicted(req))
+    finally:
+        type(req).seqlen = known
     limit = bound(worker.queue)
-    assert limit - page_size <= max(held) <= limit, (max(held), limit)
+    assert limit - page_size <= max(needed) <= limit, (max(needed), limit)
 
 
 def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
@@ -252,6 +261,64 @@ def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
     found = alone_without_limit(page_size, over_allocation)
     assert (found["first"], found["finished"], found["refused"]) == (1, 3, 0), found
     assert found["order"] == ["r0", "r1", "r2"], found
+
+
+def idle_is_served_where_stock_never_evicts() -> None:
+    """With a window of 1: a request is admitted only if it can decode to its end."""
+    shape = Shape(
+        window=1,
+        page_size=1,
+        swa_tokens=300,
+        full_tokens=4096,
+        context=2048,
+        running=1,
+        in_transfer=1,
+        reserved=0,
+    )
+    evicts = eviction_interval(1, 1) < NEVER
+    worker = DecodeWorker(shape)
+    worker.submit(50, 400)
+    worker.run(500)
+    assert worker.counts.finished == int(evicts), (worker.counts, worker.rejected)
+    assert len(worker.order) == int(evicts)
+    fits = worker.submit(50, 200)
+    worker.queue.queue = [entry for entry in worker.queue.queue if entry.req is fits]
+    worker.run(300)
+    assert worker.counts.finished == 1 + int(evicts)
+
+
+def idle_is_served_beside_long_transfers(page_size: int, swa_tokens: int, served: bool) -> None:
+    """Requests stay in transfer while the one of an idle server decodes: it still ends.
+
+    Args:
+        page_size: in tokens.
+        swa_tokens: size of the sliding-window pool.
+        served: whether that holds the request and all that may be in transfer meanwhile.
+    """
+    shape = Shape(
+        window=100,
+        page_size=page_size,
+        swa_tokens=swa_tokens,
+        full_tokens=8192,
+        context=2048,
+        running=2,
+        in_transfer=2,
+        reserved=24,
+    )
+    worker = DecodeWorker(shape)
+    first = worker.submit(500, 1000)
+    for _ in range(3):
+        worker.submit(200, 2)
+    for _ in range(900):
+        for entry in worker.transfers.queue:
+            if entry.req is not first:  # prefill takes its time
+                worker.transfers.since[entry.req.rid] = worker.counts.steps + 1
+        worker.step()
+        if len(first.output_ids) > 700:
+            break
+    assert (len(first.output_ids) > 700) == served, worker.rejected
+    assert first.rid not in worker.rejected or first.rid not in worker.order, "began and failed"
+    assert not served or len(worker.transfers.queue) == 3, "others are to be in transfer"
 
 
 def goes_on_after_a_retraction(page_size: int) -> None:

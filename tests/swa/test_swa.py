@@ -14,11 +14,14 @@ from sglang_perf_patches.model import releases
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
 UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}
 SMALL = {"window": 128, "page_size": 64, "swa_tokens": 4096, "full_tokens": 1_048_576}
+FEW = {"running": 8}
 PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
 
 PROMPTS = (8192, 32_768, 131_072)
 
 EPISODES = {"episodes": 30, "shrink": False}
+TRANSFERS = ((1, 300, False), (1, 540, True), (64, 512, False), (64, 1024, True))
+"""Page size, sliding-window pool, and whether an idle server of that pool is served."""
 NOT_WHEN_IDLE = "swa,-swa.idle-admission"
 FREES = [{"seed": 7, "count": 2, "sorts": n < 2, "grouped": n % 2 == 0} for n in range(4)]
 """Episodes whose pools are compared step by step: sorted or not, grouped frees or not."""
@@ -93,7 +96,7 @@ def plan_in_depth(release: str, episodes: int) -> Plan:
                 add(f"{name}: unpaged {prompt}", "admitted", **UNPAGED, prompt=prompt)
         for page in (1, 64):
             add(f"{name}: short {page}", "admitted", **{**SMALL, "page_size": page}, prompt=100)
-        add(f"{name}: greedy", "admitted", **SMALL, prompt=1000, max_new_tokens=4096)
+        add(f"{name}: greedy", "admitted", **SMALL, **FEW, prompt=1000, max_new_tokens=4096)
     for page in (1, 64):
         add(f"never fits {page}", "refuses_what_never_fits", page_size=page)
         add(f"gates {page}", "gates", page_size=page)
@@ -118,6 +121,10 @@ def plan_in_depth(release: str, episodes: int) -> Plan:
     for page in (1, 64):
         add(f"idle {page}", "idle_is_served", page_size=page)
     add("idle speculating", "idle_is_served", page_size=1, over_allocation=3)
+    add("idle, no eviction", "idle_is_served_where_stock_never_evicts")
+    for page, tokens, served in TRANSFERS:
+        load = {"page_size": page, "swa_tokens": tokens, "served": served}
+        add(f"idle, transfers {load}", "idle_is_served_beside_long_transfers", **load)
     add("states idle", "states")
     if before(release, "0.5.20"):
         for number, load in enumerate(FREES):
@@ -143,6 +150,7 @@ def plan_in_depth(release: str, episodes: int) -> Plan:
         "bounded speculating",
         "admitted",
         **SMALL,
+        **FEW,
         prompt=1000,
         max_new_tokens=4096,
         over_allocation=3,

@@ -19,6 +19,7 @@ def admitted(
     max_new_tokens: int = 128,
     requests: int = 64,
     over_allocation: int = 0,
+    running: int = 64,
 ) -> dict[str, Any]:
     """How many equal requests an empty worker admits, what they hold, and who is refused.
 
@@ -31,6 +32,8 @@ def admitted(
         swa_tokens=swa_tokens,
         full_tokens=full_tokens,
         context=prompt + max_new_tokens + 512,
+        running=running,
+        in_transfer=running,
         over_allocation=over_allocation,
     )
     worker = DecodeWorker(shape)
@@ -128,6 +131,8 @@ def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, A
         swa_tokens=1024,
         full_tokens=65536,
         context=16384,
+        running=2,
+        in_transfer=1,
         reserved=16,
         over_allocation=over_allocation,
     )

@@ -387,6 +387,11 @@ WINDOW_BOUNDED_ADMISSION = Patch(
 )
 
 _IDLE = f"{_SETS}.idle_admission"
+_DECODES = (  # what a request needs until its end, and what can make room for it
+    *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa", "retract_decode"),
+    f"{_BATCH}:ScheduleBatch.new_tokens_required_next_decode",
+    f"{_DECODE}:DecodeReqToTokenPool.available_size",
+)
 
 IDLE_ADMISSION = Patch(
     id="swa.idle-admission",
@@ -401,9 +406,13 @@ IDLE_ADMISSION = Patch(
     how=(
         "If no request runs, waits, is in transfer or retracted, and the sliding-window pool is "
         "whole, the first request in the queue counts by what its window lets it hold: the window, "
-        "the tokens decoded between two evictions, the pages that eviction spares, and with "
-        "speculative decoding the drafted tokens. No other admission changes. What still does not "
-        "fit waits as in stock."
+        "the tokens decoded between two evictions, the pages that eviction spares, a token that "
+        "overlap scheduling is behind, and with speculative decoding the drafted tokens. The pool "
+        "must also hold the tails of as many other requests as the server has rows for, because "
+        "stock can't retract what is in transfer. The pool that stock makes from 0.5.14 on with "
+        "--max-running-requests mostly does. Where stock never evicts (a window of 1, up to "
+        "0.5.13.post1), a request counts in full. No other admission changes. What still does not "
+        "fit is left to stock's rule."
     ),
     gain=(
         "Requests that stock never answers are answered, on a decode server for few requests; "
@@ -428,7 +437,7 @@ IDLE_ADMISSION = Patch(
             install=f"{_IDLE}:install",
             targets=(),
             adds=(f"{_QUEUE}._swa_peak_tokens",),
-            depends=(*_ANCHORS, *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa")),
+            depends=(*_ANCHORS, *_DECODES),
             awaits=(_DECODE,),
         ),
         Variant(
@@ -440,7 +449,7 @@ IDLE_ADMISSION = Patch(
                 *_of(_QUEUE, "_swa_aware_allocatable_token_budgets", "pop_preallocated"),
                 f"{_QUEUE}._swa_tail_allocatable_token_budget",
                 f"{_QUEUE}.resume_retracted_reqs",
-                *_of(f"{_BATCH}:ScheduleBatch", "maybe_evict_swa", "_evict_swa"),
+                *_DECODES,
                 f"{_DECODE}:CLIP_MAX_NEW_TOKEN",
             ),
         ),

@@ -11,6 +11,9 @@ from .window import ceil_align
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
+NEVER = 1 << 40
+"""Of `eviction_interval`: more steps than any request decodes."""
+
 
 def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
     """From 0.5.12: have stock's rule expect of a request no more than `bound` while `applies`.
@@ -69,8 +72,9 @@ def bound(queue: Any) -> int:
     """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
 
     Its window, what it decodes until stock evicts again, the page that the window begins in, and
-    the page before it, where stock keeps that too. With speculative decoding a step decodes as
-    many tokens as are drafted, and has slots for the steps in flight besides, as
+    the page before it, where stock keeps that too. Besides, a token for overlap scheduling, where
+    stock evicts before the last step's token is known. With speculative decoding a step decodes as
+    many tokens as are drafted, and has slots for the steps in flight instead, as
     ``compute_swa_request_cap`` (0.5.21 and later) counts them. From 0.5.14 to 0.5.17 stock evicts
     in every n-th step of the server: a request that does not decode in that step holds more for a
     while.
@@ -78,7 +82,7 @@ def bound(queue: Any) -> int:
     if "_swa_bound" not in vars(queue):
         page = queue.token_to_kv_pool_allocator.page_size
         window = queue.scheduler.sliding_window_size
-        step, ahead = 1, 0
+        step, ahead = 1, 1
         if not queue.scheduler.spec_algorithm.is_none():
             step, ahead = drafted(queue.scheduler.server_args, page)
         held = window + eviction_interval(window, page) * step + page + kept_margin(page) + ahead
@@ -101,15 +105,20 @@ def drafted(arguments: Any, page_size: int) -> tuple[int, int]:
 
 
 def eviction_interval(window: int, page_size: int) -> int:
-    """How many steps a request decodes between two evictions by stock."""
+    """How many steps a request decodes between two evictions by stock; `NEVER` if it never evicts.
+
+    Up to 0.5.13.post1 stock evicts where a request's steps, modulo this, are 1. Modulo 1 they never
+    are: with a window of 1, for example, a request holds all that it decodes.
+    """
     from sglang.srt.environ import envs
 
     if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL"):
         return max(1, int(envs.SGLANG_SWA_EVICTION_INTERVAL.get()))
+    interval = window
     if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"):
         part = int(window * envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get())
-        return max(page_size, part // page_size * page_size)
-    return window
+        interval = max(page_size, part // page_size * page_size)
+    return interval if interval > 1 else NEVER
 
 
 def kept_margin(page_size: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...model.patching import MISSING
 from . import growth
 from .tail_prealloc import QUEUE
-from .window import idle, unserved
+from .window import ceil_align, idle, unserved
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -27,7 +27,7 @@ def install(patching: Patching) -> None:
         def peak(self: Any, req: Any, held: int, idle: bool) -> int:
             """Sliding-window tokens that a request needs until it ends, at most."""
             tokens: int = inner(self, req, held, idle)
-            if not idle or not serves(self) or tokens <= growth.bound(self):
+            if tokens <= growth.bound(self) or not (idle and serves(self) and can_end(self)):
                 return tokens
             patching.ran.seen = True
             return growth.bound(self)
@@ -43,7 +43,23 @@ def install_in_stock_rule(patching: Patching) -> None:
     The first alone: once it has its slots, the pools are no longer whole and the server not idle.
     """
     serves = _serving(patching)
-    growth.limit_growth(patching, lambda queue: idle(queue) and serves(queue))
+    growth.limit_growth(patching, lambda queue: idle(queue) and serves(queue) and can_end(queue))
+
+
+def can_end(queue: Any) -> bool:
+    """Whether a request that runs can decode to its end, whatever is admitted after it.
+
+    To make room for it stock retracts what else runs, but nothing that is in transfer. So the
+    sliding-window pool has to hold the tails of as many requests as the server has rows for. The
+    pool that stock makes for a number of running requests, from 0.5.14 on, mostly does.
+
+    Args:
+        queue: an idle ``DecodePreallocQueue``: all its rows are free.
+    """
+    allocator, window = queue.token_to_kv_pool_allocator, queue.scheduler.sliding_window_size
+    others = queue.req_to_token_pool.available_size() - 1
+    tail = ceil_align(window + allocator.page_size - 1, allocator.page_size)
+    return bool(growth.bound(queue) + others * tail <= allocator.swa_available_size())
 
 
 def _serving(patching: Patching) -> Callable[[Any], bool]:

@@ -3,7 +3,7 @@
 Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
 runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
 ``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
-``tests/support/tiers.py``). Three tests run at a time, on two cores: some of them only wait.
+``tests/support/tiers.py``). Four tests run at a time, on two cores: some of them only wait.
 
 The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
 Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches
@@ -62,12 +62,12 @@ def takes(arguments: list[str]) -> str:
 def parallel(arguments: list[str]) -> list[str]:
     """How pytest is to use both cores, unless the arguments say how it should run.
 
-    While a server boots or a test waits, a third one has a core.
+    While a server boots or a test waits, another one has its core.
     """
     if any(word.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for word in arguments):
         return []
     # In the order of `tiers.weight`: a group's tests share work that is done once.
-    return ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    return ["-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 
 def with_paths(arguments: list[str]) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from throwaway import Throwaway
 
+from sglang_perf_patches.bench import mlx
+
 SETS = """
 import sys, types
 import throwaway_patches as t
@@ -133,3 +135,25 @@ def test_the_last_one_is_kept_for_this_user_alone(throwaway: Throwaway) -> None:
     kept: Path = throwaway.site.parent / "cache" / "sglang-perf-patches" / "last-bench.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert json.loads(kept.read_text())["tables"][0]["set"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("patched", "stock_again", "patched_again", "said", "equal"),
+    [
+        ("abc", "", "", "equal", True),
+        ("abX", "abY", "", "stock's own differ from run to run", True),
+        ("abX", "Zbc", "", "stock's own differ from run to run", True),
+        ("aXc", "abY", "aXc", "different in 4 of 4 runs from step 1 on", False),
+        ("aXc", "abc", "abc", "different in 1 of 4 runs from step 1 on", False),
+    ],
+)
+def test_stock_excuses_other_logits_only_where_its_own_differ(
+    patched: str, stock_again: str, patched_again: str, said: str, equal: bool
+) -> None:
+    def logits(digests: str) -> mlx.Logits:
+        return list(zip(("the prefill of r0", "step 1", "step 2"), digests, strict=True))
+
+    found = mlx.judge_logits(
+        logits("abc"), logits(patched), lambda: logits(stock_again), lambda: logits(patched_again)
+    )
+    assert found == (said, equal)

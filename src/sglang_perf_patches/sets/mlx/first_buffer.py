@@ -20,7 +20,8 @@ STEP = 256
 """Growth of mlx-lm's own caches, in tokens.
 
 MLX's CUDA backend decodes a single request with cuDNN if the buffer's length is a multiple of a
-certain number. Both this step and stock's 4096 are multiples of it, so the same kernel runs.
+certain number. Both this step and stock's 4096 are multiples of it, so cuDNN serves both. Whether
+it gives the same bits for both lengths is open (tests/mlx/gpu/results.md).
 """
 
 

@@ -22,6 +22,7 @@ def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found) -> None:
     }
 
 
+@pytest.mark.whole_matrix  # two environments of its own
 def test_it_asks_a_merged_cache_for_nothing_that_older_mlx_lm_has_not(found: Found) -> None:
     """0.5.10 takes any mlx-lm, and the one with a `size()` came out around the same time."""
     assert found("0.5.10.post1", "older_mlx_lm") == {"0.30.2": "equal", "0.31.1": "equal"}

@@ -154,10 +154,7 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     assert text.count(before) == 1
 
 
-QUICK = (
-    *("mlx.pool-write", "mla.page-table-bound", "mamba.mamba2-chunk-indices"),
-    "swa.pool-ratio",
-)
+QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.pd-state-index", "swa.pool-ratio")
 """One of each set, whose proof takes seconds."""
 
 

@@ -122,10 +122,10 @@ def chunk_indices(inputs: Inputs) -> int:
     return count + alike([[CHUNKS, ZERO_SYNC]], mamba2().forwards, scenarios)
 
 
-def lightning_rows(_: Inputs) -> int:
+def lightning_rows(inputs: Inputs) -> int:
     """``mamba.lightning-rows``: forwards with both kernels."""
     few = (PREFIX, FORWARDS["none"], FORWARDS["no mask"])
-    more = (FORWARDS["half"], FORWARDS["chunks"], *few)
+    more = (*few, *some(inputs, (FORWARDS["half"], FORWARDS["chunks"])))
     count = 0
     # With minimax, each forward waits once to learn the slots.
     for kernel, wanted, most in (("seg_la", more, 0), ("minimax", few, 1)):

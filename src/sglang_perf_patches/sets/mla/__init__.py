@@ -1167,9 +1167,9 @@ _DRAFT_EXTEND_METADATA = Patch(
     gain=(
         "Small targets gain about 5 % of the time per token, because the GPU waits for the host. A "
         "busy GPU hides the gain; larger targets were not run. One H200, 0.5.23, a small DeepSeek "
-        "with its own MTP layer, in turns in one Engine. The run ended before 64 requests; an "
-        "earlier run of these was within the scatter of a shared machine. The tokens of 1,218 "
-        "requests were the same."
+        "with its own MTP layer, in turns in one Engine, on a machine whose processors had other "
+        "work. The run ended before 64 requests; an earlier run of these showed no difference "
+        "beyond its scatter. The tokens of 1,218 requests were the same."
     ),
     figures=(
         ("measured", "stock", "patched"),

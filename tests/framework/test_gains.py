@@ -37,6 +37,12 @@ def test_the_rows_name_patches_and_some_gain_nothing() -> None:
     assert any(gain.ratio >= 1 for gain in rows)
 
 
+def test_the_first_table_is_short_and_has_rows_without_a_gain() -> None:
+    first = [gain for gain in gains.read(ROOT) if not gain.further]
+    assert len(first) <= 15
+    assert any(gain.ratio >= 1 for gain in first)
+
+
 def test_the_chart_has_a_bar_for_each_row() -> None:
     rows = gains.read(ROOT)
     svg = ElementTree.fromstring(gains.chart(rows))

@@ -1,7 +1,7 @@
-"""What operators gain, by set-up: the first table of the README, and its chart.
+"""What operators gain, by set-up: the first table of the README with its chart, and a second one.
 
 ``tests/results/gains.json`` has a row for each set-up, and names the committed results that hold
-its figures. `tables` puts the table into the README and writes the chart.
+its figures. `tables` puts the tables into the README and writes the chart.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Gain:
         patches: the patches that make the difference, or were to.
         source: the committed file that has the figures.
         quotes: texts of `source` that hold them.
+        further: whether the row is left to the second table, to keep the first one short.
     """
 
     setup: str
@@ -53,6 +54,7 @@ class Gain:
     source: str
     quotes: tuple[str, ...]
     flags: str = ""
+    further: bool = False
 
     @property
     def is_a_gain(self) -> bool:

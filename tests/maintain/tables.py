@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from itertools import groupby
 
 from sglang_perf_patches import sets
@@ -124,17 +125,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     patch_sets = sets.load()
     words = judge_releases(patch_sets)
     measured = gains.read(ROOT)
+    first = [gain for gain in measured if not gain.further]
+    further = [gain for gain in measured if gain.further]
     page_of = {
         patch.id: f"{pages.folder(patch)}/{pages.name(patch)}"
         for patch in by_id(patch_sets).values()
     }
+    blocks = {
+        "releases": release_table(patch_sets, words, measured),
+        "gains": gains.table(first, page_of),
+        "further gains": gains.table(further, page_of),
+    }
     makers: dict[str, Callable[[str], str]] = {
-        "README.md": lambda text: replace_block(
-            replace_block(text, "releases", release_table(patch_sets, words, measured)),
-            "gains",
-            gains.table(measured, page_of),
+        "README.md": lambda text: reduce(
+            lambda made, name: replace_block(made, name, blocks[name]), blocks, text
         ),
-        gains.CHART: lambda _: gains.chart(measured),
+        gains.CHART: lambda _: gains.chart(first),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
     }

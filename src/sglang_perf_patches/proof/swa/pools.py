@@ -7,6 +7,7 @@ the place of the model's configuration and of the process's arguments and ranks.
 from __future__ import annotations
 
 import importlib
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,8 +140,11 @@ def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int
         is_dflash_family=lambda: False,
     )
     given = arguments
-    if "get_schedule" in vars(importlib.import_module(MODULE)):
-        # Only the user's settings; the groups hold the values derived from them.
+    module = importlib.import_module(MODULE)
+    stock: Any = inspect.unwrap(module.HybridSWAPoolConfigurator.__init__)
+    if "get_schedule" in vars(module) and "server_args" not in stock.__code__.co_names:
+        # Only the user's settings; the groups hold the values derived from them. 0.5.18 has the
+        # groups, but still takes the ratio from here.
         given = SimpleNamespace(**dict.fromkeys(SETTINGS) | {"pp_size": arguments.pp_size})
     return SimpleNamespace(
         server_args=given,

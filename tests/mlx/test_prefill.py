@@ -48,6 +48,19 @@ def test_all_patches_together_give_what_stock_gives(found: Found, release: str) 
         )
 
 
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.23"])
+def test_buffers_are_stocks_where_cudnn_attends(found: Found, release: str) -> None:
+    of = found(release, "on_cuda")
+    assert of["1"]["room"] == 4096
+    assert of["1"]["state"]["state"] == "gated"
+    assert "MLX_CUDA_USE_CUDNN_SDPA=0" in of["1"]["state"]["reason"]
+    assert of["0"]["room"] == 512
+    assert of["0"]["state"]["state"] == "live"
+    assert of["1"]["arena"] == of["0"]["arena"] == "live"
+    assert of["alone"].startswith("gated here: cuDNN")
+    assert of["beside"] == "went live"
+
+
 def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_need(
     found: Found,
 ) -> None:

@@ -579,6 +579,44 @@ def broken_prefill() -> dict[str, Any]:
         return {what: verdict_of(*how) for what, how in broken.items()}
 
 
+def on_cuda() -> dict[str, Any]:
+    """The room of a request's buffers where MLX says that it runs on CUDA."""
+    from types import SimpleNamespace
+
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof import Missing, comparing
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import device
+
+    def verified(*patches: str, beside: tuple[str, ...] = ()) -> str:
+        try:
+            with comparing.live(*patches, beside=beside, ran=None):
+                return "went live"
+        except Missing as error:
+            return str(error)
+
+    found: dict[str, Any] = {}
+    cuda = SimpleNamespace(is_available=lambda: True)
+    with models.model("qwen3", "float32") as made, replaced(mx, "cuda", cuda):
+        for cudnn in ("1", "0"):
+            os.environ[device.CUDNN_ATTENTION] = cudnn
+            sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
+            player = playing.Player(made)
+            player.join("a", 300)
+            found[cudnn] = {
+                "room": player.runner._req_caches["a"][0].keys.shape[2],
+                "state": asdict(state("mlx.first-buffer")),
+                "arena": state("mlx.kv-arena").state,
+            }
+            sglang_perf_patches.deactivate()
+        os.environ.pop(device.CUDNN_ATTENTION)
+        found["alone"] = verified("mlx.first-buffer")
+        found["beside"] = verified("mlx.kv-arena", beside=("mlx.first-buffer",))
+    return found
+
+
 def few_rows() -> dict[str, Any]:
     """A device that counts as unproven, where heads give other bits for fewer positions."""
     import mlx.core as mx

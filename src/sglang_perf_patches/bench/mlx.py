@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -23,6 +22,7 @@ from ..judge import source
 from ..live import identity as objects
 from ..proof import Different, Missing
 from ..seen import keeper
+from ..sets.mlx import device
 from .report import Cell, Table
 from .timing import progress, ratio
 
@@ -672,7 +672,6 @@ def _device(mx: Any) -> str:
     """A description of the device, with the setting that selects its attention kernels."""
     told = mx.device_info()
     name = str(told.get("device_name", told.get("architecture", "")) or "")
-    cudnn = os.environ.get("MLX_CUDA_USE_CUDNN_SDPA", "1") != "0"
-    has_cuda = hasattr(mx, "cuda") and mx.cuda.is_available()
-    attention = f", cuDNN attention {'on' if cudnn else 'off'}" if has_cuda else ""
+    cudnn = "on" if device.attends_by_cudnn(mx) else "off"
+    attention = f", cuDNN attention {cudnn}" if device.has_cuda(mx) else ""
     return f"{mx.default_device()} {name}".strip() + attention

@@ -11,7 +11,7 @@ import sglang_perf_patches
 
 from ..judge import source
 from ..live import engine as activation
-from . import Different, Inputs
+from . import Different, Inputs, Missing
 
 T = TypeVar("T")
 
@@ -23,22 +23,26 @@ def installed() -> source.Tree:
 
 
 @contextmanager
-def live(*patches: str, ran: bool | None = True) -> Iterator[None]:
+def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> Iterator[None]:
     """Have patches live together in this process, and stock back afterwards.
 
     Args:
         patches: their ids.
+        beside: ids of more patches, which a gate may keep from it here.
         ran: whether code of any of them must have run by then, or must not have; None for either.
 
     Raises:
         Different: one did not go live, or `ran` does not hold.
+        Missing: one serves other machines than this one.
     """
-    chosen = ",".join(patches)
+    chosen = ",".join((*patches, *beside))
     report = activation.activate(chosen, tree=installed())
     try:
-        for patch in patches:
+        for patch in (*patches, *beside):
             state = report.of(patch)
-            if state.state != "live":
+            if state.state == "gated" and patch not in beside:
+                raise Missing(f"gated here: {state.reason}")
+            if state.state not in {"live", "gated"}:
                 raise Different(f"{patch} is {state.state}: {state.reason}")
         yield
         seen = sglang_perf_patches.activate(chosen)

@@ -98,7 +98,7 @@ def merged_state(inputs: Inputs) -> int:
         compared += same(patch, _played(made, []), [*scripted, *drawn])
         episodes = inputs(playing.random_episodes)
         compared += same(patch, _played(made, [], radix=True), episodes)
-        with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
+        with live(patch, beside=("mlx.kv-arena", "mlx.first-buffer")):
             found = [asdict(Player(made).play(schedule)) for schedule in drawn]
         expected = [asdict(Player(made).play(schedule)) for schedule in drawn]
         if differs(expected, found):
@@ -125,7 +125,7 @@ def next_turn(inputs: Inputs) -> int:
     for dtype in some(inputs, ("float32", "bfloat16")):
         with models.model("qwen3", dtype) as made:
             compared += same(patch, _played(made, [], radix=True), hits)
-            with live(patch, "mlx.kv-arena", "mlx.first-buffer"):
+            with live(patch, beside=("mlx.kv-arena", "mlx.first-buffer")):
                 found = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
             expected = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
             if differs(expected, found):

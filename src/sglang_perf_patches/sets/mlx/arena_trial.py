@@ -17,6 +17,7 @@ from typing import Any
 
 from .arena import Arena, Rows
 from .arena_choice import COUNTS, Caches, Choice
+from .device import has_cuda
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ STEPS = 8
 def is_proven(core: Any) -> bool:
     """Whether equal logits are proven on MLX's device: yes on CPUs and CUDA, not on Metal."""
     on_cpu: bool = core.default_device() == core.Device(core.cpu)
-    return on_cpu or (hasattr(core, "cuda") and bool(core.cuda.is_available()))
+    return on_cpu or has_cuda(core)
 
 
 class Trial:

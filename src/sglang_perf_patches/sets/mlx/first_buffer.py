@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ...model.patching import Patching
+from ...model.patching import Gated, Patching
+from .device import CUDNN_ATTENTION, attends_by_cudnn
 
 _MLX = "sglang.srt.hardware_backend.mlx"
 CONTIGUOUS = f"{_MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
@@ -17,17 +17,32 @@ ATTENTION = f"{_MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
 
 RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
 STEP = 256
-"""Growth of mlx-lm's own caches, in tokens.
-
-MLX's CUDA backend decodes a single request with cuDNN if the buffer's length is a multiple of a
-certain number. Both this step and stock's 4096 are multiples of it, so cuDNN serves both. Whether
-it gives the same bits for both lengths is open (tests/mlx/gpu/results.md).
-"""
+"""Growth of mlx-lm's own caches, in tokens."""
 
 
 def room_for(tokens: int) -> int:
     """Capacity for these tokens and the next one, in tokens."""
     return -(-(tokens + 1) // STEP) * STEP
+
+
+def refuse_cudnn(core: Any) -> None:
+    """Leave buffers to stock where the room in a buffer changes the bits of attention.
+
+    MLX for CUDA decodes a single request with cuDNN over the whole buffer, with the request's
+    length as a padding mask. How cuDNN adds up depends on the whole buffer's length
+    (tests/mlx/gpu/results.md, by tests/mlx/gpu/kernels.py). MLX's own kernels don't see it.
+
+    Args:
+        core: ``mlx.core``.
+
+    Raises:
+        Gated: this process decodes with cuDNN.
+    """
+    if attends_by_cudnn(core):
+        raise Gated(
+            "cuDNN's attention gives other bits in a smaller buffer; "
+            f"with {CUDNN_ATTENTION}=0 this patch runs"
+        )
 
 
 def install_contiguous(patching: Patching) -> None:
@@ -76,6 +91,7 @@ def install_attention(patching: Patching) -> None:
 def _install(patching: Patching, cache: str) -> None:
     ran = patching.ran
     core, cache_class = _core_and_class(patching, cache)
+    refuse_cudnn(core)
 
     zeros: dict[tuple[Any, ...], Any] = {}
 

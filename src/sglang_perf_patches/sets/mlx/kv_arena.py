@@ -15,6 +15,7 @@ from .arena import CUDNN_STEP, Arena, Layer, Rows
 from .arena_choice import COUNTS, Choice
 from .arena_moves import Moves
 from .arena_trial import Trial, is_proven
+from .device import has_cuda
 from .step_arrays import CORE, WRAPPER
 from .step_mask import PaddingAndMask
 
@@ -197,7 +198,7 @@ class _Step:
             layer.keys = put(layer.keys, self._indices(keys.shape), keys, axis=2)
             layer.values = put(layer.values, self._indices(values.shape), values, axis=2)
         attended = layer.keys[:, :, : self.longest], layer.values[:, :, : self.longest]
-        if self._equal and self.longest % CUDNN_STEP == 0 and _has_cuda(self._core):
+        if self._equal and self.longest % CUDNN_STEP == 0 and has_cuda(self._core):
             # For arrays of exactly this length, such as stock's, MLX uses cuDNN's kernel.
             return self._core.contiguous(attended[0]), self._core.contiguous(attended[1])
         return attended
@@ -227,10 +228,6 @@ class _Step:
                 if layer is not None:
                     for cache in layer.caches:
                         cache.offset += 1
-
-
-def _has_cuda(core: Any) -> bool:
-    return hasattr(core, "cuda") and bool(core.cuda.is_available())
 
 
 class _WrapperOf:

@@ -70,7 +70,6 @@ def main() -> None:
             here["pins"] = pins()
             here["busy"] = busy()
             here["state index"] = state_index()
-            here["rows asked"] = None if play.is_old() else rows_asked()
         sglang_perf_patches.deactivate()
         found[label] = here
     print(json.dumps(found))
@@ -139,23 +138,18 @@ def names() -> Any:
 def debug() -> Any:
     """Whether the debug variable finds a host list that differs from the device's."""
     prefill = Batch((Request(65), Request(64)))
-    decode = Batch((Request(1, 63), Request(1, 64, tracked=False)), mode="DECODE")
-    changed = {
-        "extend_seq_lens": prefill,
-        "extend_prefix_lens": prefill,
-        "mamba_track_mask": prefill,
-        "mamba_track_seqlens": prefill,
-        "decode": decode,
-    }
+    changed = (
+        *("extend_seq_lens", "extend_prefix_lens"),
+        *("mamba_track_mask", "mamba_track_seqlens"),
+    )
     gdn = compared.gdn()
     found = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
-        for batch in (prefill, decode):
-            gdn.rig.backend.init_forward_metadata(gdn.batch(batch))
+        gdn.rig.backend.init_forward_metadata(gdn.batch(prefill))
         found["right"] = ""
-        for name, wanted in changed.items():
-            batch = gdn.batch(wanted)
-            held = getattr(batch, "mamba_track_mask" if name == "decode" else name)
+        for name in changed:
+            batch = gdn.batch(prefill)
+            held = getattr(batch, name)
             held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
             try:
                 gdn.rig.backend.init_forward_metadata(batch)
@@ -254,44 +248,14 @@ class _Other:
         return getattr(self._pool, name)
 
 
-def rows_asked() -> list[int]:
-    """How often the rows of a decode are computed: once it is prepared, and after its metadata."""
-    gdn = compared.gdn()
-    asked: list[Any] = []
-    right = host.attach_rows
-
-    def attach(mask: Any, rows: Any) -> None:
-        def counted() -> Any:
-            asked.append(mask)
-            return rows()
-
-        right(mask, counted)
-
-    with gdn.counter, gdn.counter.paused():
-        batch, _ = scheduling.scheduled(gdn.rig, compared.SCHEDULED[1])
-        with mock.patch.object(host, "attach_rows", attach):
-            decode = scheduling.decoding(gdn.rig, batch)
-        found = [len(asked)]
-    gdn.own(decode)
-    with gdn.counting():
-        gdn.rig.backend.init_forward_metadata(decode)
-    return [*found, len(asked)]
-
-
 def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
     gdn = compared.gdn()
     zero: Any = [[compared.ZERO_SYNC]]
-    right = {
-        name: getattr(host, name)
-        for name in ("offsets", "attach_track", "attach_rows", "to_device")
-    }
+    right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
 
     def late(lens: Any, dtype: Any) -> Any:
         return right["offsets"](lens, dtype) + 1
-
-    def inverted(mask: Any, rows: Any) -> None:
-        right["attach_rows"](mask, lambda: [not row for row in rows()])
 
     def other(batch: Any, mask: Any, seqlens: Any) -> None:
         right["attach_track"](batch, mask, [max(-1, n - 64) for n in seqlens])
@@ -303,7 +267,6 @@ def broken() -> Any:
         return list(tensors)
 
     tracked = [Batch((Request(65), Request(70, 64), Request(130)))]
-    decodes = [FORWARDS["decode"][0], FORWARDS["decode, none"][0]]
     plain = [Batch(tracked[0].requests, tracking=False)]
     breaks: dict[str, tuple[Any, str, Any, Callable[[], int]]] = {
         "sums": (host, "offsets", late, lambda: alike(zero, gdn.metadata, tracked)),
@@ -337,9 +300,6 @@ def broken() -> Any:
         ("other indices", "of", moved),
     ):
         breaks[name] = (state_slots.Slots, attribute, wrong, send)
-    if not play.is_old():  # there no decode asks
-        for name, wrong in (("decode mask", inverted), ("no decode", _nothing)):
-            breaks[name] = (host, "attach_rows", wrong, lambda: alike(zero, gdn.metadata, decodes))
     if compared.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
         both = [[compared.ROWS, compared.ZERO_SYNC]]

@@ -16,7 +16,7 @@ from ...sets.mamba import host
 from .. import Different, Inputs
 from ..comparing import some
 from . import play, sending, waits
-from .alike import Played, alike
+from .alike import Played, alike, untouched
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
 from .captured import Captured, draw_replays
@@ -91,19 +91,29 @@ def track_mask(inputs: Inputs) -> int:
 
 
 def zero_sync(inputs: Inputs) -> int:
-    """``mamba.zero-sync``: forwards, metadata, unknown batches, the scheduler's own batches."""
+    """``mamba.zero-sync``: forwards, metadata, unknown batches, the scheduler's own batches.
+
+    A decode is stock's own, with its waits.
+    """
     forwards = some(inputs, [*FORWARDS.values()])
-    drawn = [*EDGES, *inputs(draw, METADATA), *inputs(draw_decode, METADATA // 4)]
+    extends = [batches for batches in forwards if batches[0].mode != "DECODE"]
+    steps = [batches for batches in forwards if batches[0].mode == "DECODE"]
+    drawn = [*EDGES, *inputs(draw, METADATA)]
+    drawn_steps = [FORWARDS["decode"][0], *inputs(draw_decode, METADATA // 4)]
     tracked = sum(any(r.tracked for r in batch.requests) for batch in drawn)
     if not len(drawn) / 6 < tracked < len(drawn):
         raise Different(f"{tracked} of {len(drawn)} drawn batches are tracked")
     chosen = [[ZERO_SYNC], [TRACK_MASK, ZERO_SYNC]] if play.is_old() else [[ZERO_SYNC]]
-    count = alike(chosen, gdn().forwards, forwards)
+    count = alike(chosen, gdn().forwards, extends)
     count += alike(chosen, gdn().metadata, drawn)
+    count += untouched(ZERO_SYNC, gdn().forwards, steps)
+    count += untouched(ZERO_SYNC, gdn().metadata, drawn_steps)
     count += alike([[ZERO_SYNC]], gdn().changed, play.UNKNOWN, most=None)
     count += alike([[ZERO_SYNC]], gdn().scheduled, SCHEDULED)
     if _kda_plans():
-        count += alike([[ZERO_SYNC]], _planning(Play(Kda())), drawn)
+        kda = _planning(Play(Kda()))
+        count += alike([[ZERO_SYNC]], kda, drawn)
+        count += untouched(ZERO_SYNC, kda, drawn_steps)
     return count
 
 

@@ -41,13 +41,10 @@ def known_batch(rig: Rig, wanted: Batch) -> Any:
     """A ForwardBatch as the scheduler's part of the patches leaves it."""
     made = rig.batch(wanted)
     requests = wanted.requests
-    if wanted.tracking:
+    if wanted.tracking and wanted.mode != "DECODE":
+        made.reqs = requests
         mask = [request.tracked for request in requests]
-        if wanted.mode == "DECODE":
-            host.attach_rows(made.mamba_track_mask, lambda: mask)
-        else:
-            made.reqs = requests
-            host.attach_track(made, mask, [request.track_seqlen for request in requests])
+        host.attach_track(made, mask, [request.track_seqlen for request in requests])
     return made
 
 
@@ -134,7 +131,8 @@ class Play:
     def scheduled(self, requests: Sequence[Request]) -> Played:
         """As `metadata`, of batches that the release's own scheduler made.
 
-        A prefill, the decode after it, and one more prefill mixed with that decode.
+        A prefill, the decode after it, whose waits are stock's, and one more prefill mixed with
+        that decode.
         """
         with self._uncounted():
             schedule, prefill = scheduling.scheduled(self.rig, requests)
@@ -143,11 +141,11 @@ class Play:
             raise AssertionError("the scheduler tracks nothing of this batch")
         with self._uncounted():
             decode = scheduling.decoding(self.rig, schedule)
-        second, more = self._plan_of(decode)
+        second, _ = self._plan_of(decode)
         with self._uncounted():
             mixed = scheduling.mixed(self.rig, schedule, requests[:2])
         third, most = self._plan_of(mixed)
-        return [first, second, third], found + more + most
+        return [first, second, third], found + most
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:

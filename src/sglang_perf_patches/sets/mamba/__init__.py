@@ -56,17 +56,15 @@ def _zero_sync(
     fla: str,
     *,
     scheduler: bool = True,
-    decode: bool = True,
     depends: tuple[str, ...],
 ) -> Variant:
     before = (*_SCHEDULER_TARGETS, *_SSM_TARGET) if scheduler else ()
-    steps = (f"{_SCHEDULE}:ScheduleBatch.prepare_for_decode",) if decode else ()
     after = () if scheduler else _SSM_TARGET
     return Variant(
         releases=releases,
         install=f"{_SETS}.zero_sync:{install}",
         awaits=(UTILS,),
-        targets=(*before, *steps, *_FORWARD_TARGETS, *_chunk_targets(fla)),
+        targets=(*before, *_FORWARD_TARGETS, *_chunk_targets(fla)),
         depends=(*after, *_LISTS, *_LAYERS, *_chunk_depends(fla), *depends),
     )
 
@@ -143,14 +141,15 @@ _ZERO_SYNC = Patch(
         "since 0.5.21 the batch has it. Stock's own arithmetic then runs on CPU tensors made from "
         "those lists. Its results go to the device in pinned, non-blocking copies; slots stay on "
         "the device. Layers that query the mask, also those of Mamba2 and KDA, get the answer from "
-        "the host. A decode without a CUDA graph, which from 0.5.11 on queries the device once or "
-        "twice, gets it from the list from which its mask was made. Stock's code runs for a batch "
-        "whose lists are missing or have another length: data-parallel padding, two-batch overlap, "
-        "speculative phases, replayed graphs. From 0.5.11 on stock queries once a forward and not "
-        "once a layer, and an idle device answers before the host has worked it out: there a "
-        "prefill is left to stock unless the device still has other work, such as another "
-        "forward, 50 microseconds later. SGLANG_PERF_PATCHES_DEBUG=1 compares the host's "
-        "lists with the device on each forward and raises an error that shows both if they differ. "
+        "the host. Stock's code runs for a batch whose lists are missing or have another length: "
+        "data-parallel padding, two-batch overlap, speculative phases, replayed graphs, decodes. "
+        "From 0.5.11 on a decode without a CUDA graph queries the device once or twice; answers "
+        "from the host saved no measured time there. From 0.5.11 on stock "
+        "queries a prefill once a forward and not once a layer, and an idle device answers before "
+        "the host has worked it out: there a prefill is left to stock unless the device still has "
+        "other work, such as another forward, 50 microseconds later. SGLANG_PERF_PATCHES_DEBUG=1 "
+        "compares the host's lists with the device on each prefill and raises an error that shows "
+        "both if they differ. "
         "The index plan of FlashInfer's prefill is not covered; mamba.flashinfer-plan covers it."
     ),
     gain=(
@@ -182,27 +181,24 @@ _ZERO_SYNC = Patch(
         ("the same, 0.5.11 to 0.5.20, on a busy device", "13 or 14", "0"),
         ("the same, from 0.5.21 on, on a busy device", "4", "0"),
         ("the same where nothing is tracked", "3 to 78", "0"),
-        ("syncs of an eager decode, from 0.5.11 on", "1 or 2", "0"),
     ),
     condition=(
         "Prefills that the host's launches limit: short prompts and small batches, above all "
         "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there. From 0.5.11 on: prefills "
         "that follow other work, for 1 or 2 % where they gain. A decode step that replays a graph "
-        "gains nothing; noting what it tracks takes 1 to 5 microseconds on a busy CPU."
+        "or runs without one is stock's own."
     ),
     variants=(
         _zero_sync(
             ("0.5.9",),
             "install_before_decode_asks",
             _OLD_FLA,
-            decode=False,
             depends=(f"{_GDN_OF_059}.forward_extend",),
         ),
         _zero_sync(
             between("0.5.10", "0.5.10.post1"),
             "install_before_decode_asks",
             _OLD_FLA,
-            decode=False,
             depends=(f"{_GDN}.forward_extend",),
         ),
         _zero_sync(
@@ -218,14 +214,8 @@ _ZERO_SYNC = Patch(
             depends=(*_ENTRY, *_gdn_depends(_GDN)),
         ),
         _zero_sync(
-            between("0.5.16", "0.5.17"),
+            between("0.5.16", "0.5.19"),
             "install_with_moved_kernels",
-            _FLA,
-            depends=(*_ENTRY, *_gdn_depends(_GDN)),
-        ),
-        _zero_sync(
-            between("0.5.18", "0.5.19"),
-            "install_with_decode_list",
             _FLA,
             depends=(*_ENTRY, *_gdn_depends(_GDN)),
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 
 _PREFILL_MODES = frozenset({"EXTEND", "MIXED"})
 _TRACK = "_sglang_perf_patches_track"
-_ROWS = "_sglang_perf_patches_rows"
 _LENS = "_sglang_perf_patches_lens"
 # The alignment of the CUDA allocator's blocks, so that kernels see the same alignment as in a
 # separate tensor.
@@ -162,36 +161,6 @@ def prefill(forward_batch: Any) -> Prefill | None:
 def is_prefill(forward_batch: Any) -> bool:
     """Whether a ForwardBatch is a plain or mixed prefill by its mode."""
     return forward_batch.forward_mode.name in _PREFILL_MODES
-
-
-def decode_mask(forward_batch: Any) -> tuple[bool, ...] | None:
-    """Which rows of a decode ForwardBatch are tracked; None leaves it to stock.
-
-    Served are plain decodes with the very mask that the scheduler made for them.
-
-    Raises:
-        HostDataMismatch: under ``SGLANG_PERF_PATCHES_DEBUG=1``.
-    """
-    mask = forward_batch.mamba_track_mask
-    if mask is None or forward_batch.forward_mode.name != "DECODE" or not _is_whole(forward_batch):
-        return None
-    rows: Callable[[], Sequence[bool]] | None = vars(mask).get(_ROWS)
-    if rows is None:
-        return None
-    known = tuple(rows())
-    if not len(known) == forward_batch.batch_size == mask.shape[0]:
-        return None
-    if is_debugging():
-        _compare("mamba_track_mask", known, mask)
-    return known
-
-
-def attach_rows(mask: torch.Tensor, rows: Callable[[], Sequence[bool]]) -> None:
-    """Remember on a decode's track mask, shape ``[batch]``, how to know what it holds.
-
-    Most decodes are replayed graphs, which never need it.
-    """
-    setattr(mask, _ROWS, rows)
 
 
 def attach_track(batch: Any, mask: Sequence[bool], seqlens: Sequence[int]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .situations import refuse_platforms
@@ -17,9 +15,6 @@ _RECORD = "_sglang_perf_patches_rows"
 _FORWARD = "_sglang_perf_patches_forward"
 """On a backend while it makes the metadata of a forward."""
 
-Rows = Callable[[], "Sequence[bool]"]
-"""Gives which rows of a decode are tracked."""
-
 _PLAIN, _TRACK_SLOT, _CACHE_SLOT = range(3)
 _FOUR = (_PLAIN, _TRACK_SLOT, _CACHE_SLOT, _TRACK_SLOT)
 """``_init_track_ssm_indices`` up to 0.5.19: h_src, h_dst, final_src, final_dst."""
@@ -32,7 +27,7 @@ recompute_dst."""
 
 
 def install_before_decode_asks(patching: Patching) -> None:
-    """0.5.9 to 0.5.10.post1: rows in lists, and a decode without queries."""
+    """0.5.9 to 0.5.10.post1: rows in lists, and queries in each layer."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_lists)
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR, always=True)
@@ -42,7 +37,6 @@ def install_with_lists(patching: Patching) -> None:
     """0.5.11 to 0.5.12.post1: the scheduler appends each request's row to lists."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_lists)
-    _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
 
 
@@ -50,23 +44,13 @@ def install_with_entries(patching: Patching) -> None:
     """0.5.13 to 0.5.15.post1: each request's row is an entry object."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
-    _record_decode_mask(patching, _mask_of_interval(patching))
     _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
 
 
 def install_with_moved_kernels(patching: Patching) -> None:
-    """0.5.16 and 0.5.17: the same, with the FLA kernels in ``sglang.kernels``."""
+    """0.5.16 to 0.5.19: the same, with the FLA kernels in ``sglang.kernels``."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
-    _record_decode_mask(patching, _mask_of_interval(patching))
-    _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
-
-
-def install_with_decode_list(patching: Patching) -> None:
-    """0.5.18 and 0.5.19: the same, with a list of what a decode tracks."""
-    refuse_platforms(patching)
-    _record_rows(patching, _rows_from_entries)
-    _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
 
 
@@ -74,14 +58,12 @@ def install_with_nine(patching: Patching) -> None:
     """0.5.20: the same, with nine index tensors instead of four."""
     refuse_platforms(patching)
     _record_rows(patching, _rows_from_entries)
-    _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _NINE)
 
 
 def install_on_own_lists(patching: Patching) -> None:
     """0.5.21 on: the ForwardBatch has the lists, and stock itself makes the SSM indices of them."""
     refuse_platforms(patching)
-    _record_decode_mask(patching, _mask_of_list)
     _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", None)
 
 
@@ -145,57 +127,6 @@ def _rows_from_entries(inner: Any) -> Any:
     return prepare
 
 
-def _record_decode_mask(patching: Patching, rows: Callable[[Any], Rows]) -> None:
-    """Attach to the mask of a decode how to know what the scheduler made it of.
-
-    It runs before every decode, and most are replayed graphs, which never ask: so it computes
-    nothing.
-    """
-    from . import host
-
-    def prepare_for_decode(inner: Any) -> Any:
-        def prepare_for_decode(self: Any) -> Any:
-            before = self.mamba_track_mask
-            result = inner(self)
-            mask = self.mamba_track_mask
-            if mask is not None and mask is not before:
-                host.attach_rows(mask, rows(self))
-            return result
-
-        return prepare_for_decode
-
-    patching.override(f"{_SCHEDULE}.prepare_for_decode", prepare_for_decode)
-
-
-def _mask_of_interval(patching: Patching) -> Callable[[Any], Rows]:
-    """Up to 0.5.17: a sequence is tracked at each multiple of an interval.
-
-    The lengths are those of the step until the next one is prepared, which makes another mask.
-    """
-    module: Any = patching.module(_SCHEDULE.partition(":")[0])
-
-    def interval() -> int:
-        if hasattr(module, "get_exec"):  # 0.5.17
-            given = module.get_exec().mamba
-        elif hasattr(module, "get_server_args"):  # 0.5.16
-            given = module.get_server_args()
-        else:
-            given = module.get_global_server_args()
-        return int(given.mamba_track_interval)
-
-    def at_multiples(lens: Any) -> list[bool]:
-        rows: list[bool] = (lens % interval() == 0).tolist()
-        return rows
-
-    return lambda batch: partial(at_multiples, batch.seq_lens_cpu)
-
-
-def _mask_of_list(batch: Any) -> Rows:
-    """From 0.5.18 on: the scheduler keeps the list."""
-    rows: Sequence[bool] | None = batch.mamba_track_mask_cpu
-    return lambda: rows or ()
-
-
 # -- the forward ---------------------------------------------------------------------------------
 
 
@@ -207,17 +138,11 @@ def _known_batches(patching: Patching, always: bool) -> None:
 
     def forward_metadata(inner: Any) -> Any:
         def _forward_metadata(self: Any, forward_batch: Any) -> Any:
-            mask = forward_batch.mamba_track_mask
-            tracked = host.decode_mask(forward_batch)
-            if tracked is not None:
-                ran.seen = True
-                if not isinstance(mask, host.KnownMask):
-                    forward_batch.mamba_track_mask = host.KnownMask.of(mask, tracked)
-                return inner(self, forward_batch)
             known = None
             if always or host.is_debugging() or _waits(self, forward_batch):
                 known = host.prefill(forward_batch)
             track = None if known is None else known.track
+            mask = forward_batch.mamba_track_mask
             if track is not None and not isinstance(mask, host.KnownMask):
                 # Keep it in the batch, for the layers that read it.
                 forward_batch.mamba_track_mask = host.KnownMask.of(mask, track.mask)

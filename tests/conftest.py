@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import forked
 import released
 import tiers
 from sglang_perf_patches import sets
@@ -31,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ends: oldest and newest release in the default tier")
     if not tiers.is_whole(config):
         os.environ.setdefault(tiers.DEPTH, "1")
+    os.environ.setdefault(forked.RUN, uuid.uuid4().hex)  # the processes of pytest-xdist inherit it
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -1,13 +1,13 @@
 """A script for `test_faults`: activation with a fault at one place of the framework after another.
 
     python inject.py raises|kills FOLDERS STEP
-    python inject.py interrupts FOLDERS STEP SCENARIO
+    python inject.py interrupts FOLDERS STEP SCENARIO APART
 
 Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at every STEP-th call
 that code below the named folders of the framework makes. ``interrupts`` raises a KeyboardInterrupt
-at every line of theirs that runs: the first time that it does, and in what changes things the last
-and each STEP-th time too. Prints a list of what came of each attempt, the first of which is left
-alone.
+at lines of theirs that run: in what changes things at every line, the first time that it does, and
+at one in APART the last and each STEP-th time too; elsewhere at one in APART, the first time.
+Prints a list of what came of each attempt, the first of which is left alone.
 """
 
 import json
@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 
 from throwaway_patches import BOTH, HELPER, TEN, use
@@ -165,16 +166,22 @@ def interrupted(watched, scenario, at):
     return outcome
 
 
-def at_lines(watched, step, scenario):
+def at_lines(watched, step, scenario, apart):
+    # Every attempt must run the same lines: not with what an earlier one left in the cache folder,
+    # nor with files that are too young to be kept at first (see `judge.cache`).
+    os.environ["XDG_CACHE_HOME"] = os.devnull
+    time.sleep(2.5)
     whole = forked(interrupted, watched, scenario, None)
     times = {}
     for at, place in enumerate(whole.pop("places")):
         times.setdefault(place, []).append(at)
     chosen = set()
-    for place, of_line in times.items():
-        chosen.add(of_line[0])
-        if place.startswith("live"):
-            chosen |= {*of_line[::step], of_line[-1]}
+    for number, (place, of_line) in enumerate(times.items()):
+        changes = place.startswith("live")
+        if number % apart == 0:
+            chosen |= {*of_line[::step], of_line[-1]} if changes else {of_line[0]}
+        elif changes:
+            chosen.add(of_line[0])
     return [whole, *(forked(interrupted, watched, scenario, at) for at in sorted(chosen))]
 
 
@@ -200,7 +207,7 @@ if __name__ == "__main__":
     fault, folders, step = sys.argv[1], tuple(sys.argv[2].split(",")), int(sys.argv[3])
     use(*PATCHES)
     if fault == "interrupts":
-        outcomes = at_lines(folders, step, sys.argv[4])
+        outcomes = at_lines(folders, step, sys.argv[4], int(sys.argv[5]))
     else:
         outcomes = at_calls({"raises": raises, "kills": kills}[fault], folders, step)
     print(json.dumps(outcomes))

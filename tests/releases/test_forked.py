@@ -85,6 +85,13 @@ def test_nothing_of_an_earlier_one_is_left(run: Run) -> None:
         ("import sys; sys.exit(3)", 3, ""),
         ("raise SystemExit('a reason')", 1, "a reason\n"),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import atexit, sys; atexit.register(print, 'late', file=sys.stderr)", 0, "late\n"),
+        (
+            "import sys, threading;"
+            "threading.Timer(0.1, lambda: print('thread', end='', file=sys.stderr)).start()",
+            0,
+            "thread",
+        ),
     ],
 )
 def test_its_end_is_told(run: Run, text: str, code: int, err: str) -> None:
@@ -103,25 +110,82 @@ def test_one_that_takes_too_long_is_killed_and_the_next_runs(run: Run) -> None:
     assert run("print('next')")[:2] == (0, "next\n")
 
 
-def test_the_process_that_forks_ends_with_the_one_that_asked(tmp_path: Path) -> None:
-    python = released.tree("0.5.23").python
+ASK = """
+import sys
+from pathlib import Path
+import forked
+python, script, source = map(Path, sys.argv[1:])
+for _ in sys.stdin:
+    done = forked.run(
+        python, script, (), beginning="mlx", search=(source,),
+        variables={"PYTHONPATH": ""}, given=None, limit_s=300,
+    )
+    print(done[1], end="", flush=True)
+"""
+
+
+def test_processes_of_a_run_share_one_that_forks_and_it_ends_with_the_last(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os; print(os.getppid())")
-    ask = (
-        "import sys; from pathlib import Path; import forked;"
-        "python, script, source = map(Path, sys.argv[1:]);"
-        "print(forked.run(python, script, (), beginning='lent', search=(source,),"
-        "variables={'PYTHONPATH': ''}, given=None, limit_s=300)[1])"
+    # This interpreter lacks what a script of MLX begins with, so there is nothing to import.
+    python = sys.executable
+    examples = str(Path(__file__).parents[2] / "examples")
+
+    def started(run: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", ASK, python, script, SOURCE],
+            cwd=Path(forked.__file__).parent,
+            env={**os.environ, "PYTHONPATH": examples, forked.RUN: run},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def asked(process: subprocess.Popen[str]) -> int:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    name = str(tmp_path)
+    with started(name) as first, started(name) as second, started(f"{name}/another") as other:
+        forking = asked(first)
+        assert asked(second) == forking
+        assert asked(other) != forking
+        first.communicate()
+        assert asked(second) == forking
+        second.communicate()
+        assert ends(forking)
+        other.communicate()
+
+
+def test_what_runs_for_a_process_that_is_killed_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    pid = tmp_path / "pid"
+    script.write_text(
+        f"import os, time; open({str(pid)!r} + 'new', 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(pid)!r} + 'new', {str(pid)!r}); time.sleep(600)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", ask, python, script, SOURCE],
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK, sys.executable, script, SOURCE],
         cwd=Path(forked.__file__).parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "examples")},
-        capture_output=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2] / "examples"),
+            forked.RUN: str(tmp_path),
+        },
+        stdin=subprocess.PIPE,
         text=True,
-        check=True,
-    )
-    assert ends(int(done.stdout))
+    ) as process:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        while not pid.exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.kill()
+    assert ends(int(pid.read_text()))
 
 
 def ends(pid: int) -> bool:

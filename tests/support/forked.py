@@ -1,46 +1,33 @@
 """Runs scripts in forks of a process that has imported what each of them imports first.
 
-PyTorch, transformers, mlx-lm and what else sglang needs take ten seconds of a CPU to import, and
-the tests run some 80 scripts in the default tier, hundreds with ``--all``. `run` starts one process
-for an interpreter and a way to begin (`BEGINNINGS`). It imports those packages, but nothing of
-sglang, and forks for each script; the fork goes on as if it had been started with the script.
-
-Started with ``python forked.py BEGINNING``, this module is that process. It reads requests as JSON
-lines, one at a time, and answers each with two lines: the fork's PID, then its exit code.
+PyTorch, transformers, mlx-lm and what else sglang needs take 15 seconds of a CPU to import, and
+the tests run some 80 scripts in the default tier, hundreds with ``--all``. `run` has one process
+started for an interpreter and a way to begin, by whichever process of a test run is the first to
+need it (see `forking`). It imports those packages, but nothing of sglang, and forks for each
+script; the fork goes on as if it had been started with the script.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import hashlib
 import json
 import os
-import runpy
 import select
 import signal
+import socket
 import subprocess
-import sys
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
-BEGINNINGS = {
-    "lent": (
-        *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
-        *("transformers.modeling_utils", "transformers.processing_utils", "torchvision"),
-        *("openai.types.responses", "fastapi", "aiohttp", "scipy.stats", "hypothesis"),
-        "rich.console",
-    ),
-    "mlx": (
-        *("mlx_lm", "mlx.nn", "torch._dynamo", "torch._inductor.compile_fx"),
-        *("torch.distributed.tensor", "hypothesis"),
-    ),
-}
-"""By the way that a script begins, what takes long of what it and sglang import of other packages.
+RUN = "PERF_PATCHES_TESTS_RUN"
+"""The variable that names a test run, whose processes share those that fork."""
 
-``lent``: with ``lent.lend()``. ``mlx``: with nothing, or with ``standalone.lend()``.
-"""
+_SCRIPT = Path(__file__).with_name("forking.py")
+_ALONE = uuid.uuid4().hex
+
+Kind = tuple[Path, str, tuple[Path, ...]]
 
 
 def run(
@@ -60,7 +47,7 @@ def run(
         python: the interpreter.
         script: what it runs.
         words: the script's arguments.
-        beginning: how the script begins, one of `BEGINNINGS`.
+        beginning: how the script begins, one of `forking.BEGINNINGS`.
         search: what PYTHONPATH holds already while the packages are imported.
         variables: the whole environment of the script; its PYTHONPATH too.
         given: the script's standard input; nothing without.
@@ -72,8 +59,6 @@ def run(
     Raises:
         subprocess.TimeoutExpired: it took too long.
     """
-    server = _server(python, beginning, search)
-    assert server.stdin
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("in", "out", "err")]
         files[0].write_text(given or "")
@@ -83,9 +68,7 @@ def run(
             "variables": dict(variables),
             "files": [str(file) for file in files],
         }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        pid = _answer(server, None)
+        server, pid = _fork((python, beginning, search), json.dumps(request) + "\n")
         code = _answer(server, limit_s)
         if code is None:
             os.kill(pid, signal.SIGKILL)
@@ -94,89 +77,83 @@ def run(
         return code, *(file.read_text(errors="replace") for file in files[1:])
 
 
-def _answer(server: subprocess.Popen[str], limit_s: float | None) -> Any:
+def _fork(kind: Kind, request: str) -> tuple[socket.socket, int]:
+    """Who forked for a request, and the fork's PID."""
+    for _ in range(3):
+        server = _server(kind)
+        try:
+            server.sendall(request.encode())
+            pid = _answer(server, None)
+            assert pid
+        except ConnectionError:  # it was about to end when this process connected
+            _servers.pop(kind).close()
+        else:
+            return server, pid
+    raise AssertionError(f"the process that forks ends at once: {kind}")
+
+
+def _answer(server: socket.socket, limit_s: float | None) -> int | None:
     """The next line of the server, or None if there is none in time."""
-    assert server.stdout
-    ready, _, _ = select.select([server.stdout], [], [], limit_s)
+    ready, _, _ = select.select([server], [], [], limit_s)
     if not ready:
         return None
-    line = server.stdout.readline()
-    assert line, f"the process that forks has ended with {server.wait()}"
-    return json.loads(line)
+    line = b""
+    while not line.endswith(b"\n"):
+        more = server.recv(1)  # no byte of the next line, which may be there already
+        if not more:
+            raise ConnectionResetError("the process that forks has ended")
+        line += more
+    return int(line)
 
 
-def _server(python: Path, beginning: str, search: tuple[Path, ...]) -> subprocess.Popen[str]:
-    """The process of an interpreter that forks; it ends when its input does."""
-    from linux_mlx.environments import variables  # which the process that forks can't import
-
-    kind = (python, beginning, search)
+def _server(kind: Kind) -> socket.socket:
+    """A connection to the process that forks; it ends when it has none left."""
     server = _servers.pop(kind, None)
     if server is None:
         while len(_servers) >= _KEPT:
-            with _servers.pop(next(iter(_servers))) as oldest:
-                assert oldest.stdin
-                oldest.stdin.close()
-        server = subprocess.Popen(
-            [python, "-W", "ignore", __file__, beginning],
-            env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+            _servers.pop(next(iter(_servers))).close()
+        server = _connected(kind)
     _servers[kind] = server  # the one in use is the youngest
     return server
 
 
-_KEPT = 2  # each holds half a gigabyte of memory or more
-_servers: dict[tuple[Path, str, tuple[Path, ...]], subprocess.Popen[str]] = {}
+def _connected(kind: Kind) -> socket.socket:
+    name = hashlib.sha256(repr((os.environ.get(RUN, _ALONE), kind)).encode()).hexdigest()
+    address = f"\0sglang-perf-patches-{name}"  # of Linux, in no folder: it ends with its socket
+    while True:
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                listening.bind(address)
+            except OSError:  # another process of the run has it
+                pass
+            else:
+                listening.listen()
+                _start(kind, listening)
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(address)
+        except ConnectionRefusedError:  # which has just ended
+            server.close()
+        else:
+            return server
 
 
-def _serve(beginning: str) -> None:
-    """Import what scripts begin with, then fork for each request until there is no more input."""
-    # A fork's standard streams are its own; these two are between the server and `run`.
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    before = dict(os.environ)
-    if beginning == "lent":
-        from sglang_perf_patches.proof import lent
+def _start(kind: Kind, listening: socket.socket) -> None:
+    from linux_mlx.environments import variables  # which the process that forks can't import
 
-        lent.lend()
-    for name in BEGINNINGS[beginning]:
-        with contextlib.suppress(ModuleNotFoundError):  # not every environment has them all
-            importlib.import_module(name)
-    lent_variables = {n: value for n, value in os.environ.items() if before.get(n) != value}
-    for line in iter(requests.readline, ""):
-        pid = os.fork()
-        if pid == 0:
-            requests.close()
-            answers.close()
-            _become(json.loads(line), lent_variables)
-            return
-        print(pid, file=answers, flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
-    os._exit(0)  # at once: nothing is left to be done by what was imported
+    python, beginning, search = kind
+    _started.append(
+        subprocess.Popen(
+            [python, "-W", "ignore", _SCRIPT, beginning, str(listening.fileno())],
+            env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+        )
+    )
 
 
-def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> None:
-    """Go on in a fork as the script that was asked for."""
-    modes = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
-    for number, (name, mode) in enumerate(zip(request["files"], modes, strict=True)):
-        os.dup2(os.open(name, mode), number)
-    streams: list[IO[str]] = [os.fdopen(n, "w" if n else "r", closefd=False) for n in range(3)]
-    sys.stdin, sys.stdout, sys.stderr = streams
-    os.environ.clear()
-    os.environ.update({**request["variables"], **lent_variables})
-    script = request["script"]
-    sys.argv = [script, *request["words"]]
-    searched = [str(Path(script).parent), *request["variables"]["PYTHONPATH"].split(os.pathsep)]
-    sys.path[:] = [*searched, *(place for place in sys.path[1:] if place not in searched)]
-    importlib.invalidate_caches()
-    runpy.run_path(script, run_name="__main__")
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])
+_KEPT = 3  # each process that forks holds half a gigabyte of memory or more
+_servers: dict[Kind, socket.socket] = {}
+_started: list[subprocess.Popen[bytes]] = []

@@ -27,7 +27,7 @@ class Place:
         python: the interpreter.
         search: what PYTHONPATH holds.
         settings: further variables.
-        beginning: how each script there begins (`forked.BEGINNINGS`), so that a fork may run it.
+        beginning: how each script there begins (`forking.BEGINNINGS`), so that a fork may run it.
     """
 
     python: Path

@@ -52,7 +52,14 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
         sglang_perf_patches.deactivate()
 
 
-def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool = True) -> int:
+def same(
+    patch: str,
+    run: Callable[[T], Any],
+    inputs: Sequence[T],
+    *,
+    ran: bool = True,
+    stock: Callable[[T], Any] | None = None,
+) -> int:
     """Run every input on stock and then with the patch; each pair of results must be equal.
 
     Args:
@@ -60,6 +67,7 @@ def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool 
         run: gives the result of one input: tensors, numbers, strings, and containers of these.
         inputs: what to run; at least one.
         ran: see `live`.
+        stock: gives stock's result of one input, if `run` need not do that again.
 
     Returns:
         how many were compared.
@@ -69,10 +77,10 @@ def same(patch: str, run: Callable[[T], Any], inputs: Sequence[T], *, ran: bool 
     """
     if not inputs:
         raise Different(f"{patch}: no input was made")
-    stock = [run(value) for value in inputs]
+    expected_of = [(stock or run)(value) for value in inputs]
     with live(patch, ran=ran):
         patched = [run(value) for value in inputs]
-    for value, expected, found in zip(inputs, stock, patched, strict=True):
+    for value, expected, found in zip(inputs, expected_of, patched, strict=True):
         difference = differs(expected, found)
         if difference:
             raise Different(f"{patch}, {value!r}: {difference}")

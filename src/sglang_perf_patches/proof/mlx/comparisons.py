@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
 
-from .. import Different, Inputs
-from ..comparing import differs, live, same, some
+from .. import Different, Inputs, comparing
+from ..comparing import differs, live, some
 from . import models, playing
 from .models import Model
-from .playing import Player, Step
+from .playing import Played, Player, Step
 
 _FEW = 3
 
@@ -45,8 +45,8 @@ def first_buffer(inputs: Inputs) -> int:
     compared = _episodes(patch, inputs)
     crossing = [playing.CROSSING, playing.SCRIPTED]
     with models.model("qwen3", "float32") as made:
-        compared += same(patch, _played(made, []), crossing)
-        compared += same(patch, _played(made, [], radix=True), crossing)
+        compared += _same(patch, _Play(made, []), crossing)
+        compared += _same(patch, _Play(made, [], radix=True), crossing)
         with live(patch):
             player = Player(made)
             player.join("a", 9)
@@ -75,14 +75,14 @@ def last_row(inputs: Inputs) -> int:
         schedules = [_read(schedule) for schedule in inputs(playing.random_schedule)]
         for dtype in ("float32", "bfloat16"):
             with models.model("qwen3", dtype) as made:
-                compared += same(patch, _played(made, []), schedules)
+                compared += _same(patch, _Play(made, []), schedules)
     if not COUNTS["cut"]:
         raise Different(f"{patch}: {dict(COUNTS)}")
     with models.model("qwen3", "float32", tie_word_embeddings=True) as made:
-        compared += same(patch, _played(made, []), [_read(playing.SCRIPTED)])
+        compared += _same(patch, _Play(made, []), [_read(playing.SCRIPTED)])
     if _can_sample():
         with models.model("qwen3", "float32") as made:
-            compared += same(patch, _played(made, [], sampling=True), [playing.SCRIPTED])
+            compared += _same(patch, _Play(made, [], sampling=True), [playing.SCRIPTED])
     return compared
 
 
@@ -95,16 +95,16 @@ def merged_state(inputs: Inputs) -> int:
     scripted = [playing.SCRIPTED, playing.SETTLING, playing.FAILING_HYBRID]
     compared = 0
     with models.model("qwen3_next", "float32") as made:
-        compared += same(patch, _played(made, []), [*scripted, *drawn])
+        compared += _same(patch, _Play(made, []), [*scripted, *drawn])
         episodes = inputs(playing.random_episodes)
-        compared += same(patch, _played(made, [], radix=True), episodes)
+        compared += _same(patch, _Play(made, [], radix=True), episodes)
         with live(patch, beside=("mlx.kv-arena", "mlx.first-buffer")):
             found = [asdict(Player(made).play(schedule)) for schedule in drawn]
-        expected = [asdict(Player(made).play(schedule)) for schedule in drawn]
+        expected = [_Play(made, []).stock(schedule) for schedule in drawn]
         if differs(expected, found):
             raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
         COUNTS.clear()
-        compared += same(patch, _played(made, []), [playing.GROWING])
+        compared += _same(patch, _Play(made, []), [playing.GROWING])
     if not COUNTS["steps"] > 10 * COUNTS["merges"]:
         raise Different(f"{patch}: {dict(COUNTS)}")
     return compared
@@ -124,10 +124,10 @@ def next_turn(inputs: Inputs) -> int:
     compared = 0
     for dtype in some(inputs, ("float32", "bfloat16")):
         with models.model("qwen3", dtype) as made:
-            compared += same(patch, _played(made, [], radix=True), hits)
+            compared += _same(patch, _Play(made, [], radix=True), hits)
             with live(patch, beside=("mlx.kv-arena", "mlx.first-buffer")):
                 found = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
-            expected = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
+            expected = [_Play(made, [], radix=True).stock(schedule) for schedule in hits]
             if differs(expected, found):
                 raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
     if not COUNTS["continued"]:
@@ -165,9 +165,9 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     hits = [playing.HITTING, *inputs(playing.random_hits)]
     compared = 0
     with models.model("qwen3", "float32") as made:
-        compared += same(patch, _played(made, [], radix=True), [*hits, *drawn])
+        compared += _same(patch, _Play(made, [], radix=True), [*hits, *drawn])
         without = [playing.SCRIPTED, playing.EXTENDING]
-        compared += same(patch, _played(made, []), without, ran=not needs_pool)
+        compared += _same(patch, _Play(made, []), without, ran=not needs_pool)
     others = (
         ("qwen3", "bfloat16", False),
         ("qwen3", "bfloat16", True),
@@ -177,7 +177,7 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
         with models.model(name, dtype, quantized=quantized) as made:
             ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
             few = [hits[-1], *drawn[:2]]
-            compared += same(patch, _played(made, [], radix=True), few, ran=ran)
+            compared += _same(patch, _Play(made, [], radix=True), few, ran=ran)
     return compared
 
 
@@ -212,32 +212,32 @@ def kv_arena(inputs: Inputs) -> int:
     served = "steps", "stock steps"
     compared = 0
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-        compared += same(patch, _played(made, batched), [*scripted, *drawn])
+        compared += _same(patch, _Play(made, batched), [*scripted, *drawn])
         if serves_at_once and COUNTS["steps"] < 2 * COUNTS["stock steps"]:
             raise Different(f"{patch}: {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-        compared += same(patch, _played(made, batched), settling)
+        compared += _same(patch, _Play(made, batched), settling)
         if serves_at_once and not COUNTS["partings"]:
             raise Different(f"{patch}: no rows were set apart, {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
         hits = [playing.HITTING, *drawn_hits, playing.FAR, *inputs(playing.random_episodes)]
-        compared += same(patch, _played(made, batched, radix=True), hits)
+        compared += _same(patch, _Play(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _failing(patch, made)
     with models.model("qwen3", "bfloat16") as made, counted(COUNTS, *served) as batched:
-        compared += same(
+        compared += _same(
             patch,
-            _played(made, batched),
+            _Play(made, batched),
             [*some(inputs, scripted), *drawn[:_FEW], *some(inputs, settling[:_FEW])],
         )
     for name in some(inputs, _further_models()):
         with models.model(name, "float32") as made, counted(COUNTS, *served) as batched:
-            compared += same(
-                patch, _played(made, batched), [*scripted[:2], *drawn[:_FEW], *settling[:_FEW]]
+            compared += _same(
+                patch, _Play(made, batched), [*scripted[:2], *drawn[:_FEW], *settling[:_FEW]]
             )
     if _can_sample():
         with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-            compared += same(patch, _played(made, batched, sampling=True), some(inputs, scripted))
+            compared += _same(patch, _Play(made, batched, sampling=True), some(inputs, scripted))
     # Where the pool has another dtype, requests that start from its KV have that dtype too, and so
     # do requests that reuse their buffers.
     with (
@@ -245,7 +245,7 @@ def kv_arena(inputs: Inputs) -> int:
         counted(COUNTS, *served) as batched,
     ):
         hits = [playing.HITTING, *drawn_hits[:_FEW]]
-        compared += same(patch, _played(made, batched, radix=True), hits)
+        compared += _same(patch, _Play(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _tried(
             patch, made, [playing.SCRIPTED, playing.GROWING, *drawn[:_FEW], *hits[:_FEW]]
@@ -261,7 +261,7 @@ def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
     proven, module.is_proven = module.is_proven, lambda _: False
     COUNTS.clear()
     try:
-        compared = same(patch, _played(made, [], radix=True), schedules)
+        compared = _same(patch, _Play(made, [], radix=True), schedules)
     finally:
         module.is_proven = proven
     if not COUNTS["tried steps"] or not COUNTS["steps"]:
@@ -281,7 +281,7 @@ def merged_cache(inputs: Inputs) -> int:
     compared = 0
     for dtype in ("float32", "bfloat16"):
         with models.model("qwen3", dtype) as made, counted(COUNTS, "steps", "merges") as batched:
-            compared += same(patch, _played(made, batched), [*scripted, *drawn])
+            compared += _same(patch, _Play(made, batched), [*scripted, *drawn])
             if not COUNTS["steps"]:
                 raise Different(f"{patch}: every step merged")
         with models.model("qwen3", dtype) as made:
@@ -292,7 +292,7 @@ def merged_cache(inputs: Inputs) -> int:
         counted(COUNTS, "merges") as batched,
     ):
         schedules = [*scripted[:1], *drawn[:_FEW]]
-        compared += same(patch, _played(made, batched), schedules, ran=False)
+        compared += _same(patch, _Play(made, batched), schedules, ran=False)
     return compared
 
 
@@ -348,25 +348,55 @@ def _all_models(patch: str, inputs: Inputs) -> int:
     )
     for name, dtype in some(inputs, kinds):
         with models.model(name, dtype) as made:
-            compared += same(patch, _played(made, []), schedules[: None if compared == 0 else 4])
+            compared += _same(patch, _Play(made, []), schedules[: None if compared == 0 else 4])
     return compared
 
 
-def _played(
-    made: Model, batched: list[int], *, radix: bool = False, sampling: bool = False
-) -> Callable[[Sequence[Step]], dict[str, Any]]:
-    def play(schedule: Sequence[Step]) -> dict[str, Any]:
-        played = Player(made, radix=radix, sampling=sampling).play(schedule)
-        batched.append(played.batched)
+@dataclass
+class _Play:
+    """Plays a schedule on a fresh runner, and adds the number of its batched steps to a list."""
+
+    made: Model
+    batched: list[int]
+    _: KW_ONLY
+    radix: bool = False
+    sampling: bool = False
+
+    def __call__(self, schedule: Sequence[Step]) -> dict[str, Any]:
+        """Play it with what is live."""
+        return self._noted(self._anew(schedule))
+
+    def stock(self, schedule: Sequence[Step]) -> dict[str, Any]:
+        """What stock gives, from the first time that this process has played it.
+
+        A model of the same making always has the same weights, and what is kept are digests,
+        tokens and counts, so every patch is compared with the same results.
+        """
+        key = repr((self.made.made_as, self.radix, self.sampling, schedule))
+        if key not in _STOCK:
+            _STOCK[key] = self._anew(schedule)
+        return self._noted(_STOCK[key])
+
+    def _anew(self, schedule: Sequence[Step]) -> Played:
+        return Player(self.made, radix=self.radix, sampling=self.sampling).play(schedule)
+
+    def _noted(self, played: Played) -> dict[str, Any]:
+        self.batched.append(played.batched)
         return asdict(played)
 
-    return play
+
+_STOCK: dict[str, Played] = {}
+
+
+def _same(patch: str, play: _Play, schedules: Sequence[Sequence[Step]], *, ran: bool = True) -> int:
+    """What `comparing.same` does; stock plays a schedule once for all patches."""
+    return comparing.same(patch, play, schedules, ran=ran, stock=play.stock)
 
 
 def _failing(patch: str, made: Model) -> int:
     """A patched run with failing steps, against stock without those steps."""
     without = [step for step in playing.FAILING if step[0] != "fail"]
-    expected = asdict(Player(made).play(without))
+    expected = _Play(made, []).stock(without)
     with live(patch):
         found = asdict(Player(made).play(playing.FAILING))
     difference = differs(expected, found)

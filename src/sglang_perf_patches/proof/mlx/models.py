@@ -78,11 +78,13 @@ class Model:
         folder: has its ``config.json``, which some releases read.
         config: the content of ``config.json``.
         model: mlx-lm's module.
+        made_as: tells it from models with other weights, in any process.
     """
 
     folder: Path
     config: Mapping[str, Any]
     model: Any
+    made_as: str
 
     @property
     def vocabulary(self) -> int:
@@ -112,7 +114,8 @@ def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> It
     mx.eval(module.parameters())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        yield Model(Path(folder), config, module)
+        made_as = json.dumps([config, dtype, quantized], sort_keys=True)
+        yield Model(Path(folder), config, module, made_as)
 
 
 def runner(made: Model, **options: Any) -> Any:

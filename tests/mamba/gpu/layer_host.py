@@ -102,7 +102,10 @@ def views_once(rig: Rig) -> dict[tuple[Any, str], Any]:
 
 
 def plain_copies(rig: Rig) -> dict[tuple[Any, str], Any]:
-    """Tracked states by index_select and index_copy_ in place of indexing."""
+    """Tracked states by index_select and index_copy_ in place of indexing; up to 0.5.16.
+
+    Later layers ask the metadata that this hides whether to track at all.
+    """
     own = type(rig.backend)
     base = next(c for c in own.__mro__ if "_track_mamba_state_extend" in vars(c))
     inner = own.forward_extend
@@ -226,7 +229,12 @@ def calls(rig: Rig, wanted: Batch, inputs: Any) -> dict[str, Any]:
         if "aten::" in e.key
     }
     longest = sorted(aten.items(), key=lambda item: -item[1][1])[:24]
-    return {"launches a layer": round(launches / (LAYERS + 1), 2), "aten": dict(longest)}
+    operators = sum(e.count for e in events if "aten::" in e.key)
+    return {
+        "launches a layer": round(launches / (LAYERS + 1), 2),
+        "operator calls a layer": round(operators / (LAYERS + 1), 2),
+        "aten": dict(longest),
+    }
 
 
 def main(out: Path) -> None:
@@ -244,7 +252,12 @@ def main(out: Path) -> None:
         change.slot.clear()
     sides = {"stock": Side(rig, [], ()), "set": Side(rig, changes, ())}
     has_names = hasattr(sys.modules[play.METADATA].ForwardMetadata, play.OWN[0])
-    sides |= {name: Side(rig, changes, makes) for name, makes in TRIALS.items() if has_names}
+    tracks_always = int(sglang.__version__.split(".")[2]) < 17
+    sides |= {
+        name: Side(rig, changes, makes)
+        for name, makes in TRIALS.items()
+        if has_names and (tracks_always or plain_copies not in makes)
+    }
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__, "live": live}
     for name, wanted in BATCHES.items():
         inputs = rig.inputs(wanted.tokens)

@@ -34,7 +34,7 @@ _DECODE = "sglang.srt.disaggregation.decode"
 _ATTENTION = "sglang.srt.layers.attention"
 _LOOK = (
     f"{_MLX}.kv_cache.attention_wrapper:MLXAttentionWrapper._batched_decode",
-    f"{_MLX}.model_runner:MlxModelRunner._sync_new_kv_to_pool",
+    f"{_MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache._grow",
     f"{_DECODE}:DecodePreallocQueue._uses_swa_tail_prealloc",
     f"{_DECODE}:alloc_for_decode_prealloc",
     f"{_ATTENTION}.mamba.mamba2_metadata:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
@@ -120,7 +120,7 @@ def test_what_else_such_a_patch_changes_is_stock(wrapped: Seen) -> None:
 
 def test_under_run_what_else_such_a_patch_changes_is_stock(replaced: Seen) -> None:
     assert not replaced.is_ours("._batched_decode")
-    assert not replaced.is_ours("._sync_new_kv_to_pool")
+    assert not replaced.is_ours("._grow")
 
 
 def test_under_run_a_replaced_method_that_runs_is_theirs(replaced: Seen) -> None:

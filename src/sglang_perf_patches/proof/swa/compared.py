@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from random import Random
 from typing import Any
 
+from ...sets.swa import pool_hint
 from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play
@@ -100,6 +101,17 @@ def pool_ratio(inputs: Inputs) -> int:
         must(swa >= ours[1]._swa_needs.with_tails(least), f"{where}: too small a pool")
         a_full, a_windowed = cells(plain[1])
         must(full * a_full + swa * a_windowed <= available, f"{where}: more than the budget")
+        wanted = pool_hint.fit(
+            ours[1]._swa_needs,
+            full_cell=a_full,
+            swa_cell=a_windowed,
+            ratio=plain[1]._swa_full_tokens_ratio,
+            available=available,
+        )
+        if wanted is None:
+            raise Different(f"{where}: no other ratio is needed")
+        # The pool is cut down to whole pages, and the ratio was made for one page more.
+        must(abs(swa - wanted.swa) <= 2 * load["page_size"], f"{where}: not {wanted.swa} tokens")
         told, _ = pools(available, **load | {"swa_full_tokens_ratio": derived})
         # The sum of two products may differ in its last digit.
         apart = [abs(a - b) for a, b in zip(sizes(told), (full, swa), strict=True)]

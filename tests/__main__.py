@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv"
 
 TAKES = {
-    "": "some 22 minutes, 24 if nothing is in the cache folder yet",
+    "": "some 21 minutes, 22 if nothing is in the cache folder yet",
     "--all": "about two hours",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",

@@ -556,7 +556,7 @@ def broken_prefill() -> dict[str, Any]:
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
         """What `_episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as made:
-            play = comparisons._played(made, [], radix=True)
+            play = comparisons._Play(made, [], radix=True)
             return comparing.same(patch, play, [playing.HITTING])
 
     pool, buffer, row = comparisons.pool_write, comparisons.first_buffer, comparisons.last_row

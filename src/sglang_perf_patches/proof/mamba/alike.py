@@ -54,26 +54,5 @@ def alike(
     return len(inputs) * len(chosen)
 
 
-def untouched(patch: str, run: Callable[[T], Played], inputs: Sequence[T]) -> int:
-    """Run every input on stock and then with a patch that leaves such inputs to stock.
-
-    Results and places that wait must be equal, and nothing of the patch may run.
-
-    Returns:
-        how many pairs were compared.
-
-    Raises:
-        Different: two runs differ, or the patch ran.
-    """
-    stock = [run(value) for value in inputs]
-    with live(patch, ran=False):
-        patched = [run(value) for value in inputs]
-    for value, expected, found in zip(inputs, stock, patched, strict=True):
-        difference = differs(expected, found)
-        if difference:
-            raise Different(f"{patch}, {value!r}: {difference}")
-    return len(inputs)
-
-
 def _waits(played: Sequence[Played]) -> int:
     return sum(len(waits) for _, waits in played)

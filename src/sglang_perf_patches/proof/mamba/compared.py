@@ -14,9 +14,9 @@ import torch
 
 from ...sets.mamba import host
 from .. import Different, Inputs
-from ..comparing import some
+from ..comparing import same, some
 from . import play, sending, waits
-from .alike import Played, alike, untouched
+from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
 from .captured import Captured, draw_replays
@@ -106,14 +106,14 @@ def zero_sync(inputs: Inputs) -> int:
     chosen = [[ZERO_SYNC], [TRACK_MASK, ZERO_SYNC]] if play.is_old() else [[ZERO_SYNC]]
     count = alike(chosen, gdn().forwards, extends)
     count += alike(chosen, gdn().metadata, drawn)
-    count += untouched(ZERO_SYNC, gdn().forwards, steps)
-    count += untouched(ZERO_SYNC, gdn().metadata, drawn_steps)
+    count += same(ZERO_SYNC, gdn().forwards, steps, ran=False)
+    count += same(ZERO_SYNC, gdn().metadata, drawn_steps, ran=False)
     count += alike([[ZERO_SYNC]], gdn().changed, play.UNKNOWN, most=None)
     count += alike([[ZERO_SYNC]], gdn().scheduled, SCHEDULED)
     if _kda_plans():
         kda = _planning(Play(Kda()))
         count += alike([[ZERO_SYNC]], kda, drawn)
-        count += untouched(ZERO_SYNC, kda, drawn_steps)
+        count += same(ZERO_SYNC, kda, drawn_steps, ran=False)
     return count
 
 

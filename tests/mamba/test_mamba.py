@@ -22,6 +22,8 @@ OLD = ("0.5.9", "0.5.10.post1")
 """Without upstream's change of 0.5.11."""
 OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
 """Whose batches carry the host's lists themselves."""
+SENDS_EARLY = "0.5.23"
+"""Whose prefill server does not wait for the page indices that it sends."""
 DECODES = ("decode", "decode, none")
 """Of the forwards that `worker.py` counts."""
 CAPTURED = ("0.5.22", "0.5.23")
@@ -65,7 +67,11 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 @EACH
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
-    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices", "mamba.pd-state-index"}
+    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
+    if release != "0.5.16":  # whose pool does it itself
+        expected |= {"mamba.layer-views"}
+    if release == SENDS_EARLY:
+        expected |= {"mamba.pd-state-index"}
     if release in OLD:
         expected |= {"mamba.track-mask"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
@@ -204,10 +210,11 @@ def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release
     }
 
 
-@each_in_depth
-def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found, release: str) -> None:
+def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found) -> None:
     """But for requests that it sends first, and rows that were allotted while nobody looked."""
-    said = found(release)["mamba"]["state index"]
+    said = found(SENDS_EARLY)["mamba"]["state index"]
+    for name in ("waited for", "together"):
+        assert said[name] == [[], False]
     assert said["not the last chunk"] == [[], False]
     assert said["first requests"] == [[False, False], True]  # the first one makes room for copies
     assert said["later ones"] == [True, True, True]
@@ -215,6 +222,11 @@ def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found, release:
     assert said["right"] == [True, True, True]
     assert said["wrong"].startswith("mamba index: the host has [")
     assert said["rows of others"] == [False, False, False]
+
+
+@each_in_depth
+def test_a_pool_keeps_its_views_but_not_in_a_compiled_graph(found: Found, release: str) -> None:
+    assert found(release)["mamba"]["compiled"] == {"equal": True, "kept": True}
 
 
 @EACH
@@ -247,7 +259,8 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     said = found(release, "broken")["broken"]
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
     captures = 3 * (release in CAPTURED)
-    assert len(said) == 10 + tracks_lightning + captures
+    sends = 3 * (release == SENDS_EARLY)
+    assert len(said) == 8 + tracks_lightning + captures + sends
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
             assert outcome == "equal: 1", name  # stock reads its own lists there

@@ -69,7 +69,9 @@ def main() -> None:
             here["debug"] = debug()
             here["pins"] = pins()
             here["busy"] = busy()
-            here["state index"] = state_index()
+            if compared.STATE_INDEX in _applying():
+                here["state index"] = state_index()
+            here["compiled"] = compiled()
         sglang_perf_patches.deactivate()
         found[label] = here
     print(json.dumps(found))
@@ -206,17 +208,24 @@ def state_index() -> dict[str, Any]:
         served.append(slot is not None)
         return slot
 
-    def sends(last: bool, on: Any = scheduler) -> list[bool]:
+    def sends(last: bool, on: Any = scheduler, sender: Any = sending.Sender) -> list[bool]:
         served.clear()
         for request in batch.reqs:
-            request.disagg_kv_sender = sending.Sender()
+            request.disagg_kv_sender = sender()
             on.send_kv_chunk(request, last_chunk=last)
         return list(served)
 
     found: dict[str, Any] = {}
     vars(pool).pop(pd_state_index._HELD, None)
-    with gdn.counter, gdn.counter.paused(), mock.patch.object(state_slots.Slots, "of", of):
+    with (
+        gdn.counter,
+        gdn.counter.paused(),
+        sending.without_a_gpu(),
+        mock.patch.object(state_slots.Slots, "of", of),
+    ):
         batch, _ = scheduling.scheduled(gdn.rig, requests)
+        for name, sender in (("waited for", sending.Waiting), ("together", sending.Together)):
+            found[name] = [sends(True, sender=sender), pd_state_index._HELD in vars(pool)]
         found["not the last chunk"] = [sends(False), pd_state_index._HELD in vars(pool)]
         found["first requests"] = [sends(True), pd_state_index._HELD in vars(pool)]
         batch, _ = scheduling.scheduled(gdn.rig, requests)
@@ -236,6 +245,20 @@ def state_index() -> dict[str, Any]:
             batch, _ = scheduling.scheduled(gdn.rig, requests)
         found["rows of others"] = sends(True)
     return found
+
+
+def compiled() -> dict[str, Any]:
+    """What a graph of Dynamo makes of a pool's views, asked before and after the pool kept some."""
+    pool = compared.gdn().rig.pool.mamba_pool
+    graph = torch.compile(
+        lambda: pool.mamba2_layer_cache(1).temporal.sum(), backend="eager", fullgraph=True
+    )
+    with torch.inference_mode():
+        before = graph().item()
+        kept = pool.mamba2_layer_cache(1)
+        again = pool.mamba2_layer_cache(1) is kept
+        after = graph().item()
+    return {"equal": before == after == kept.temporal.sum().item(), "kept": again}
 
 
 class _Other:
@@ -283,10 +306,9 @@ def broken() -> Any:
         ),
     }
     sent = partial(sending.sent, gdn)
-    requests = sum(len(prefill) for prefill in sending.TRANSFERS[1:])
 
     def send() -> int:
-        return alike([[compared.STATE_INDEX]], sent, [sending.TRANSFERS], most=requests)
+        return alike([[compared.STATE_INDEX]], sent, [sending.TRANSFERS])
 
     def shared(self: Any, row: Any, _: Any) -> Any:
         return self.copy[row]
@@ -294,12 +316,13 @@ def broken() -> Any:
     def moved(self: Any, row: Any, _: Any) -> Any:
         return self.copy[row] + 1
 
-    for name, attribute, wrong in (
-        ("no indices", "keep", _nothing),
-        ("shared indices", "of", shared),
-        ("other indices", "of", moved),
-    ):
-        breaks[name] = (state_slots.Slots, attribute, wrong, send)
+    if compared.STATE_INDEX in _applying():
+        for name, attribute, wrong in (
+            ("no indices", "keep", _nothing),
+            ("shared indices", "of", shared),
+            ("other indices", "of", moved),
+        ):
+            breaks[name] = (state_slots.Slots, attribute, wrong, send)
     if compared.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
         both = [[compared.ROWS, compared.ZERO_SYNC]]

@@ -41,13 +41,6 @@ BUSY_CYCLES = 4_000_000
 """About 2 ms."""
 
 
-class _Kept(sending.Sender):
-    """As Mooncake's from 0.5.23 on, which takes page indices that are still being copied."""
-
-    supports_host_tensor_indices = True
-    kv_mgr = SimpleNamespace(enable_all_cp_ranks_for_transfer=False)
-
-
 def step(rig: Rig, scheduler: Any, count: int, sender: Any, cycles: int) -> tuple[float, float]:
     """Microseconds to allot the rows of a batch, and to send one of its requests."""
     pool = rig.pool
@@ -91,9 +84,7 @@ def main(out: Path) -> None:
     changes = [slot.shown() for each in engine._current for slot in each._slots.values()]
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__}
     found["state"] = state.state
-    senders = {"waits for pages": sending.Sender}
-    if sglang.__version__ == "0.5.23":
-        senders["does not"] = _Kept
+    senders = {"waits for pages": sending.Waiting, "does not": sending.Sender}
     step(rig, scheduler, 2, sending.Sender, 0)  # the first request is stock's
     step(rig, scheduler, 2, sending.Sender, 0)
     (slots,) = [each for each in vars(rig.pool).values() if isinstance(each, state_slots.Slots)]

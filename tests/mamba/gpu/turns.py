@@ -6,10 +6,11 @@ Boots differ by more than a patch does, so one Engine measures both sides: the t
 token and per token, and the launches and waits of a prefill from a profile. It also compares the
 greedy tokens and all states bit by bit. PARTs are the names in `PARTS`; without a PART
 all of them run. Options are fields of ServerArgs, or of the model's configuration with ``model.``
-in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba. With
-LENT_NAMES=1 a release starts beside newer kernel wheels: names that it imports, and they lack, have
-stand-ins. Where several Engines boot at once, START_FILE names a file for which this one waits,
-after it has booted and said READY.
+in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
+LEFT_OUT names a patch without which the set is a side of its own, "less". With LENT_NAMES=1 a
+release starts beside newer kernel wheels: names that it imports, and they lack, have stand-ins.
+Where several Engines boot at once, START_FILE names a file for which this one waits, after it has
+booted and said READY.
 """
 
 from __future__ import annotations
@@ -161,6 +162,9 @@ def by_turns(turns: Turns, sides: list[str], measure: Any, rounds: int) -> dict[
             "ms": [round(q, 3) for q in statistics.quantiles(taken[side], n=4)],
             "ratio": [round(q, 3) for q in statistics.quantiles(ratios, n=4)],
         }
+    if "less" in sides:
+        ratios = [new / old for old, new in zip(taken["less"], taken["patched"], strict=True)]
+        out["patched"]["to less"] = [round(q, 3) for q in statistics.quantiles(ratios, n=4)]
     return out
 
 
@@ -286,7 +290,7 @@ def main(out: Path, words: list[str]) -> None:
     print("READY", json.dumps(found), flush=True)
     while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
         time.sleep(0.05)
-    sides = ["stock", "patched"]
+    sides = ["stock", "patched", *(["less"] if os.environ.get("LEFT_OUT") else [])]
     try:
         for part in [word for word in words if word in PARTS] or PARTS:
             more = ["flashinfer"] if part == "ttft" and "flashinfer" in words else []

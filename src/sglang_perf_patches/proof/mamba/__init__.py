@@ -28,6 +28,11 @@ CASES: tuple[Case, ...] = (
         what="outputs and states of gated-delta-net forwards, metadata, the scheduler's batches",
     ),
     Case(
+        patch="mamba.layer-views",
+        compare=f"{_HERE}:layer_views",
+        what="outputs and states of forwards, and the views that a pool hands out",
+    ),
+    Case(
         patch="mamba.flashinfer-plan",
         compare=f"{_HERE}:flashinfer_plan",
         what="the checkpoint plan of FlashInfer's prefill",

@@ -15,7 +15,7 @@ import torch
 from ...sets.mamba import host
 from .. import Different, Inputs
 from ..comparing import same, some
-from . import play, sending, waits
+from . import play, sending, views, waits
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
@@ -27,6 +27,7 @@ PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 TRITON = "mamba.gdn-prefill-graph-triton"
 TRACK_MASK = "mamba.track-mask"
 ZERO_SYNC = "mamba.zero-sync"
+VIEWS = "mamba.layer-views"
 PLAN = "mamba.flashinfer-plan"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
@@ -40,6 +41,10 @@ REPLAYS = 1
 
 ONE_FORWARD = 15
 """Waits that mamba.track-mask leaves, however many layers there are."""
+
+DECODES = (*FORWARDS["decode"], *FORWARDS["decode, none"])
+AGAIN = (DECODES, (*DECODES, *FORWARDS["no mask"]))
+"""Forwards at all but the first of which a pool has handed out its views before."""
 
 SCHEDULED = (
     (Request(65), Request(9), Request(70, 64), Request(128, 128)),
@@ -117,6 +122,15 @@ def zero_sync(inputs: Inputs) -> int:
     return count
 
 
+def layer_views(inputs: Inputs) -> int:
+    """``mamba.layer-views``: forwards on views that were handed out before, and the views."""
+    wanted = some(inputs, AGAIN)
+    count = same(VIEWS, gdn().forwards, wanted)
+    if len(wanted) == len(AGAIN):
+        count += same(VIEWS, mamba2().forwards, [(*PREFIX, *PREFIX)])
+    return count + same(VIEWS, views.asked, inputs(views.draw, METADATA))
+
+
 def flashinfer_plan(inputs: Inputs) -> int:
     """``mamba.flashinfer-plan``: the checkpoint plan, also where stock refuses to make one."""
     return alike([[PLAN, ZERO_SYNC]], checkpoints, [*EDGES, *inputs(draw, METADATA)])
@@ -155,10 +169,13 @@ def idle() -> AbstractContextManager[Any]:
 
 
 def pd_state_index(_: Inputs) -> int:
-    """``mamba.pd-state-index``: what requests send; each still waits for its pages, and no more."""
-    requests = sum(len(prefill) for prefill in sending.TRANSFERS[1:])
+    """``mamba.pd-state-index``: what requests send."""
     sent = partial(sending.sent, gdn())
-    return alike([[STATE_INDEX]], sent, [sending.TRANSFERS], most=requests)
+    count = alike([[STATE_INDEX]], sent, [sending.TRANSFERS])
+    for sender in (sending.Waiting, sending.Together):
+        waited = partial(sent, sender=sender)
+        count += same(STATE_INDEX, waited, [sending.TRANSFERS], ran=False)
+    return count
 
 
 def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:

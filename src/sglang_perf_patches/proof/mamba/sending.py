@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+
+import torch
 
 from . import scheduling
 from .alike import Played
@@ -21,9 +25,13 @@ TRANSFERS = (
 
 
 class Sender:
-    """What a request sends with, instead of a network; it keeps what it is given."""
+    """What a request sends with, instead of a network; it keeps what it is given.
 
-    supports_host_tensor_indices = False
+    As Mooncake's, it takes page indices that are still being copied.
+    """
+
+    supports_host_tensor_indices = True
+    kv_mgr = SimpleNamespace(enable_all_cp_ranks_for_transfer=False)
 
     def __init__(self) -> None:
         """Nothing has been sent."""
@@ -38,10 +46,24 @@ class Sender:
 
     def send(self, pages: Any, state: Any, **rest: Any) -> None:
         """As it is: a transfer reads it at its leisure."""
-        self.sent.append((pages, state, rest))
+        self.sent.append((pages, state, {**rest, "indices_event": "indices_event" in rest}))
 
 
-def sent(play: Play, prefills: Sequence[Sequence[Request]]) -> Played:
+class Waiting(Sender):
+    """One for which the scheduler waits for the page indices."""
+
+    supports_host_tensor_indices = False
+
+
+class Together(Sender):
+    """One whose transfer is shared by all ranks of context parallelism."""
+
+    kv_mgr = SimpleNamespace(enable_all_cp_ranks_for_transfer=True)
+
+
+def sent(
+    play: Play, prefills: Sequence[Sequence[Request]], sender: type[Sender] = Sender
+) -> Played:
     """What each request sends, and what waits for the device meanwhile.
 
     Not counted is the first prefill, whose requests a server sends before it keeps any copies.
@@ -56,12 +78,17 @@ def sent(play: Play, prefills: Sequence[Sequence[Request]]) -> Played:
             _used(pool, number)
             batch, _ = scheduling.scheduled(play.rig, requests, clear=False)
         for request in batch.reqs:
-            request.disagg_kv_sender = Sender()
+            request.disagg_kv_sender = sender()
             senders.append(request.disagg_kv_sender)
-            with play.counting() as waits:
+            with play.counting() as waits, without_a_gpu():
                 scheduler.send_kv_chunk(request, last_chunk=True)
             waited += waits if number else []
     return [_plain(sender.sent) for sender in senders], waited
+
+
+def without_a_gpu() -> AbstractContextManager[Any]:
+    """Events of CUDA that are over at once."""
+    return mock.patch.multiple(torch.cuda, Event=mock.Mock, current_stream=mock.Mock())
 
 
 def _used(pool: Any, number: int) -> None:
@@ -76,16 +103,12 @@ def scheduler_of(pool: Any) -> Any:
     """The part of sglang's scheduler that sends, with this pool."""
     module = importlib.import_module("sglang.srt.disaggregation.prefill")
     base = importlib.import_module("sglang.srt.disaggregation.base.conn")
-    pools = importlib.import_module("sglang.srt.mem_cache.memory_pool")
     made = type("Scheduler", (module.SchedulerDisaggregationPrefillMixin,), {})()
-    types = [base.StateType.MAMBA] if hasattr(base, "StateType") else []  # since 0.5.12
-    queue = SimpleNamespace(kv_manager=SimpleNamespace(kv_args=SimpleNamespace(state_types=types)))
+    kv_args = SimpleNamespace(state_types=[base.StateType.MAMBA])
+    queue = SimpleNamespace(kv_manager=SimpleNamespace(kv_args=kv_args))
     vars(made).update(
         req_to_token_pool=pool,
-        # Up to 0.5.11 the pool's class says that there is a state; nothing of it is used.
-        token_to_kv_pool_allocator=scheduling.allocator(
-            "cpu", object.__new__(pools.HybridLinearKVPool)
-        ),
+        token_to_kv_pool_allocator=scheduling.allocator("cpu", None),
         disagg_metadata_buffers=SimpleNamespace(set_buf=lambda _: None),
         disagg_prefill_bootstrap_queue=queue,
         disagg_prefill_pending_chunk_rids=set(),

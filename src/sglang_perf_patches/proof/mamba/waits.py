@@ -50,6 +50,7 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.found: list[str] = []
         self._ours: dict[int, Any] = {}
+        self._pinned: dict[int, Any] = {}
         self._paused = True  # until it is entered
 
     def __enter__(self) -> Counter:
@@ -92,7 +93,9 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         """Count what waits, and say of results whether they are on the device."""
         kwargs = {**(kwargs or {})}
         if kwargs.get("pin_memory"):  # needs a GPU
-            kwargs["pin_memory"] = False
+            pinned = self.__torch_function__(func, types, args, {**kwargs, "pin_memory": False})
+            self._pinned[id(pinned)] = pinned
+            return pinned
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
         if name == "pin_memory":
@@ -161,7 +164,8 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         if name in _COPIES:
             other = args[1] if name == "copy_" else first
             apart = target is not None and target != self.owns(other)
-            return int(apart and not (target and kwargs.get("non_blocking", False)))
+            can_go_on = target or (name == "copy_" and id(first) in self._pinned)
+            return int(apart and not (can_go_on and kwargs.get("non_blocking", False)))
         if name in _MAKERS and isinstance(first, torch.Tensor):
             return int(target != self.owns(first))
         if name in _MAKERS:

@@ -2,6 +2,8 @@
 
 The table of these indices is copied when a request is allotted its row. It is needed when the
 prefill is over: by then the copy has arrived, and the device may be busy with the next batch.
+Only 0.5.23's Mooncake lets the scheduler go on without the page indices. Elsewhere it waits for
+those in any case, so there the copy would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -20,19 +22,10 @@ _HELD = "_sglang_perf_patches_slots"
 
 
 def install(patching: Patching) -> None:
-    """Up to 0.5.20, where one method sends a chunk."""
-    _install(patching, f"{_MIXIN}.send_kv_chunk")
-
-
-def install_behind_checksum(patching: Patching) -> None:
-    """0.5.21 on, where a checksum may be made before it."""
-    _install(patching, f"{_MIXIN}._send_kv_chunk")
-
-
-def _install(patching: Patching, sends: str) -> None:
+    """Where the index is the last thing of a request that the scheduler waits for."""
     refuse_platforms(patching)
     patching.override(f"{_POOL}.alloc", _alloc)
-    patching.override(sends, _send(patching))
+    patching.override(f"{_MIXIN}._send_kv_chunk", _send(patching))
 
 
 def _alloc(inner: Any) -> Any:
@@ -61,7 +54,7 @@ def _send(patching: Patching) -> Any:
         ) -> Any:
             pool = self.req_to_token_pool
             # A subclass has other ids in its table, or another way to allot.
-            if last_chunk and type(pool) is pool_class:
+            if last_chunk and type(pool) is pool_class and _takes_late_pages(req):
                 table = pool.req_index_to_mamba_index_mapping
                 slots = vars(pool).get(_HELD)
                 if slots is None and (not table.is_cuda or host.is_pinned(table.device)):
@@ -73,3 +66,14 @@ def _send(patching: Patching) -> Any:
         return send_kv_chunk
 
     return make
+
+
+def _takes_late_pages(req: Any) -> bool:
+    """Whether the transfer itself waits for the page indices of a request.
+
+    Otherwise the scheduler waits for them, and a copy of the state's index saves nothing.
+    """
+    sender = req.disagg_kv_sender
+    if not getattr(sender, "supports_host_tensor_indices", False):
+        return False
+    return not sender.kv_mgr.enable_all_cp_ranks_for_transfer

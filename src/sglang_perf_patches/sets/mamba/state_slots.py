@@ -109,5 +109,4 @@ def knowing(scheduler: Any, slots: Slots, req: Any, ran: RunFlag) -> Any:
 
 def _state_of(req: Any) -> Any:
     """The tensor by which a request holds its state: another request's is another tensor."""
-    holder = req if hasattr(req, "mamba_pool_idx") else req.kv  # since 0.5.19
-    return holder.mamba_pool_idx
+    return req.kv.mamba_pool_idx

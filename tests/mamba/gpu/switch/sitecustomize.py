@@ -28,6 +28,7 @@ class _Sides:
         self.pool = self.runner.req_to_token_pool.mamba_pool
         slots = [slot for each in engine._current for slot in each._slots.values()]
         self.shown = [slot.shown() for slot in slots]
+        self.less = [slot.without(os.environ.get("LEFT_OUT", "")) for slot in slots]
         self.graphs = {"patched": getattr(self.runner, "prefill_cuda_graph_runner", None)}
         self.said = {"slots": sum(bool(change.layers) for change in self.shown)}
         self.kernels = {}
@@ -36,7 +37,8 @@ class _Sides:
         dispatcher = getattr(linear, "kernel_dispatcher", None)
         if dispatcher is not None and hasattr(dispatcher, "extend_kernel"):
             self.dispatcher = dispatcher
-            self.kernels["patched"] = self.kernels["stock"] = dispatcher.extend_kernel
+            for side in ("patched", "less", "stock"):
+                self.kernels[side] = dispatcher.extend_kernel
             self.said["kernel"] = type(dispatcher.extend_kernel).__name__
             try:
                 from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer as found
@@ -51,6 +53,7 @@ class _Sides:
         if self.said["captured"]:
             self._capture_stock(backend)
         self.graphs.setdefault("stock", self.graphs["patched"])
+        self.graphs.setdefault("less", self.graphs["patched"])
         self.graphs.setdefault("flashinfer", self.graphs["stock"])
 
     def _capture_stock(self, backend):
@@ -79,8 +82,9 @@ class _Sides:
         self.turn("patched")
 
     def turn(self, side):
-        for change in self.shown:
-            change.apply() if side == "patched" else change.slot.clear()
+        for change in self.less if side == "less" else self.shown:
+            kept = change.layers and side in {"patched", "less"}
+            change.apply() if kept else change.slot.clear()
         if side in self.kernels:
             self.dispatcher.extend_kernel = self.kernels[side]
         if self.graphs.get(side) is not None:

@@ -96,7 +96,8 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
                 launcher=(environment.python, "-W", "ignore", "-m", "sglang_perf_patches", "run"),
                 python_path=[Path(path) for path in paths],
                 arguments=("--max-total-tokens", str(given.slots)),
-                settings=given_to_sglang,
+                # MLX for CUDA compiles kernels when they are first used, and keeps them there.
+                settings=given_to_sglang | {"MLX_PTX_CACHE_DIR": str(folder / "ptx")},
             ) as server:
                 boot = round(time.perf_counter() - began, 1)
                 print(json.dumps({"turn": turn, "side": side, "boot, s": boot}), flush=True)

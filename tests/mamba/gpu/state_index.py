@@ -3,8 +3,9 @@
 usage: python tests/mamba/gpu/state_index.py OUT.json
 
 Rows are allotted by the pool, and requests sent by the scheduler code, of the sglang on PYTHONPATH,
-on an NVIDIA GPU. Instead of a network there is a sender that keeps what it is given. The stream is
-idle, or waits for another forward of about 2 ms, as a scheduler's may.
+0.5.23, on an NVIDIA GPU. Instead of a network there is a sender that keeps what it is given and
+takes page indices that are still being copied, as Mooncake's does. The stream is idle, or waits for
+another forward of about 2 ms, as a scheduler's may.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -41,7 +42,7 @@ BUSY_CYCLES = 4_000_000
 """About 2 ms."""
 
 
-def step(rig: Rig, scheduler: Any, count: int, sender: Any, cycles: int) -> tuple[float, float]:
+def step(rig: Rig, scheduler: Any, count: int, cycles: int) -> tuple[float, float]:
     """Microseconds to allot the rows of a batch, and to send one of its requests."""
     pool = rig.pool
     pool.clear()
@@ -53,7 +54,7 @@ def step(rig: Rig, scheduler: Any, count: int, sender: Any, cycles: int) -> tupl
     allotted = time.perf_counter() - began
     torch.cuda.synchronize()
     for req in reqs:
-        req.disagg_kv_sender = sender()
+        req.disagg_kv_sender = sending.Sender()
     if cycles:
         forward = torch.cuda.Stream()
         with torch.cuda.stream(forward):
@@ -84,40 +85,36 @@ def main(out: Path) -> None:
     changes = [slot.shown() for each in engine._current for slot in each._slots.values()]
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__}
     found["state"] = state.state
-    senders = {"waits for pages": sending.Waiting, "does not": sending.Sender}
-    step(rig, scheduler, 2, sending.Sender, 0)  # the first request is stock's
-    step(rig, scheduler, 2, sending.Sender, 0)
+    step(rig, scheduler, 2, 0)  # the first request is stock's
+    step(rig, scheduler, 2, 0)
     (slots,) = [each for each in vars(rig.pool).values() if isinstance(each, state_slots.Slots)]
     torch.cuda.set_sync_debug_mode("error")
     slots.keep([], [])
     torch.cuda.set_sync_debug_mode("default")
     found["keep us"] = 1e6 * min(_keep(slots) for _ in range(200))
-    for title, sender in senders.items():
-        for stream, cycles in (("idle", 0), ("busy", BUSY_CYCLES)):
-            for count in (1, 8, 64):
-                taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-                for number in range(ROUNDS):
-                    for is_on in (False, True) if number % 2 else (True, False):
-                        for change in changes:
-                            change.apply() if is_on else change.slot.clear()
-                        step(rig, scheduler, count, sender, 0)
-                        taken[is_on].append(step(rig, scheduler, count, sender, cycles))
-                row = {}
-                for part, name in enumerate(("allot us", "send us")):
-                    for is_on in (False, True):
-                        values = [each[part] for each in taken[is_on]]
-                        side = "patched" if is_on else "stock"
-                        row[f"{name} {side}"] = [
-                            round(q, 1) for q in statistics.quantiles(values, n=4)
-                        ]
-                whole = [
-                    (new[0] + count * new[1]) / (old[0] + count * old[1])
-                    for old, new in zip(taken[False], taken[True], strict=True)
-                ]
-                row["patched : stock"] = [round(q, 3) for q in statistics.quantiles(whole, n=4)]
-                found[f"{title}, {stream}, {count}"] = row
-                print(title, stream, count, json.dumps(row), flush=True)
-                out.write_text(json.dumps(found, indent=1) + "\n")
+    for stream, cycles in (("idle", 0), ("busy", BUSY_CYCLES)):
+        for count in (1, 8, 64):
+            taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+            for number in range(ROUNDS):
+                for is_on in (False, True) if number % 2 else (True, False):
+                    for change in changes:
+                        change.apply() if is_on else change.slot.clear()
+                    step(rig, scheduler, count, 0)
+                    taken[is_on].append(step(rig, scheduler, count, cycles))
+            row = {}
+            for part, name in enumerate(("allot us", "send us")):
+                for is_on in (False, True):
+                    values = [each[part] for each in taken[is_on]]
+                    side = "patched" if is_on else "stock"
+                    row[f"{name} {side}"] = [round(q, 1) for q in statistics.quantiles(values, n=4)]
+            whole = [
+                (new[0] + count * new[1]) / (old[0] + count * old[1])
+                for old, new in zip(taken[False], taken[True], strict=True)
+            ]
+            row["patched : stock"] = [round(q, 3) for q in statistics.quantiles(whole, n=4)]
+            found[f"{stream}, {count}"] = row
+            print(stream, count, json.dumps(row), flush=True)
+            out.write_text(json.dumps(found, indent=1) + "\n")
     found["ran"] = engine.activate(PATCH).of(PATCH).ran
     out.write_text(json.dumps(found, indent=1) + "\n")
     sglang_perf_patches.deactivate()

@@ -674,6 +674,7 @@ _LAYER_VIEWS = Patch(
         "batches, where the layers run outside a graph. A decode step that replays a graph gains "
         "nothing."
     ),
+    upstream_note="0.5.16 keeps the views, and no other release does",
     markers=(Marker(definition=f"{_STATES}.mamba2_layer_cache", contains="_layer_cache_by_id"),),
     variants=tuple(
         Variant(

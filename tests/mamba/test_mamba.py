@@ -260,7 +260,7 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
     captures = 3 * (release in CAPTURED)
     sends = 3 * (release == SENDS_EARLY)
-    assert len(said) == 8 + tracks_lightning + captures + sends
+    assert len(said) == 7 + tracks_lightning + captures + sends
     for name, outcome in said.items():
         if name in {"positions", "no list"} and release in OWN_LISTS:
             assert outcome == "equal: 1", name  # stock reads its own lists there

@@ -127,7 +127,8 @@ def layer_views(inputs: Inputs) -> int:
     wanted = some(inputs, AGAIN)
     count = same(VIEWS, gdn().forwards, wanted)
     if len(wanted) == len(AGAIN):
-        count += same(VIEWS, mamba2().forwards, [(*PREFIX, *PREFIX)])
+        scenario = prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[0]
+        count += same(VIEWS, mamba2().forwards, [scenario * 2])
     return count + same(VIEWS, views.asked, inputs(views.draw, METADATA))
 
 

@@ -23,6 +23,7 @@ _REQUIREMENTS = Path(__file__).parent / "requirements"
 _CHECKOUT = Path(__file__).parents[2]
 _PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 _REPORT_S = 10
+_DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 _used: dict[Path, TextIO] = {}  # marker files that this process locks, by path
 
 
@@ -175,23 +176,33 @@ def _build_with_pip(made: Environment, pins: Sequence[str]) -> None:
 
 
 def _as_pip(uv: Environment) -> dict[str, str]:
-    """Variables by which uv looks for packages where the user's pip does."""
-    command = [uv.python, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, env=variables()).stdout
+    """Variables by which uv looks for packages where the user's pip does.
+
+    If several indexes have a version, uv takes a file of the first alone, and pip the best of all.
+    So the user's main index comes first: an extra one may lack the wheel for this platform.
+    """
+    listed = _printed(uv, "-m", "pip", "config", "list")
     told: dict[str, str] = {}
     # "global.find-links='/folder'", from files and, as ":env:.find-links", from variables.
     for place in ("global", "install", ":env:"):
         for name, value in re.findall(rf"^{place}\.([\w-]+)=('.*')$", listed, re.MULTILINE):
             told[name] = " ".join(ast.literal_eval(value).split())
+    main = told.get("index-url") or _printed(uv, "-c", _DEFAULT_INDEX).strip()
     found = {
-        "UV_DEFAULT_INDEX": told.get("index-url"),
-        "UV_INDEX": told.get("extra-index-url"),
+        "UV_DEFAULT_INDEX": main,
+        "UV_INDEX": f"{main} {told.get('extra-index-url', '')}".strip(),
         "UV_FIND_LINKS": told.get("find-links", "").replace(" ", ","),
         "UV_INSECURE_HOST": told.get("trusted-host"),
         "SSL_CERT_FILE": told.get("cert"),
     }
     fixed = {"UV_CACHE_DIR": str(_cache() / "uv"), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     return {name: value for name, value in found.items() if value} | fixed
+
+
+def _printed(by: Environment, *words: str) -> str:
+    """What an environment's Python prints; nothing of errors."""
+    command = [by.python, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=variables()).stdout
 
 
 def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -102,14 +103,7 @@ def test_packages_come_from_where_the_user_s_pip_takes_them(
 ) -> None:
     wheels = requirements.parent / "wheels"
     wheels.mkdir()
-    about = "ours_alone-1.0.dist-info"
-    with zipfile.ZipFile(wheels / "ours_alone-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("ours_alone.py", "")
-        wheel.writestr(
-            f"{about}/METADATA", "Metadata-Version: 2.1\nName: ours-alone\nVersion: 1.0\n"
-        )
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
+    put_wheel(wheels, "py3-none-any")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}".strip())
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
@@ -117,3 +111,44 @@ def test_packages_come_from_where_the_user_s_pip_takes_them(
     made = environment(requirements)
     subprocess.run([made.python, "-c", "import ours_alone"], check=True)
     assert says in (made.folder / "build.log").read_text()
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("settings", [{}, {"UV_CONFIG_FILE": "none.toml"}], ids=["uv", "pip"])
+def test_an_extra_index_does_not_hide_the_wheel_for_this_platform(
+    requirements: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+) -> None:
+    environment(requirements)  # and with it that of uv, from the user's own index
+    native = f"py3-none-manylinux_2_17_{platform.machine()}"
+    indexes = [requirements.parent / "main", requirements.parent / "extra"]
+    for index, tag in zip(indexes, (native, "py3-none-any"), strict=True):
+        page = index / "ours-alone" / "index.html"
+        page.parent.mkdir(parents=True)
+        name = put_wheel(page.parent, tag)
+        page.write_text(f'<!DOCTYPE html><html><body><a href="{name}">{name}</a></body></html>')
+    for variable, index in zip(("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"), indexes, strict=True):
+        monkeypatch.setenv(variable, index.as_uri())
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    requirements.with_name("small.txt").write_text("ours-alone==1.0\n")
+    made = environment(requirements)
+    installed = subprocess.run(
+        [made.python, "-c", "import ours_alone; print(ours_alone.TAG)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert installed.stdout.strip() == native
+
+
+def put_wheel(folder: Path, tag: str) -> str:
+    """Put a wheel of the package `ours-alone`, whose module knows the tag, into a folder."""
+    name, about = f"ours_alone-1.0-{tag}.whl", "ours_alone-1.0.dist-info"
+    with zipfile.ZipFile(folder / name, "w") as wheel:
+        wheel.writestr("ours_alone.py", f"TAG = {tag!r}\n")
+        wheel.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: ours-alone\nVersion: 1.0\n"
+        )
+        wheel.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return name

@@ -4,7 +4,7 @@ usage: python tests/mamba/gpu/metadata_host.py OUT.json
 
 For the gated-delta-net backend of the sglang on PYTHONPATH, on an NVIDIA GPU: microseconds until a
 forward's metadata and chunk indices are launched, and until they are there. The GPU is idle, or has
-2 ms of other work. A function profile says where the patched side's time goes.
+2 ms of other work. A function profile says where the time of either side goes.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -46,8 +46,8 @@ CASES = {
 SIDES = ("none", "mamba")
 ROUNDS = 12
 STEPS = 40
-BUSY_CYCLES = 4_000_000
-"""About 2 ms."""
+STREAMS = {"idle": 0, "busy": 4_000_000}
+"""Cycles of other work; about 2 ms."""
 
 
 def turn(rig: Any, wanted: Any, cycles: int) -> tuple[float, float]:
@@ -79,7 +79,8 @@ def where(rig: Any, wanted: Any, cycles: int) -> str:
     for _ in range(60):
         batch = play.known_batch(rig, wanted)
         torch.cuda.synchronize()
-        torch.cuda._sleep(cycles)
+        if cycles:
+            torch.cuda._sleep(cycles)
         profile.enable()
         plan(rig, batch)
         profile.disable()
@@ -92,7 +93,7 @@ def main(out: Path) -> None:
     torch.inference_mode().__enter__()
     rig = Rig(replace(SMALL, layers=1), "cuda", slots=60)
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__}
-    for stream, cycles in (("idle", 0), ("busy", BUSY_CYCLES)):
+    for stream, cycles in STREAMS.items():
         for name, wanted in CASES.items():
             taken: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
             for number in range(ROUNDS):
@@ -112,7 +113,9 @@ def main(out: Path) -> None:
             out.write_text(json.dumps(found, indent=1) + "\n")
     for side in SIDES:
         engine.activate(side, tree=installed())
-        print(sglang.__version__, side, where(rig, CASES["8x512"], BUSY_CYCLES), flush=True)
+        for stream, cycles in STREAMS.items():
+            spent = where(rig, CASES["8x512"], cycles)
+            print(sglang.__version__, side, stream, spent, flush=True)
         sglang_perf_patches.deactivate()
 
 

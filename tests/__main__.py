@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv"
 
 TAKES = {
-    "": "some 21 minutes, 22 if nothing is in the cache folder yet",
-    "--all": "about two hours",
+    "": "8 to 25 minutes, by the machine",
+    "--all": "45 minutes to two hours, by the machine",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",
     **dict.fromkeys(("mla", "mamba", "mlx", "swa", "server", "proof"), "some 5 minutes"),

@@ -155,9 +155,9 @@ _ZERO_SYNC = Patch(
     gain=(
         "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token 6 to 13 % "
         "sooner. From 0.5.11 on there are fewer syncs on a busy device, and prefills that follow "
-        "each other took 0.98 to 1.01 of stock's time, 0.99 on 0.5.23 with its defaults; the "
-        "host of an idle device takes 28 to 75 microseconds more. Time per token is stock's. One "
-        "H200, in turns in one Engine:"
+        "each other took 0.98 to 1.01 of stock's time, 0.99 on 0.5.23 with its defaults. A "
+        "prefill on an idle device takes the host 28 to 75 microseconds more. Time per token is "
+        "stock's. One H200, in turns in one Engine:"
     ),
     figures=(
         ("measured", "stock", "patched"),

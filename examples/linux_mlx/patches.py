@@ -33,10 +33,13 @@ def processes(server: Server) -> list[dict[str, Any]]:
 def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
     """The patches that are live in the server's scheduler and have run there.
 
-    The record of a run appears with a small delay, so this polls for up to `patience_s` seconds.
+    A process records once a second what has run, so this polls for up to `patience_s` seconds:
+    until there is something, and no more in the next look.
     """
     deadline = time.monotonic() + patience_s
+    found: list[str] = []
     while True:
+        before = found
         found = [
             str(patch["id"])
             for process in processes(server)
@@ -44,6 +47,6 @@ def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
             for patch in process["patches"]
             if patch["state"] == "live" and patch["ran"]
         ]
-        if found or time.monotonic() > deadline:
+        if (found and found == before) or time.monotonic() > deadline:
             return found
-        time.sleep(0.5)
+        time.sleep(1.5 if found else 0.5)

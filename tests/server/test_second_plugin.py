@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +184,6 @@ def _serve(folder: Path, does: str, places: Sequence[Path], *, run: bool = False
     ) as server:
         replies = complete(server.url, _REQUESTS)
         run_there = live_and_run(server, patience_s=15)
-        time.sleep(1.5)  # for a flag that is written later than another
         (scheduler,) = (each for each in processes(server) if each["role"] == "scheduler")
     return Seen(
         replies,

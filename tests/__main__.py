@@ -24,7 +24,7 @@ FOLDER = ROOT / ".venv"
 
 TAKES = {
     "": "8 to 25 minutes, by the machine",
-    "--all": "45 minutes to two hours, by the machine",
+    "--all": "35 minutes to two hours, by the machine",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",
     **dict.fromkeys(("mla", "mamba", "mlx", "swa", "server", "proof"), "some 5 minutes"),

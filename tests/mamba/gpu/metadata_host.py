@@ -54,10 +54,7 @@ def turn(rig: Any, wanted: Any, cycles: int) -> tuple[float, float]:
     """Median microseconds on the host, and until the GPU is done."""
     taken = []
     for _ in range(STEPS):
-        batch = play.known_batch(rig, wanted)
-        torch.cuda.synchronize()
-        if cycles:
-            torch.cuda._sleep(cycles)
+        batch = prepared(rig, wanted, cycles)
         began = time.perf_counter()
         plan(rig, batch)
         done = time.perf_counter()
@@ -65,6 +62,15 @@ def turn(rig: Any, wanted: Any, cycles: int) -> tuple[float, float]:
         taken.append((done - began, time.perf_counter() - began))
     host, whole = zip(*taken[8:], strict=True)
     return 1e6 * statistics.median(host), 1e6 * statistics.median(whole)
+
+
+def prepared(rig: Any, wanted: Any, cycles: int) -> Any:
+    """The batch, with the GPU idle, or busy for so many cycles from now on."""
+    batch = play.known_batch(rig, wanted)
+    torch.cuda.synchronize()
+    if cycles:
+        torch.cuda._sleep(cycles)
+    return batch
 
 
 def plan(rig: Any, batch: Any) -> None:
@@ -77,10 +83,7 @@ def plan(rig: Any, batch: Any) -> None:
 def where(rig: Any, wanted: Any, cycles: int) -> str:
     profile = cProfile.Profile()
     for _ in range(60):
-        batch = play.known_batch(rig, wanted)
-        torch.cuda.synchronize()
-        if cycles:
-            torch.cuda._sleep(cycles)
+        batch = prepared(rig, wanted, cycles)
         profile.enable()
         plan(rig, batch)
         profile.disable()

@@ -111,8 +111,7 @@ for patches in ((STEP, TEN), (TEN, STEP)):
     expected = (1 + 1 + 100) * 10 if patches[0] is STEP else (1 + 1) * 10 + 100
     assert a.Worker().step(1) == expected
     from sglang_perf_patches.live import engine as activation
-    current = activation._current[0]
-    current._take_off(current._members["one.step"])
+    activation._current[0].take_off("one.step")
     assert a.Worker().step(1) == 20
     ours.deactivate()
     assert a.Worker().step(1) == 2

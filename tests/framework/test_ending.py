@@ -39,9 +39,9 @@ WAYS = {
     "an import, while another thread looks": (
         "from sglang_perf_patches.live import engine\n"
         "from sglang_perf_patches.live.activation import Activation\n"
-        "restore = Activation._restore\n"
-        "def slow(activation):\n    time.sleep(0.5)\n    restore(activation)\n"
-        "Activation._restore = slow\n"
+        "stop = Activation.stop\n"
+        "def slow(activation):\n    time.sleep(0.5)\n    return stop(activation)\n"
+        "Activation.stop = slow\n"
         "plugin.load()\n"
         "thread = threading.Thread(target=both, daemon=True)\n"
         "thread.start()\n"

@@ -147,12 +147,12 @@ def test_looking_again_costs_next_to_nothing_while_nothing_changes(throwaway: Th
         HEAD
         + """
 import sglang.srt.a as a, sglang.srt.b as b
-from sglang_perf_patches.live import activation
+from sglang_perf_patches.live.verifier import Verifier
 use(STEP, BOTH, HELPER)
 assert {s.state for s in ours.activate("all").patches} == {"live"}
 verified = []
-verify = activation.Activation._verify
-activation.Activation._verify = lambda self, member: verified.append(member) or verify(self, member)
+verify = Verifier.verify
+Verifier.verify = lambda self, member: verified.append(member) or verify(self, member)
 engine.look_again()
 verified.clear()                 # the second patch changed what the first was verified with
 for _ in range(10):

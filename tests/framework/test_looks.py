@@ -140,11 +140,11 @@ def changes(patching):
     patching.override(f"{{A}}:{kind}", lambda inner: inner)
 throwaway_installs.changes = changes
 import sglang_perf_patches.live.swap as swap
-apply = swap.Change.apply
-def noted(change):
-    placed.append(change.slot.name)
-    apply(change)
-swap.Change.apply = noted
+place = swap.Slot.place
+def noted(slot):
+    placed.append(slot.name)
+    place(slot)
+swap.Slot.place = noted
 use(declare("one.bad", install="changes", targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
 report = ours.activate("all")
 assert report.of("one.bad").state == "failed", report

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.live.swap import Layer, Slot
+from sglang_perf_patches.live.board import Board
+from sglang_perf_patches.live.swap import Change, Layer, Slot
 from sglang_perf_patches.live.wrappers import wrappers_around
 from sglang_perf_patches.model.patching import MISSING
 
@@ -19,11 +20,21 @@ def adding(amount: int) -> Callable[[Any], Any]:
 
 
 def put(slot: Slot, order: int, patch: str, make: Callable[[Any], Any]) -> None:
-    slot.with_layers([Layer(order, patch, make)]).apply()
+    show(slot.with_layers([Layer(order, patch, make)]))
 
 
 def take(slot: Slot, patch: str) -> None:
-    slot.without(patch).apply()
+    show(slot.without(frozenset({patch})))
+
+
+def show(change: Change) -> None:
+    slot = change.slot
+    if change.layers:
+        slot.place()
+    table = slot._board.table.replaced({slot: change}, frozenset())
+    table.__dict__.update(slot.functions(change))
+    assert slot._board.exchange(table, slot.keys, slot.codes(), lambda: True)
+    slot.settle()
 
 
 def sample() -> Any:
@@ -41,7 +52,7 @@ def sample() -> Any:
 def test_an_attribute_and_its_layers() -> None:
     owner = sample()
     stock = owner.__dict__["step"]
-    slot = Slot(owner, "step", stock)
+    slot = Slot(Board(), owner, "step", stock)
     put(slot, 1, "b", adding(10))
     put(slot, 0, "a", lambda inner: lambda self, x, y=0: inner(self, x, y=y) * 2)
     assert owner().step(1) == (1 + 1) * 2 + 10
@@ -53,7 +64,7 @@ def test_an_attribute_and_its_layers() -> None:
 
 def test_an_attribute_that_was_not_there() -> None:
     owner = sample()
-    slot = Slot(owner, "extra", MISSING)
+    slot = Slot(Board(), owner, "extra", MISSING)
     put(slot, 0, "a", lambda inner: "ours" if inner is MISSING else inner)
     assert owner.extra == "ours"
     take(slot, "a")
@@ -67,7 +78,7 @@ def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
     code, signature = stock.__code__, inspect.signature(stock)
     args, kwargs = arguments
     before = owner().step(*args, **kwargs)
-    slot = Slot(owner, "step", stock, inside=stock)
+    slot = Slot(Board(), owner, "step", stock, inside=stock)
     put(slot, 0, "a", adding(100))
     put(slot, 1, "b", adding(1000))
     assert owner.__dict__["step"] is stock
@@ -90,7 +101,7 @@ def test_inside_leaves_wrappers_in_place() -> None:
         return -stock(self, x)
 
     owner.step = theirs
-    slot = Slot(owner, "step", stock, inside=stock)
+    slot = Slot(Board(), owner, "step", stock, inside=stock)
     put(slot, 0, "a", adding(100))
     assert owner().step(1) == -(1 + 1 + 100)
     assert len(wrappers_around(owner.__dict__["step"], slot.inside) or ()) == 1
@@ -100,7 +111,7 @@ def test_inside_leaves_wrappers_in_place() -> None:
 
 def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
     owner = sample()
-    slot = Slot(owner, "step", owner.__dict__["step"])
+    slot = Slot(Board(), owner, "step", owner.__dict__["step"])
     put(slot, 0, "a", adding(100))
     ours = owner.__dict__["step"]
     owner.step = lambda self, x: -ours(self, x)
@@ -110,7 +121,7 @@ def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
 
 def test_a_replacement_is_left_alone() -> None:
     owner = sample()
-    slot = Slot(owner, "step", owner.__dict__["step"])
+    slot = Slot(Board(), owner, "step", owner.__dict__["step"])
     put(slot, 0, "a", adding(100))
 
     def theirs(self: Any, x: int) -> str:
@@ -124,7 +135,8 @@ def test_a_replacement_is_left_alone() -> None:
 def test_a_make_that_raises_changes_nothing() -> None:
     owner = sample()
     stock = owner.__dict__["step"]
-    for slot in (Slot(owner, "step", stock), Slot(owner, "step", stock, inside=stock)):
+    for inside in (None, stock):
+        slot = Slot(Board(), owner, "step", stock, inside=inside)
         put(slot, 0, "a", adding(100))
         with pytest.raises(ZeroDivisionError):
             put(slot, 1, "b", lambda inner: 1 // 0)
@@ -142,7 +154,7 @@ def test_generators_and_coroutines_are_refused() -> None:
 
     for function in (generator, coroutine):
         with pytest.raises(TypeError, match="not exchangeable"):
-            Slot(None, "x", function, inside=function)
+            Slot(Board(), None, "x", function, inside=function)
 
 
 def test_a_wrapper_that_never_calls_what_it_names_is_a_replacement() -> None:

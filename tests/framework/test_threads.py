@@ -121,16 +121,15 @@ from sglang_perf_patches.live.activation import Activation
 bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
 use(bad)
 looked, imported = threading.Event(), threading.Event()
-prepare = Activation._prepare
+attempt = Activation._attempt
 def slow(activation, member):
-    step = prepare(activation, member)
+    attempt(activation, member)
     if threading.current_thread().name == "ticks":
         looked.set()
         imported.wait(0.5)      # meanwhile the module arrives
-    return step
 ours.activate("all")
 import sglang.srt.a
-Activation._prepare = slow
+Activation._attempt = slow
 ticks = threading.Thread(target=ours.activate, name="ticks", daemon=True)
 ticks.start()
 assert looked.wait(30)

@@ -6,64 +6,69 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 
 from .. import sets
 from ..judge import source
 from ..judge.verdict import judge_each
 from ..model import selection, switch
 from ..model.patch import Patch, by_id
-from ..model.state import Observer, Report
+from ..model.state import Observer, PatchState, Report
+from . import stacks
 from .activation import Activation
+from .board import Board
 from .ending import end_process
+from .executor import Executor
 
 logger = logging.getLogger("sglang_perf_patches")
 
-# Guards names and states; its holder never imports. It may be taken again by its holder.
-_lock = threading.Condition(threading.RLock())
-_starting = threading.RLock()  # guards judging, which imports only this project
+_board = Board()
+_executor = Executor()
+_starting = [threading.RLock()]  # guards judging, which imports only this project
+_nested: deque[Callable[[], object]] = deque()  # what was asked for while this thread was judging
 _ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
+
+_FORK_S = 1.0
+# A child of a fork can't import a module that another thread was importing.
+_FORK_WHILE_IMPORTING_S = 5.0
 
 
 def activate(
     text: str | None = None, *, strict: bool | None = None, tree: source.Tree | None = None
 ) -> Report:
     """See `sglang_perf_patches.activate`; `tree` is the installed sglang, where it was read."""
-    patches = by_id(sets.load())
-    with _starting:
-        activation = _present()
-        if activation is None:
-            chosen = selection.parse(switch.from_environment() if text is None else text, patches)
-            activation = Activation(
-                patches.values(),
-                chosen,
-                strict=switch.strict_from_environment() if strict is None else strict,
-                lock=_lock,
-                on_change=_tell_of_change,
-                on_end=_tell_of_end,
-                on_loss=_end,
-            )
-            if chosen.chosen:
-                read = tree or source.installed()
-                activation.take(read, judge_each(sets.load(), read, only=chosen.chosen))
-            _current[:] = [activation]
-        elif text is not None:
-            _compare(text, patches, activation.chosen)
+    if stacks.runs_here(_JUDGING):  # a signal handler, or a finaliser
+        _nested.append(lambda: activate(text, strict=strict, tree=tree))
+        return _nothing_yet(text)
+    activation = _started(text, strict=strict, tree=tree)
     activation.look_again()
-    if activation.chosen.chosen and not activation.is_observed:
+    if activation.chosen.chosen and not activation.is_observed and not activation.over:
         activation.is_observed = True
         for observer in _observers:
-            observer.keep(report, look_again)
+            try:
+                observer.keep(report, look_again)
+            except Exception:
+                logger.warning("sglang-perf-patches: nothing is recorded", exc_info=True)
+    while _nested:
+        _nested.popleft()()
     return activation.report()
 
 
 def deactivate() -> None:
     """See `sglang_perf_patches.deactivate`."""
+    if stacks.runs_here(_JUDGING):
+        _nested.append(deactivate)
+        return
     activation = _present()
-    if activation is not None:
-        activation.stop()
+    if activation is None:
+        _executor.go_on()
+        return
+    waits_for = activation.stop()
+    if waits_for and not _executor.is_at_work_here():
+        logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
 
 
 def report() -> Report | None:
@@ -88,8 +93,43 @@ def observe(observer: Observer) -> None:
 
 
 def _present() -> Activation | None:
-    with _lock:
-        return next((activation for activation in _current if not activation.ended), None)
+    return next((activation for activation in list(_current) if not activation.ended), None)
+
+
+def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Activation:
+    """The activation of this process: the one that there is, or a new one, judged."""
+    patches = by_id(sets.load())
+    with _starting[0]:
+        activation = _present()
+        if activation is not None and activation.is_stopping:
+            activation.stop()  # an interruption came in between, or it had to wait
+            activation = _present()
+        if activation is None:
+            chosen = selection.parse(switch.from_environment() if text is None else text, patches)
+            activation = Activation(
+                patches.values(),
+                chosen,
+                strict=switch.strict_from_environment() if strict is None else strict,
+                board=_board,
+                executor=_executor,
+                on_change=_tell_of_change,
+                on_end=_tell_of_end,
+                on_loss=_end,
+            )
+            if chosen.chosen:
+                read = tree or source.installed()
+                activation.take(read, judge_each(sets.load(), read, only=chosen.chosen))
+            _current[:] = [activation]
+        elif text is not None:
+            _compare(text, patches, activation.chosen)
+        return activation
+
+
+def _nothing_yet(text: str | None) -> Report:
+    patches = by_id(sets.load())
+    waiting = "the call that this one interrupted decides"
+    states = tuple(PatchState(patch, "pending", waiting, False) for patch in patches)
+    return report() or Report(text or "", "unknown", states)
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
@@ -120,26 +160,36 @@ def _end(line: str) -> None:
     with _ending:
         with contextlib.suppress(Exception):
             deactivate()
+            _tell_of_end()  # also where something can't be taken off yet
         end_process(line)
 
 
 def _before_fork() -> None:
     _ending.acquire()
-    _starting.acquire()
-    _lock.acquire()
+    importing = any(activation.is_importing for activation in _current)
+    if not _executor.is_at_work_here():
+        _executor.acquire(_FORK_WHILE_IMPORTING_S if importing else _FORK_S)
 
 
 def _after_fork() -> None:
-    _lock.release()
-    _starting.release()
+    _executor.release()
     _ending.release()
 
 
 def _after_fork_in_child() -> None:
-    for activation in _current:
-        activation.forget_threads()
-    _after_fork()
+    _executor.release()
+    at_work = not _executor.is_free()
+    _executor.forget_threads()
+    if not stacks.runs_here(_JUDGING):
+        _starting[0] = threading.RLock()  # a thread that judged is not there
+    if at_work and not _executor.is_at_work_here():
+        for activation in _current:
+            if activation.is_importing:
+                activation.leave("this process was forked while its code was being imported")
+    _ending.release()
 
+
+_JUDGING = (_started.__code__,)
 
 # A child must not inherit a lock from a thread that it does not have.
 os.register_at_fork(

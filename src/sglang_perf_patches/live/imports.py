@@ -20,8 +20,8 @@ def is_loaded(name: str) -> bool:
 class Imports:
     """The imports that an activation waits for."""
 
-    def __init__(self, on_import: Callable[[], None]) -> None:
-        """Call `on_import` after each awaited module, in the thread that imported it."""
+    def __init__(self, on_import: Callable[[str], None]) -> None:
+        """Call `on_import` with each awaited module's name, in the thread that imported it."""
         self._on_import = on_import
         self._awaited: set[str] = set()
         self._finished: dict[str, Any] = {}
@@ -43,4 +43,4 @@ class Imports:
     def _finish(self, module: ModuleType) -> None:
         self._finished[module.__name__] = module
         self._awaited.discard(module.__name__)  # wrapt calls once; register again on a reimport
-        self._on_import()
+        self._on_import(module.__name__)

@@ -11,6 +11,7 @@ from typing import Any
 
 import wrapt
 
+from .board import Board
 from .identity import raw
 from .swap import Change, Layer, Slot
 from .wrappers import describe
@@ -19,10 +20,13 @@ HOOKS = "sglang.srt.plugins.hook_registry"
 """The module of the registry."""
 
 
-def around_apply_hooks(before: Callable[[Any], None], after: Callable[[], None]) -> Change:
-    """The change that has two calls of ours around ``apply_hooks``; not applied yet.
+def around_apply_hooks(
+    board: Board, before: Callable[[Any], None], after: Callable[[], None]
+) -> Change:
+    """The change that has two calls of ours around ``apply_hooks``; not shown yet.
 
     Args:
+        board: where it is to be shown.
         before: called with the registry, before every plugin's hooks are applied.
         after: called when they have been.
     """
@@ -34,7 +38,7 @@ def around_apply_hooks(before: Callable[[Any], None], after: Callable[[], None])
         after()
         return result
 
-    slot = Slot(registry, "apply_hooks", raw(registry, "apply_hooks"))
+    slot = Slot(board, registry, "apply_hooks", raw(registry, "apply_hooks"))
     layer = Layer(0, "", lambda inner: wrapt.FunctionWrapper(inner, around))
     return slot.with_layers([layer])
 

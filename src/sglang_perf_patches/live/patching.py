@@ -12,6 +12,7 @@ from ..model.patching import Make
 from ..model.state import RunFlag
 from .identity import owner_of, raw
 from .imports import is_loaded
+from .member import Drain
 
 
 class Patching:
@@ -23,6 +24,8 @@ class Patching:
         ran: the patch's run flag.
         release: the release whose code the tree has.
         changes: ``(reference, make)``, in the order of the requests.
+        drains: what the patch holds between its calls.
+        leaves: whether the install function has said when the patch may be taken off.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class Patching:
         self.ran = ran
         self.release = release
         self.changes: list[tuple[str, Make]] = []
+        self.drains: list[Drain] = []
+        self.leaves = False
         self._patch = patch
         self._variant = variant
         self._on_gate = on_gate
@@ -62,6 +67,16 @@ class Patching:
     def add(self, reference: str, value: Any) -> None:
         """Bring a declared new attribute."""
         self.override(reference, lambda _: value)
+
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """Hold work between calls: stay on until `is_idle`."""
+        self.leaves = True
+        self.drains.append(Drain(is_idle, waits_for))
+
+    def anytime(self, because: str) -> None:
+        """Hold nothing between calls."""
+        assert because
+        self.leaves = True
 
     def gate(self, reason: str) -> None:
         """Called at run time by changed code that from now on runs only stock's code, and why."""

@@ -1,8 +1,9 @@
-"""Code that can replace a stock function's own code and calls another function.
+"""Code that calls what the board shows at the moment (see `board`).
 
 It has stock's own parameters, file, first line and name, so that signatures, tracebacks and
-compilers see the function that they know. What it calls is a global of the function's module under
-a private name, because a constant that is no literal is more than ``torch.compile`` can represent.
+compilers see the function that they know. A function of ours closes over the board. A stock
+function whose code is exchanged reads it from its module, under a private name, because a constant
+that is no literal is more than ``torch.compile`` can represent.
 """
 
 from __future__ import annotations
@@ -16,31 +17,42 @@ from typing import Any
 PREFIX = "_sglang_perf_patches_"
 """How the private names begin."""
 
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def trampoline(function: FunctionType, callee: str) -> CodeType:
-    """Code for `function` that passes every argument on to the global named `callee`."""
+def exchangeable(function: FunctionType, board: str, key: str) -> CodeType:
+    """Code for `function` that passes every argument on to ``board.now.key``.
+
+    Args:
+        function: a plain function, see `require_plain`.
+        board: the global of its module that holds the board.
+        key: the attribute of the board's table.
+    """
     code = function.__code__
-    parameters, arguments = _parameters(code)
     # Python replaces a function's code only by code with as many free variables. Dead code names
     # them, at no cost per call.
     free = ", ".join(code.co_freevars)
     keep = f"  if False: ({free},)\n" if free else ""
-    syntax = ast.parse(
-        f"def outer({free}):\n def inner({parameters}):\n{keep}  return {callee}({arguments})\n"
+    return _inner(code, free, keep, f"{board}.now.{key}", code.co_freevars)
+
+
+def front(function: FunctionType, board: Any, key: str) -> FunctionType:
+    """A function like `function`, with its defaults, that calls ``board.now.key``.
+
+    Raises:
+        TypeError: `function` is an asynchronous generator.
+    """
+    code = _inner(function.__code__, PREFIX, "", f"{PREFIX}.now.{key}", (PREFIX,))
+    made = FunctionType(
+        code,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        (_cell(board),),
     )
-    for node in ast.walk(syntax):
-        if hasattr(node, "lineno"):
-            place: Any = node
-            place.lineno = place.end_lineno = code.co_firstlineno
-    made = compile(syntax, code.co_filename, "exec", dont_inherit=True)
-    for _ in ("outer", "inner"):
-        made = next(constant for constant in made.co_consts if isinstance(constant, CodeType))
-    named: dict[str, Any] = {"co_name": code.co_name, "co_freevars": code.co_freevars}
-    if sys.version_info >= (3, 11):
-        named["co_qualname"] = code.co_qualname
-    return made.replace(**named)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def require_plain(function: FunctionType) -> None:
@@ -54,22 +66,45 @@ def require_plain(function: FunctionType) -> None:
 
 
 def callee_of(function: FunctionType) -> Any:
-    """What a function calls whose code is a trampoline, of this copy or another; else None."""
-    for name in function.__code__.co_names[:1]:
-        if name.startswith(PREFIX):
-            return function.__globals__.get(name)
-    return None
+    """What a function calls whose code is of this kind, of this copy or another; else None."""
+    code = function.__code__
+    if code.co_freevars == (PREFIX,) and function.__closure__:
+        board, names = function.__closure__[0].cell_contents, code.co_names
+    elif code.co_names and code.co_names[0].startswith(PREFIX):
+        board, names = function.__globals__.get(code.co_names[0]), code.co_names[1:]
+    else:
+        return None
+    shown = getattr(board, "now", None)
+    return getattr(shown, names[1], None) if len(names) > 1 else None
 
 
-def is_running(code: CodeType) -> bool:
-    """Whether some thread is executing this code, or something that it called."""
-    for innermost in sys._current_frames().values():
-        frame = innermost
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back  # type: ignore[assignment]
-    return False
+def _inner(code: CodeType, outer: str, keep: str, callee: str, free: tuple[str, ...]) -> CodeType:
+    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
+        raise TypeError(f"{code.co_name} is an asynchronous generator: not exchangeable")
+    parameters, arguments = _parameters(code)
+    kind, result = "def", f"{callee}({arguments})"
+    if code.co_flags & inspect.CO_COROUTINE:
+        kind, result = "async def", f"await {result}"
+    elif code.co_flags & _GENERATOR:
+        result = f"(yield from {result})"
+    syntax = ast.parse(
+        f"def outer({outer}):\n {kind} inner({parameters}):\n{keep}  return {result}\n"
+    )
+    for node in ast.walk(syntax):
+        if hasattr(node, "lineno"):
+            place: Any = node
+            place.lineno = place.end_lineno = code.co_firstlineno
+    made = compile(syntax, code.co_filename, "exec", dont_inherit=True)
+    for _ in ("outer", "inner"):
+        made = next(constant for constant in made.co_consts if isinstance(constant, CodeType))
+    named: dict[str, Any] = {"co_name": code.co_name, "co_freevars": free}
+    if sys.version_info >= (3, 11):
+        named["co_qualname"] = code.co_qualname
+    return made.replace(**named)
+
+
+def _cell(value: Any) -> Any:
+    return (lambda: value).__closure__[0]  # type: ignore[index]
 
 
 def _parameters(code: CodeType) -> tuple[str, str]:

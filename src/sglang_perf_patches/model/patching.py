@@ -56,6 +56,20 @@ class Patching(Protocol):
         """Add a declared new attribute."""
         ...
 
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """The patch holds work between its calls, and may only be taken off while it holds none.
+
+        Args:
+            is_idle: whether it holds none. Any thread may ask, also while patched calls run: then
+                it is asked again when none does. It reads a few attributes and does not raise.
+            waits_for: what the patch waits for, after "until".
+        """
+        ...
+
+    def anytime(self, because: str) -> None:
+        """The patch may be taken off at any moment outside of its calls, and why."""
+        ...
+
     def gate(self, reason: str) -> None:
         """Called at run time by changed code that from now on runs only stock's code, and why."""
         ...

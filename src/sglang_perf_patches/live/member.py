@@ -1,0 +1,81 @@
+"""One patch in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..judge.source import Definition
+from ..judge.verdict import Verdict
+from ..model.patch import Patch, Variant
+from ..model.state import RunFlag, State
+from .swap import Slot
+
+WAITING = frozenset({"pending", "superseded"})
+WORKING = frozenset({"live", "pending", "gated"})
+SERVING = frozenset({"live", "pending", "built-in", "superseded", "gated"})
+"""States that satisfy a requirement."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Work that a patch holds between its calls.
+
+    Attributes:
+        is_idle: whether it holds none.
+        waits_for: what it waits for until then, after "until".
+    """
+
+    is_idle: Callable[[], bool]
+    waits_for: str
+
+
+@dataclass(eq=False)
+class Member:
+    """One patch in this process.
+
+    Attributes:
+        patch: its declaration.
+        order: its place among all.
+        status: its state, and why; one object, so that no reader sees half of a change.
+        verdict: what was judged of its code.
+        ran: its run flag.
+        gate: why it runs only stock's code; "" while it does not.
+        slots: what it changes, by reference; noted before the first change.
+        seen: what it touches and relies on, as it was when that was verified last.
+        drains: what it holds.
+        end: the state and the reason that it is to have, once it has been taken off.
+    """
+
+    patch: Patch
+    order: int
+    status: tuple[State, str] = ("off", "not chosen")
+    verdict: Verdict | None = None
+    ran: RunFlag = field(default_factory=RunFlag)
+    gate: str = ""
+    slots: dict[str, Slot] = field(default_factory=dict)
+    seen: list[Any] = field(default_factory=list)
+    drains: tuple[Drain, ...] = ()
+    end: tuple[State, str] | None = None
+
+    @property
+    def state(self) -> State:
+        """What became of it."""
+        return self.status[0]
+
+    @property
+    def variant(self) -> Variant:
+        """The body of ours that applies."""
+        assert self.verdict is not None
+        assert self.verdict.variant is not None
+        return self.verdict.variant
+
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """What it changes and relies on, as the source has it."""
+        return (self.verdict.definitions if self.verdict else None) or {}
+
+    def waits_for(self) -> str:
+        """What must end before it may be taken off; "" if nothing must."""
+        return next((drain.waits_for for drain in self.drains if not drain.is_idle()), "")

@@ -1,0 +1,136 @@
+"""Whether the names that a patch touches and relies on still hold what they should."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ..judge.source import Definition
+from ..model.patch import module_of
+from ..model.patching import MISSING
+from .board import Board
+from .compiled import Compiled
+from .identity import Foreign, check, glimpse, owner_of, raw
+from .imports import Imports
+from .member import Member
+from .swap import Slot
+from .wrappers import describe
+
+
+class Verifier:
+    """Looks at memory, and knows the slots of this process. It changes nothing."""
+
+    def __init__(self, board: Board, imports: Imports, compiled: Compiled) -> None:
+        """Take where the slots are shown, what has been imported, and what code is stock's."""
+        self.compiled = compiled
+        self._board = board
+        self._imports = imports
+
+    def verify(self, member: Member) -> list[str]:
+        """Check every definition of a patch in memory.
+
+        Returns:
+            the foreign wrappers around its targets.
+
+        Raises:
+            Foreign: other code replaced one, or already added what the patch would add.
+        """
+        variant = member.variant
+        wrappers: list[str] = []
+        for definition in member.definitions.values():
+            for each in (definition, *definition.members):
+                reference = each.reference
+                if not self._imports.is_ready(module_of(reference)):
+                    continue  # it is verified when its import ends
+                slot = self._placed(member, reference)
+                if slot is not None:
+                    wrappers += self._require_ours(reference, slot, each)
+                    continue
+                stock = check(each, self.compiled)
+                if stock is not None and reference in variant.targets:
+                    wrappers += stock.wrappers
+        for reference in variant.adds:
+            slot = self._placed(member, reference)
+            if slot is not None:
+                wrappers += self._require_ours(reference, slot)
+                continue
+            owner, name = owner_of(reference)
+            if raw(owner, name) is not MISSING:
+                raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
+        return wrappers
+
+    def slot(self, member: Member, reference: str) -> Slot:
+        """The slot of a reference: the one that is there, or a new one.
+
+        Raises:
+            Foreign: what stands there is not stock's.
+            TypeError: its code can't be exchanged.
+        """
+        owner, name = owner_of(reference)
+        slot: Slot | None = self._board.slots.get((id(owner), name))
+        if slot is not None and (slot.layers or slot.stands()):
+            return slot
+        definition = member.definitions.get(reference)
+        stock = check(definition, self.compiled) if definition else None
+        held, inside = raw(owner, name), None
+        if stock and (stock.wrappers or isinstance(owner, ModuleType)):
+            held = inside = stock.function
+        # What is inert is made once: who has kept it calls the same one later.
+        if slot is not None and slot.is_for(held, inside):
+            return slot
+        return Slot(self._board, owner, name, held, inside)
+
+    def glimpse(self, member: Member) -> list[Any]:
+        """Objects that stay the same ones while what a patch touches and relies on does."""
+        variant = member.variant
+        inside = [slot.inside for slot in member.slots.values()]
+        return [
+            *glimpse((*variant.targets, *variant.adds, *variant.depends)),
+            *glimpse(
+                each.reference for found in member.definitions.values() for each in found.members
+            ),
+            *(getattr(function, "__code__", None) for function in inside),
+        ]
+
+    def _placed(self, member: Member, reference: str) -> Slot | None:
+        """The slot that a reference leads to, where something of ours stands there.
+
+        Raises:
+            Foreign: it no longer leads to what this patch changed.
+        """
+        owner, name = owner_of(reference)
+        own = member.slots.get(reference)
+        if own is not None and own.owner is not owner:
+            raise Foreign(
+                f"{reference} is stock's own again: its class was defined again, "
+                f"for example by a reload of {module_of(reference)}"
+            )
+        slot: Slot | None = self._board.slots.get((id(owner), name))
+        if slot is None:
+            return None
+        return slot if slot.layers or slot.stands() else None
+
+    def _require_ours(
+        self, reference: str, slot: Slot, definition: Definition | None = None
+    ) -> tuple[str, ...]:
+        """The foreign wrappers around what a slot shows.
+
+        Raises:
+            Foreign: it is not there any more.
+        """
+        wrappers = slot.wrappers(definition.decorators if definition else 0)
+        if wrappers is not None:
+            return wrappers
+        try:
+            again = definition is not None and check(definition, self.compiled) is not None
+        except Foreign:
+            again = False
+        if again:
+            raise Foreign(
+                f"{reference} is stock's own again: somebody restored it, "
+                f"or reloaded {module_of(reference)}"
+            )
+        held = raw(slot.owner, slot.name)
+        if held is MISSING:
+            raise Foreign(f"{reference} is gone from memory")
+        raise Foreign(f"{reference} is replaced by {describe(held)}")

@@ -1,12 +1,14 @@
 """A script for `test_faults`: activation with a fault at one place of the framework after another.
 
     python inject.py raises|kills FOLDERS STEP
-    python inject.py interrupts FOLDERS STEP SCENARIO APART
+    python inject.py FAULT FOLDERS STEP SCENARIO APART
 
 Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at every STEP-th call
-that code below the named folders of the framework makes. ``interrupts`` raises a KeyboardInterrupt
-at lines of theirs that run: in what changes things at every line, the first time that it does, and
-at one in APART the last and each STEP-th time too; elsewhere at one in APART, the first time.
+that code below the named folders of the framework makes. The others strike at lines of theirs that
+run: ``interrupts`` raises a KeyboardInterrupt, ``interrupts-twice`` another one some lines later,
+``fails`` a MemoryError; ``deactivates`` and ``activates`` call that, as a signal handler would.
+``interrupts`` does so in what changes things at every line, the first time that it runs, and at one
+in APART the last and each STEP-th time too. Elsewhere, and with the others, it is one in APART.
 Prints a list of what came of each attempt, the first of which is left alone.
 """
 
@@ -108,11 +110,12 @@ def at_calls(fault, watched, step):
 
 
 class Lines:
-    """The lines of the framework that run, in order, and an interruption at one of them."""
+    """The lines of the framework that run, in order, and what happens at one of them."""
 
-    def __init__(self, watched, at=None):
-        self.watched, self.at = watched, at
+    def __init__(self, watched, at=None, happens=None, again=0):
+        self.watched, self.at, self.happens, self.again = watched, at, happens, again
         self.places = []
+        self.struck = None
 
     def __enter__(self):
         sys.settrace(self.trace)
@@ -127,14 +130,35 @@ class Lines:
             place = f"{frame.f_code.co_filename[len(FOLDER) + 1 :]}:{frame.f_lineno}"
             self.places.append(place)
             if len(self.places) - 1 == self.at:
-                sys.settrace(None)
-                raise KeyboardInterrupt(place)
+                self.struck = self.struck or place
+                self.at = self.at + self.again if self.again else None
+                self.again = 0
+                if self.at is None:
+                    sys.settrace(None)
+                self.happens(place)
         return self.trace
 
 
-def interrupted(watched, scenario, at):
-    """Play a scenario with an interruption at one line, then continue."""
-    lines = Lines(watched, at)
+def interrupt(place):
+    raise KeyboardInterrupt(place)
+
+
+def fail(place):
+    raise MemoryError(place)
+
+
+HAPPENS = {
+    "fails": fail,
+    "interrupts": interrupt,
+    "interrupts-twice": interrupt,
+    "deactivates": lambda _: ours.deactivate(),
+    "activates": lambda _: ours.activate("all"),
+}
+
+
+def interrupted(watched, scenario, at, fault, again=0):
+    """Play a scenario with a fault at one line, then continue."""
+    lines = Lines(watched, at, HAPPENS[fault], again)
     outcome = {"scenario": scenario, "at": at, "where": None}
     if scenario == "imported before":
         modules()
@@ -149,8 +173,9 @@ def interrupted(watched, scenario, at):
                 ours.activate("all")
                 if scenario == "imported later":
                     modules()
-    except KeyboardInterrupt as interrupt:
-        outcome["where"] = str(interrupt)
+    except (KeyboardInterrupt, MemoryError):
+        outcome["interrupted"] = True
+    outcome["where"] = lines.struck
     if at is None:
         outcome["places"] = lines.places
     loaded = scenario != "imported later" or {"sglang.srt.a", "sglang.srt.b"} <= set(sys.modules)
@@ -166,12 +191,12 @@ def interrupted(watched, scenario, at):
     return outcome
 
 
-def at_lines(watched, step, scenario, apart):
+def at_lines(fault, watched, step, scenario, apart):
     # Every attempt must run the same lines: not with what an earlier one left in the cache folder,
     # nor with files that are too young to be kept at first (see `judge.cache`).
     os.environ["XDG_CACHE_HOME"] = os.devnull
     time.sleep(2.5)
-    whole = forked(interrupted, watched, scenario, None)
+    whole = forked(interrupted, watched, scenario, None, fault)
     times = {}
     for at, place in enumerate(whole.pop("places")):
         times.setdefault(place, []).append(at)
@@ -179,10 +204,20 @@ def at_lines(watched, step, scenario, apart):
     for number, (place, of_line) in enumerate(times.items()):
         changes = place.startswith("live")
         if number % apart == 0:
-            chosen |= {*of_line[::step], of_line[-1]} if changes else {of_line[0]}
-        elif changes:
+            repeats = changes and fault == "interrupts"
+            chosen |= {*of_line[::step], of_line[-1]} if repeats else {of_line[0]}
+        elif changes and fault == "interrupts":
             chosen.add(of_line[0])
-    return [whole, *(forked(interrupted, watched, scenario, at) for at in sorted(chosen))]
+    again = [0]
+    if fault == "interrupts-twice":  # in what the first one set going
+        again = [1, 3, 8, 20, 50, 120]
+    return [
+        whole,
+        *(
+            forked(interrupted, watched, scenario, at, fault, again[number % len(again)])
+            for number, at in enumerate(sorted(chosen))
+        ),
+    ]
 
 
 def forked(attempt, *arguments):
@@ -206,8 +241,8 @@ def forked(attempt, *arguments):
 if __name__ == "__main__":
     fault, folders, step = sys.argv[1], tuple(sys.argv[2].split(",")), int(sys.argv[3])
     use(*PATCHES)
-    if fault == "interrupts":
-        outcomes = at_lines(folders, step, sys.argv[4], int(sys.argv[5]))
+    if fault in HAPPENS:
+        outcomes = at_lines(fault, folders, step, sys.argv[4], int(sys.argv[5]))
     else:
         outcomes = at_calls({"raises": raises, "kills": kills}[fault], folders, step)
     print(json.dumps(outcomes))

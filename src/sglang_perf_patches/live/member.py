@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from ..judge.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import RunFlag, State
 from .swap import Slot
+
+logger = logging.getLogger("sglang_perf_patches")
 
 WAITING = frozenset({"pending", "superseded"})
 WORKING = frozenset({"live", "pending", "gated"})
@@ -78,4 +81,11 @@ class Member:
 
     def waits_for(self) -> str:
         """What must end before it may be taken off; "" if nothing must."""
-        return next((drain.waits_for for drain in self.drains if not drain.is_idle()), "")
+        for drain in self.drains:
+            try:
+                if drain.is_idle():
+                    continue
+            except Exception:  # it can't tell
+                logger.debug("%s: is it idle?", self.patch.id, exc_info=True)
+            return drain.waits_for
+        return ""

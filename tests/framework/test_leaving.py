@@ -1,0 +1,120 @@
+"""A patch that holds work stays on until that is done, and says what it waits for."""
+
+from __future__ import annotations
+
+import pytest
+from throwaway import Throwaway
+
+HEAD = """
+import logging, sys, time
+from throwaway_patches import *
+import throwaway_installs
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+import sglang.srt.a as a, sglang.srt.b as b
+
+held = []
+def holding(patching):
+    step(patching)
+    patching.drain(lambda: not held, "the last copy is made")
+def step(patching):
+    patching.override(f"{A}:Worker.step", lambda inner: lambda self, x: inner(self, x) + 100)
+throwaway_installs.holding = holding
+holds = declare("one.holds", install="holding", targets=(f"{A}:Worker.step",))
+
+def wait_for(what):
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline, engine.report()
+        time.sleep(0.05)
+"""
+
+
+def test_deactivate_waits_for_the_work_and_says_so(throwaway: Throwaway) -> None:
+    done = throwaway.run(
+        HEAD
+        + """
+use(holds, HELPER)
+assert {s.state for s in ours.activate("all").patches} == {"live"}
+held.append("a copy")
+ours.deactivate()
+assert a.Worker().step(1) == 102 and a.helper(1) == 1       # the other one holds nothing
+state = engine.report().of("one.holds")
+assert (state.state, state.reason) == (
+    "live", "to be taken off: waits until the last copy is made"
+), state
+assert ours.activate("all").of("one.holds").state == "live"  # of the one that is being left
+held.clear()
+wait_for(lambda: engine.report() is None)
+assert a.Worker().step(1) == 2
+assert {s.state for s in ours.activate("all").patches} == {"live"}
+assert a.Worker().step(1) == 102 and a.helper(1) == 1001
+"""
+    )
+    line = "sglang-perf-patches: deactivate() waits: one.holds until the last copy is made"
+    assert line in done.stderr
+
+
+def test_a_conflict_too(throwaway: Throwaway) -> None:
+    done = throwaway.run(
+        HEAD
+        + """
+def both(patching):
+    holding(patching)
+    patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
+throwaway_installs.holding_both = both
+targets = (f"{A}:Worker.step", f"{B}:Caller.call")
+use(declare("one.holds", install="holding_both", targets=targets))
+ours.activate("all")
+held.append("a copy")
+b.Caller.call = lambda self, x: -x
+engine.look_again()
+state = engine.report().of("one.holds")
+assert state.state == "live" and "conflict: sglang.srt.b:Caller.call is replaced" in state.reason
+assert "waits until the last copy is made" in state.reason, state
+assert a.Worker().step(1) == 102
+held.clear()
+wait_for(lambda: engine.report().of("one.holds").state == "conflict")
+assert a.Worker().step(1) == 2 and b.Caller().call(1) == -1
+time.sleep(0.5)      # the thread that took it off logs it
+"""
+    )
+    assert done.stderr.count("one.holds is conflict") == 1
+
+
+@pytest.mark.parametrize("order", ["holds, TEN", "TEN, holds"])
+def test_what_would_be_made_again_above_it_waits_too(throwaway: Throwaway, order: str) -> None:
+    """To take off a patch makes what stands above it again; that may hold work."""
+    throwaway.run(
+        HEAD
+        + f"""
+use({order})
+ours.activate("all")
+held.append("a copy")
+engine._current[0].take_off("one.ten")
+assert engine.report().of("one.ten").state == "live"
+held.clear()
+engine.look_again()
+assert engine.report().of("one.ten").state == "off"
+assert a.Worker().step(1) == 102
+"""
+    )
+
+
+def test_a_drain_that_fails_keeps_the_patch_on(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+def fails(patching):
+    step(patching)
+    patching.drain(lambda: held[0], "the last copy is made")
+throwaway_installs.fails = fails
+use(declare("one.fails", install="fails", targets=(f"{A}:Worker.step",)))
+ours.activate("all")
+ours.deactivate()
+assert a.Worker().step(1) == 102 and engine.report().of("one.fails").state == "live"
+held.append(True)
+ours.deactivate()
+assert a.Worker().step(1) == 2 and engine.report() is None
+"""
+    )

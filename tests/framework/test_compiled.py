@@ -212,7 +212,7 @@ for patch, name in (("one.step", "Worker.step"), ("two.helper", "helper")):
     state = states[patch]
     if patch == {patch!r}:
         assert state.state == "conflict" and name in state.reason, state
-        assert "not what its source says" in state.reason, state
+        assert "not what its source said" in state.reason, state
     else:
         assert state.state == "live", state
 """

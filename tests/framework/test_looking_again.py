@@ -142,6 +142,29 @@ assert a.Worker().step(1) == 2 and a.helper(1) == 1001
     )
 
 
+def test_a_dependency_is_verified_before_its_import_returns(throwaway: Throwaway) -> None:
+    path = throwaway.put("sglang/srt/c.py", "def relied_on():\n    return 1\n")
+    throwaway.run(
+        HEAD
+        + f"""
+import sglang.srt.a as a
+step = declare(
+    "one.step", install="step", targets=(f"{{A}}:Worker.step",), depends=("sglang.srt.c:relied_on",)
+)
+use(step, HELPER)
+assert {{s.state for s in ours.activate("all").patches}} == {{"live"}}
+with open({str(path)!r}, "w") as file:
+    file.write("def relied_on():\\n    return 2\\n")
+import sglang.srt.c as c
+state = engine.report().of("one.step")
+assert state.state == "conflict", state
+assert "sglang.srt.c:relied_on in memory is not what its source said" in state.reason, state
+assert "because of" not in state.reason, state
+assert a.Worker().step(1) == 2 and a.helper(1) == 1001
+"""
+    )
+
+
 def test_looking_again_costs_next_to_nothing_while_nothing_changes(throwaway: Throwaway) -> None:
     throwaway.run(
         HEAD

@@ -155,10 +155,7 @@ def _with_requirements(verdict: Verdict, verdicts: Mapping[str, Verdict]) -> Ver
 
 def _holds(marker: Marker, tree: Tree) -> bool:
     definition = tree.definition(marker.definition)
-    if definition is None:
-        return False
-    lacking = not marker.lacks or marker.lacks not in definition.text
-    return marker.contains in definition.text and lacking
+    return definition is not None and marker.contains in definition.text
 
 
 def _releases_with(reference: str, definition: Definition | None, known: Known) -> tuple[str, ...]:

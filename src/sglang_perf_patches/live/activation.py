@@ -372,17 +372,19 @@ class Activation:
             member.end = member.end or (state, reason)
             self._take_off_due()
         else:
-            self._end(member, state, reason)
+            self._end({member: (state, reason)})
 
-    def _end(self, member: Member, state: State, reason: str) -> None:
-        """Note that a patch is off for good, and end those that need it."""
-        member.end = None
-        self._set_status(member, state, reason)
-        if state != "off":
-            self._complain(member)
-        for other in list(self._working()):
-            if member.patch.id in other.patch.requires:
-                self._lose(other, "failed", f"it needs {member.patch.id}, which is {state}")
+    def _end(self, ends: Mapping[Member, tuple[State, str]]) -> None:
+        """Note that patches are off for good, and end those that need them."""
+        for member, (state, reason) in ends.items():
+            member.end = None
+            self._set_status(member, state, reason)
+            if state != "off":
+                self._complain(member)
+        for member, (state, _) in ends.items():
+            for other in list(self._working()):
+                if member.patch.id in other.patch.requires:
+                    self._lose(other, "failed", f"it needs {member.patch.id}, which is {state}")
 
     def _take_off_due(self) -> None:
         """Take off what is to be, together where that is possible, else what can be."""
@@ -424,9 +426,7 @@ class Activation:
             slot.forget_results()
         for member in of:
             member.slots = {}
-        for member in leaving:
-            if member.end is not None:
-                self._end(member, *member.end)
+        self._end({each: each.end for each in leaving if each.end is not None})
         return True
 
     def _why_it_stays(self, member: Member) -> str:

@@ -117,10 +117,9 @@ def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Sto
             if replacement is not None:
                 raise Foreign(f"{definition.reference} is replaced by {describe(replacement)}")
             if not compiled.has(link.__code__, definition):
-                whose = describe(link)
                 raise Foreign(
-                    f"{definition.reference} in memory is not what its source says, "
-                    f"because of {whose}"
+                    f"{definition.reference} in memory is not what its source said when it was "
+                    f"judged: the file or the code in memory was changed"
                 )
             # Stock's own decorators wrap too; only further wrappers come from other code.
             return Stock(link, foreign(links[: max(0, depth - definition.decorators)]))

@@ -25,13 +25,11 @@ Install = Callable[[Patching], None]
 class Marker:
     """Evidence in the source that upstream has a change built in.
 
-    ``definition`` must exist; where ``contains`` is given its source must hold that text, and
-    where ``lacks`` is given it must not.
+    ``definition`` must exist; where ``contains`` is given its source must hold that text.
     """
 
     definition: str
     contains: str = ""
-    lacks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

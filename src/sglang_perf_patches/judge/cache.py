@@ -1,8 +1,9 @@
 """What was read from the files of a tree, kept from one process to the next.
 
-One file a tree, in this user's own cache folder. What it holds of a source file is good for as long
-as that file's size and times are the same, and was made by this version of ours. It saves time and
-nothing else: one that can't be used, or isn't this user's alone, is as good as none.
+One file a tree, in this user's own cache folder. What it holds of a source file is good for that
+file's content, and was made by this version of ours. Sizes and times would not do: images that are
+built reproducibly have the same ones around another content. It saves time and nothing else: one
+that can't be used, or isn't this user's alone, is as good as none.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ NOTHING: Any = object()
 
 _TREES = 32
 """How many trees are kept: those that were written last."""
-_SETTLED_NS = 2_000_000_000
-"""A file changed again within one tick of its clock bears the same times: younger ones wait."""
 
-_Stamp = tuple[int, int, int]
+_Stamp = str
+"""What identifies the content of a file."""
 
 
 def user_folder() -> Path:
@@ -67,7 +67,7 @@ class Cache:
     def put(self, path: Path, name: str, value: Any) -> None:
         """Keep a value that JSON can hold, read from the file at `path` since the first `get`."""
         stamp = self._stamp(path)
-        if stamp is None or stamp != _stamp(path) or not _is_settled(stamp):
+        if stamp is None or stamp != _stamp(path):
             return
         files = self._loaded()
         stamped, values = files.get(os.fspath(path), (None, {}))
@@ -103,20 +103,15 @@ class Cache:
 
 def _stamp(path: Path) -> _Stamp | None:
     try:
-        about = path.stat()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
-    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
-
-
-def _is_settled(stamp: _Stamp) -> bool:
-    return max(stamp[1:]) < time.time_ns() - _SETTLED_NS
 
 
 def _made_by() -> str:
     """What a file must have been made by to be read: this code, in a Python with this syntax."""
     here = Path(__file__)
-    files = ("cache.py", "definition.py", "parsing.py", "source.py")
+    files = ("cache.py", "definition.py", "parsing.py", "source.py", "surroundings.py")
     stamps = [_stamp(here.with_name(name)) for name in files]
     return f"{__version__} {sys.implementation.cache_tag} {stamps}"
 
@@ -157,8 +152,7 @@ def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[st
         if data["made by"] != _made_by() or data["root"] != os.fspath(root):
             return {}
         return {
-            str(path): ((int(size), int(changed), int(moved)), dict(values))
-            for path, ((size, changed, moved), values) in data["files"].items()
+            str(path): (str(stamp), dict(values)) for path, (stamp, values) in data["files"].items()
         }
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}

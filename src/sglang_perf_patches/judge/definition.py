@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -32,21 +32,34 @@ class Definition:
         path: the file.
         lines: first line (decorators included) and last line of each piece: a name that is bound
             several times, as a property and its setter are, has several pieces.
-        digest: sha256 of `text`, in hexadecimal.
+        own: sha256 of `text`, in hexadecimal.
+        parts: what else its meaning hangs on, in words → a digest of that (see `surroundings`).
         decorators: how many decorators the last piece has.
         is_class: whether it is a class.
         is_function: whether it is a function, a coroutine function or a generator.
         members: the functions that its body defines, where it is a class.
+        values: the literals that it reads: reference → ``repr``.
+        defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
+        bases: of a class: the last name of each base, "" where it is no name.
     """
 
     reference: str
     path: Path
     lines: tuple[Span, ...]
-    digest: str
+    own: str
     decorators: int
     is_class: bool
     is_function: bool
     members: tuple[Definition, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """What identifies it: its own source, and the parts around it."""
+        return " ".join([self.own, *(f"{name}={part}" for name, part in self.parts.items())])
 
     @cached_property
     def text(self) -> str:
@@ -56,7 +69,7 @@ class Definition:
             TreeError: the file can't be read, or is not what it was when it was judged.
         """
         text = text_of(lines_of(self.path), self.lines)
-        if digest_of(text) != self.digest:
+        if digest_of(text) != self.own:
             raise TreeError(f"{self.path} changed while it was read")
         return text
 
@@ -87,6 +100,31 @@ def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
     """The dedented source of pieces of a file, one after the other."""
     pieces = (textwrap.dedent("\n".join(lines[first - 1 : last])) for first, last in spans)
     return "\n".join(pieces)
+
+
+def differing(known: str, found: str) -> str:
+    """In which part two digests of a definition differ, in words; "" if they are the same."""
+    before, after = (
+        dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, found)
+    )
+    for name in ("", *PARTS):
+        if before.get(name) != after.get(name):
+            return PARTS.get(name, "its source")
+    return ""
+
+
+PARTS = {
+    "header": "the header of a class around it",
+    "values": "a value that it reads",
+    "later": "what later lines of its file put in its place",
+    "override": "which classes of its file override it",
+}
+"""The parts of a digest, beside the source itself, and what they are of."""
+
+
+def _split(digest: str) -> list[str]:
+    own, *parts = digest.split(" ")
+    return [f"={own}", *parts]
 
 
 def digest_of(text: str) -> str:

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..model.patch import qualname_of
+from ..model.patch import module_of, qualname_of
 from .definition import Definition, TreeError, digest_of, lines_of, text_of
+from .surroundings import surroundings
 
 _Scope = ast.Module | ast.ClassDef
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -46,16 +47,23 @@ class Module:
             functions = [node for node in last.body if isinstance(node, _Function)]
             names = dict.fromkeys(node.name for node in functions)
             members = [self.definition(f"{reference}.{name}") for name in names]
+        around = surroundings(
+            self.lines, self.syntax, module_of(reference), qualname_of(reference), pieces
+        )
         spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
         return Definition(
             reference=reference,
             path=self.path,
             lines=spans,
-            digest=digest_of(text_of(self.lines, spans)),
+            own=digest_of(text_of(self.lines, spans)),
             decorators=len(last.decorator_list) if isinstance(last, _Named) else 0,
             is_class=isinstance(last, ast.ClassDef),
             is_function=isinstance(last, _Function),
             members=tuple(member for member in members if member),
+            parts=around.parts,
+            values=around.values,
+            defaults=around.defaults,
+            bases=around.bases,
         )
 
 

@@ -1,7 +1,8 @@
 """Reading a sglang tree as text: its place, its version and the text of its definitions.
 
 Nothing here imports sglang. A definition is identified by the sha256 of its own dedented source,
-decorators included and comments as they are, so a change elsewhere in the file does not matter.
+decorators included and comments as they are, and by what its meaning hangs on around it (see
+`surroundings`). A change elsewhere in the file does not matter.
 """
 
 from __future__ import annotations
@@ -196,7 +197,11 @@ def _to_keep(definition: Definition) -> dict[str, Any]:
     """A definition as JSON can hold it; `_from_kept` makes it again."""
     return {
         "lines": definition.lines,
-        "digest": definition.digest,
+        "own": definition.own,
+        "parts": dict(definition.parts),
+        "values": dict(definition.values),
+        "defaults": dict(definition.defaults),
+        "bases": definition.bases,
         "decorators": definition.decorators,
         "class": definition.is_class,
         "function": definition.is_function,
@@ -209,7 +214,11 @@ def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
         reference=reference,
         path=path,
         lines=tuple((int(first), int(last)) for first, last in kept["lines"]),
-        digest=str(kept["digest"]),
+        own=str(kept["own"]),
+        parts={str(name): str(part) for name, part in kept["parts"].items()},
+        values={str(name): str(text) for name, text in kept["values"].items()},
+        defaults={str(name): str(text) for name, text in kept["defaults"].items()},
+        bases=tuple(str(name) for name in kept["bases"]),
         decorators=int(kept["decorators"]),
         is_class=kept["class"] is True,
         is_function=kept["function"] is True,

@@ -9,11 +9,12 @@ from typing import Literal
 
 from ..model import releases
 from ..model.patch import Marker, Patch, PatchSet, Variant
+from .definition import differing
 from .source import Definition, Tree, TreeError
 
 Word = Literal["applies", "built-in", "absent", "refused"]
 Known = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Reference → {sha256 of the definition's source → releases that have it}."""
+"""Reference → {digest of the definition → releases that have it}."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _refusal(
     ]
     unknown += [reference for reference in variant.adds if tree.definition(reference)]
     gone = [name for name in unknown if name not in variant.adds and not tree.definition(name)]
-    what = f"{unknown[0]} is {'missing' if unknown[0] in gone else 'not the code we know'}"
+    what = f"{unknown[0]} is {_how(unknown[0], gone, there, known, nearest)}"
     more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     return Verdict(
         patch,
@@ -141,6 +142,24 @@ def _refusal(
         nearest=nearest,
         unknown=tuple(unknown),
     )
+
+
+def _how(
+    reference: str,
+    gone: Collection[str],
+    there: Mapping[str, Definition | None],
+    known: Known,
+    nearest: str,
+) -> str:
+    """In what a definition is other than in the nearest release."""
+    if reference in gone:
+        return "missing"
+    definition = there.get(reference)
+    for digest, where in known.get(reference, {}).items():
+        if definition is not None and nearest in where and digest.startswith(definition.own):
+            part = differing(digest, definition.digest)
+            return f"not the code we know: {part} changed" if part else "not the code we know"
+    return "not the code we know"
 
 
 def _with_requirements(verdict: Verdict, verdicts: Mapping[str, Verdict]) -> Verdict:
@@ -160,7 +179,12 @@ def _holds(marker: Marker, tree: Tree) -> bool:
 
 def _releases_with(reference: str, definition: Definition | None, known: Known) -> tuple[str, ...]:
     """The known releases whose code has this definition to the letter."""
-    return known.get(reference, {}).get(definition.digest, ()) if definition else ()
+    if definition is None:
+        return ()
+    hashes = known.get(reference, {})
+    # Of a source build only the definitions' own source is known.
+    builds = (name for name in hashes.get(definition.own, ()) if name not in releases.KNOWN)
+    return (*hashes.get(definition.digest, ()), *builds)
 
 
 def _age(release: str) -> int:

@@ -80,7 +80,7 @@ def is_compiled_from(code: CodeType, definition: Definition) -> bool:
     """As `Compiled.has`, by compiling."""
     try:
         lines, imported = _file(definition.path)
-        if digest_of(text_of(lines, definition.lines)) != definition.digest:
+        if digest_of(text_of(lines, definition.lines)) != definition.own:
             return False  # the file has changed since the verdict
         wanted = fingerprint(code)
         for first, last in definition.lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -78,6 +78,33 @@ def glimpse(references: Iterable[str]) -> list[Any]:
     return objects
 
 
+def check_values(definition: Definition, is_ours: Callable[[str], bool]) -> None:
+    """Verify that the literals which a definition reads are what the source says.
+
+    Args:
+        definition: whose.
+        is_ours: whether a reference leads to something of ours.
+
+    Raises:
+        Foreign: somebody changed one.
+    """
+    for reference, text in definition.values.items():
+        owner: Any = sys.modules.get(module_of(reference))
+        *classes, name = qualname_of(reference).split(".")
+        for each in classes:
+            owner = vars(owner).get(each) if owner is not None else None
+        held = vars(owner).get(name, MISSING) if owner is not None else MISSING
+        if held is MISSING and not classes:
+            raise Foreign(f"{reference}, which {definition.reference} reads, is gone from memory")
+        # A class may keep something else in its place, as an enumeration does.
+        is_kept = isinstance(held, int | float | str | bytes | tuple | None)
+        if (is_kept or not classes) and repr(held) != text and not is_ours(reference):
+            raise Foreign(
+                f"{reference}, which {definition.reference} reads, is {held!r:.80} "
+                f"in memory and {text} in the source"
+            )
+
+
 def check(definition: Definition, compiled: Compiled) -> Stock | None:
     """Verify that a definition's name holds its stock object; what a function's name holds.
 
@@ -95,6 +122,7 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
         module, qualname = module_of(definition.reference), qualname_of(definition.reference)
         if not isinstance(held, type) or not _is_class_of(held, module, qualname):
             raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
+        _check_bases(held, definition)
         return None
     if not definition.is_function:
         return None
@@ -121,9 +149,46 @@ def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Sto
                     f"{definition.reference} in memory is not what its source said when it was "
                     f"judged: the file or the code in memory was changed"
                 )
+            changed = _changed_default(link, definition)
+            if changed:
+                raise Foreign(f"the default of {changed} of {definition.reference} was changed")
             # Stock's own decorators wrap too; only further wrappers come from other code.
             return Stock(link, foreign(links[: max(0, depth - definition.decorators)]))
     raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
+
+
+def _check_bases(held: type, definition: Definition) -> None:
+    """Verify that a class has the bases that its source names.
+
+    Raises:
+        Foreign: it has others.
+    """
+    names = definition.bases
+    bases = [base for base in held.__bases__ if base is not object]
+    known = sys.modules.get(module_of(definition.reference))
+    for base, name in zip(bases, names, strict=False):
+        if name and base.__name__ != name and getattr(known, name, None) is not base:
+            raise Foreign(f"{definition.reference} has the base {describe(base)}, not {name}")
+    # What stands for several, such as Generic[T], may bring more than one or none.
+    if all(names) and len(bases) != len([name for name in names if name != "object"]):
+        raise Foreign(f"{definition.reference} has {len(bases)} bases, not {len(names)}")
+
+
+def _changed_default(function: FunctionType, definition: Definition) -> str:
+    """The parameter whose default is not the source's; "" if each is."""
+    if len(definition.lines) > 1:
+        return ""  # of several pieces, as a property's, any may be this one
+    code = function.__code__
+    positional = code.co_varnames[: code.co_argcount]
+    values = function.__defaults__ or ()
+    held = dict(zip(positional[len(positional) - len(values) :], values, strict=True))
+    held |= function.__kwdefaults__ or {}
+    for name in definition.defaults.keys() ^ held.keys():
+        return name
+    for name, text in definition.defaults.items():
+        if text and repr(held[name]) != text:
+            return name
+    return ""
 
 
 def _is_at(code: CodeType, definition: Definition) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,7 @@ from ..model.patch import module_of
 from ..model.patching import MISSING
 from .board import Board
 from .compiled import Compiled
-from .identity import Foreign, check, glimpse, owner_of, raw
+from .identity import Foreign, check, check_values, glimpse, owner_of, raw
 from .imports import Imports
 from .member import Member
 from .swap import Slot
@@ -42,6 +43,7 @@ class Verifier:
                 reference = each.reference
                 if not self._imports.is_ready(module_of(reference)):
                     continue  # it is verified when its import ends
+                check_values(each, partial(self._is_ours, member))
                 slot = self._placed(member, reference)
                 if slot is not None:
                     wrappers += self._require_ours(reference, slot, each)
@@ -91,6 +93,9 @@ class Verifier:
             ),
             *(getattr(function, "__code__", None) for function in inside),
         ]
+
+    def _is_ours(self, member: Member, reference: str) -> bool:
+        return self._placed(member, reference) is not None
 
     def _placed(self, member: Member, reference: str) -> Slot | None:
         """The slot that a reference leads to, where something of ours stands there.

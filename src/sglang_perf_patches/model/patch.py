@@ -155,7 +155,7 @@ class PatchSet:
         name: the word that switches the set.
         summary: one line for the README.
         patches: in the order in which they compose where they share a target.
-        known: reference → {sha256 of the definition's source → releases that have it}.
+        known: reference → {digest of the definition → releases that have it}.
     """
 
     name: str

@@ -1,0 +1,262 @@
+"""What a definition means by what is around it: only what has to be parsed imports this.
+
+The same text does something else in a class with other bases, beside a constant of another value,
+or where a later line puts something in its place. So each of these has its part in what identifies
+a definition, without being declared.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from .definition import Span, digest_of, text_of
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Named = _Function | ast.ClassDef
+_DIGITS = 12
+
+
+class Surroundings(NamedTuple):
+    """What is around a definition.
+
+    Attributes:
+        parts: what changed, in words → digest of the source of that.
+        values: reference → the ``repr`` of a literal that the definition reads.
+        defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
+        bases: of a class: the last name of each base, "" where it is no name.
+    """
+
+    parts: dict[str, str]
+    values: dict[str, str]
+    defaults: dict[str, str]
+    bases: tuple[str, ...]
+
+
+def surroundings(
+    lines: Sequence[str], syntax: ast.Module, module: str, qualname: str, own: Sequence[ast.stmt]
+) -> Surroundings:
+    """What is around a definition.
+
+    Args:
+        lines: of the file.
+        syntax: the file's.
+        module: its name.
+        qualname: the definition's.
+        own: the definition's statements.
+    """
+    *names, last = qualname.split(".")
+    classes = _enclosing(syntax, names)
+    read, attributes = _read_by(own)
+    constants = _assignments(syntax, read)
+    fields = {
+        f"{'.'.join(names[: depth + 1])}.{name}": found
+        for depth, each in enumerate(classes)
+        for name, found in _assignments(each, attributes | read).items()
+        if not (depth == len(classes) - 1 and name == last)
+    }
+    spans = {
+        "header": [_header(each) for each in classes],
+        "values": _spans(
+            [each for found in (*constants.values(), *fields.values()) for each in found]
+        ),
+        "later": _spans(_later(syntax, names, last)),
+    }
+    overriding = " ".join(sorted(_overriding(syntax, names[-1], last))) if names else ""
+    texts = {name: text_of(lines, found) for name, found in spans.items() if found}
+    if overriding:
+        texts["override"] = overriding
+    rebound = {
+        name for node in ast.walk(syntax) if isinstance(node, ast.Global) for name in node.names
+    }
+    literals = {
+        name: _literal(found) for name, found in (constants | fields).items() if name not in rebound
+    }
+    return Surroundings(
+        {name: digest_of(text)[:_DIGITS] for name, text in texts.items()},
+        {f"{module}:{name}": text for name, text in literals.items() if text is not None},
+        _defaults(own[-1]),
+        _base_names(own[-1]),
+    )
+
+
+def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
+    found: list[ast.ClassDef] = []
+    scope: ast.Module | ast.ClassDef = syntax
+    for name in names:
+        classes = (each for each in _statements(scope.body) if isinstance(each, ast.ClassDef))
+        bound = [each for each in classes if each.name == name]
+        if not bound:
+            break
+        scope = bound[-1]
+        found.append(bound[-1])
+    return found
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a body at any depth, but in other scopes."""
+    for node in body:
+        yield node
+        if not isinstance(node, _Named):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, block, ()))
+            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                yield from _statements(part.body)
+
+
+def _read_by(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
+    """The names and the attributes that code reads."""
+    names, attributes = set(), set()
+    for node in nodes:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+                names.add(each.id)
+            elif isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
+                attributes.add(each.attr)
+    return names, attributes
+
+
+def _assignments(scope: ast.Module | ast.ClassDef, names: set[str]) -> dict[str, list[ast.stmt]]:
+    """A scope's own assignments to names, and to those that they read in turn."""
+    assigned: dict[str, list[ast.stmt]] = {}
+    for node in _statements(scope.body):
+        for name in _targets(node):
+            assigned.setdefault(name, []).append(node)
+    found: dict[str, list[ast.stmt]] = {}
+    waiting = sorted(names & set(assigned))
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = assigned[name]
+            more, _ = _read_by(assigned[name])
+            waiting += sorted(more & set(assigned))
+    return found
+
+
+def _targets(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value):
+        targets = [node.target]
+    else:
+        return
+    for target in targets:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name):
+                yield each.id
+
+
+def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt]:
+    """Statements that put something in the place of a definition or of a class around it."""
+    qualname = [*names, last]
+    found: list[ast.stmt] = []
+    for node in _statements(syntax.body):
+        chains = [chain for target in _stored(node) if (chain := _chain(target))]
+        if names and isinstance(node, _Function | ast.Assign | ast.AnnAssign):
+            bound = [node.name] if isinstance(node, _Function) else list(_targets(node))
+            if names[0] in bound:
+                found.append(node)
+                continue
+        replaces = any(
+            len(each) > 1 and (each == qualname[: len(each)] or each[: len(qualname)] == qualname)
+            for each in chains
+        )
+        if replaces or (isinstance(node, ast.Expr) and _sets_attribute(node.value, qualname[0])):
+            found.append(node)
+    return found
+
+
+def _stored(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+
+
+def _chain(node: ast.expr) -> list[str]:
+    """``A.b.c`` as its names; none where it is something else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) else []
+
+
+def _sets_attribute(call: ast.expr, name: str) -> bool:
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id in {"setattr", "delattr"}
+        and bool(call.args)
+        and _chain(call.args[0])[:1] == [name]
+    )
+
+
+def _overriding(syntax: ast.Module, base: str, method: str) -> set[str]:
+    """The file's subclasses of a class that define a method of its again."""
+    classes = [node for node in _statements(syntax.body) if isinstance(node, ast.ClassDef)]
+    family = {base}
+    while more := {each.name for each in classes if family & _bases(each)} - family:
+        family |= more
+    return {
+        each.name
+        for each in classes
+        if each.name in family - {base}
+        and any(isinstance(node, _Function) and node.name == method for node in each.body)
+    }
+
+
+def _bases(node: ast.ClassDef) -> set[str]:
+    return {chain[-1] for base in node.bases if (chain := _chain(base))}
+
+
+def _base_names(node: ast.stmt) -> tuple[str, ...]:
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return tuple(chain[-1] if (chain := _chain(base)) else "" for base in bases)
+
+
+def _header(node: ast.ClassDef) -> Span:
+    parts = [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    last = max([node.lineno, *(each.end_lineno or 0 for each in parts)])
+    return first, last
+
+
+def _spans(nodes: Iterable[ast.stmt]) -> list[Span]:
+    return sorted({(node.lineno, node.end_lineno or node.lineno) for node in nodes})
+
+
+def _literal(nodes: Sequence[ast.stmt]) -> str | None:
+    """The value of a name that is bound once, as a literal's ``repr``."""
+    if len(nodes) != 1 or not isinstance(nodes[0], ast.Assign | ast.AnnAssign):
+        return None
+    if isinstance(nodes[0], ast.Assign) and not isinstance(nodes[0].targets[0], ast.Name):
+        return None
+    return _repr(nodes[0].value)
+
+
+def _repr(node: ast.expr | None) -> str | None:
+    if node is None:
+        return None
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    # Only what can't be changed in place, as a list can by stock itself.
+    return repr(value) if isinstance(value, int | float | str | bytes | tuple | None) else None
+
+
+def _defaults(node: ast.stmt) -> dict[str, str]:
+    if not isinstance(node, _Function):
+        return {}
+    of = node.args
+    positional = [*of.posonlyargs, *of.args]
+    pairs: list[tuple[ast.arg, ast.expr | None]] = list(
+        zip(positional[len(positional) - len(of.defaults) :], of.defaults, strict=True)
+    )
+    pairs += zip(of.kwonlyargs, of.kw_defaults, strict=True)
+    return {
+        name.arg: text if (text := _repr(default)) is not None else ""
+        for name, default in pairs
+        if default is not None
+    }

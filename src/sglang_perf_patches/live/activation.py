@@ -229,6 +229,8 @@ class Activation:
             for member in self._members.values():
                 if self._is_on(member):
                     member.end = _OFF  # whatever it was to have
+                elif member.end is None and member.state in WAITING | WORKING:
+                    self._set_status(member, *_OFF)
         self._take_off_due()
         if self.over:
             self._clear()
@@ -426,7 +428,8 @@ class Activation:
             slot.forget_results()
         for member in of:
             member.slots = {}
-        self._end({each: each.end for each in leaving if each.end is not None})
+        # Also the ends of those that went along because they need one of these.
+        self._end({each: each.end for each in of if each.end is not None})
         return True
 
     def _why_it_stays(self, member: Member) -> str:

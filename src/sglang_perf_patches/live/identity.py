@@ -166,6 +166,9 @@ def _check_bases(held: type, definition: Definition) -> None:
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
     known = sys.modules.get(module_of(definition.reference))
+    # What is no class in memory, as NamedTuple, is replaced when the class is made.
+    if any(not isinstance(getattr(known, name, type), type) for name in names if name):
+        return
     for base, name in zip(bases, names, strict=False):
         if name and base.__name__ != name and getattr(known, name, None) is not base:
             raise Foreign(f"{definition.reference} has the base {describe(base)}, not {name}")

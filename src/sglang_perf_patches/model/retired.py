@@ -39,7 +39,29 @@ class Alias:
     patch: str
 
 
-RETIRED: dict[str, Retired] = {}
+_NO_GAIN = "no gain was measured"
+
+RETIRED: dict[str, Retired] = {
+    "mla.flashinfer-host-indptr": Retired(
+        since=_NEXT,
+        because=_NO_GAIN,
+        instead="stock's own switch is SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR, from 0.5.23 on",
+    ),
+    "mla.flashinfer-plan": Retired(
+        since=_NEXT, because=_NO_GAIN, instead="upstream has it since 0.5.18"
+    ),
+    "mla.flashinfer-verify-plan": Retired(
+        since=_NEXT,
+        because=_NO_GAIN,
+        instead=(
+            "stock's own switch is SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN, from 0.5.23 on, for "
+            "topk = 1"
+        ),
+    ),
+    "mla.shared-flashmla-tables": Retired(
+        since=_NEXT, because="nothing of it was measured on a machine with the kernel"
+    ),
+}
 """Name → why it is gone."""
 
 ALIASES: dict[str, Alias] = {}

@@ -65,16 +65,15 @@ def _trtllm_drafts() -> Iterator[Piece]:
 
 def _masks() -> Iterator[Piece]:
     sizes = ((128, 4, 131_072), (512, 4, 163_840), (128, 5, 131_072))
-    for patch, kind in (("mla.verify-mask-fill", "triton"), ("mla.mask-scratch", "trtllm")):
-        for captured, draft, context in sizes:
-            for bs in (1, 64):
-                size: list[int] = []
-                yield Piece(
-                    patch,
-                    f"mask for {captured} x {draft} x {context:,}, {bs} requests",
-                    _tree(kind, captured, draft, context, bs, size),
-                    partial(size.__getitem__, -1),
-                )
+    for captured, draft, context in sizes:
+        for bs in (1, 64):
+            size: list[int] = []
+            yield Piece(
+                "mla.verify-mask-fill",
+                f"mask for {captured} x {draft} x {context:,}, {bs} requests",
+                _tree(captured, draft, context, bs, size),
+                partial(size.__getitem__, -1),
+            )
 
 
 def _relays() -> Iterator[Piece]:
@@ -291,27 +290,18 @@ def _relay(count: int) -> Callable[[], Made]:
     return make
 
 
-def _tree(
-    kind: str, captured: int, draft: int, context: int, bs: int, size: list[int]
-) -> Callable[[], Made]:
+def _tree(captured: int, draft: int, context: int, bs: int, size: list[int]) -> Callable[[], Made]:
     """Building the trees of a verify in the backend's preallocated mask."""
 
     def make() -> Made:
-        if kind == "triton":
-            modules = [import_module(f"{_ATTENTION}.triton_backend")]
-            backend_class = modules[0].TritonAttnBackend
-        else:
-            modules = list(wheels.trtllm())
-            backend_class = modules[0].TRTLLMMLABackend
-        arguments = server_args(
-            speculative_num_draft_tokens=draft, page_size=1 if kind == "triton" else 64
-        )
-        _publish(arguments, *modules, eagle_worker_v2)
+        module = import_module(f"{_ATTENTION}.triton_backend")
+        arguments = server_args(speculative_num_draft_tokens=draft)
+        _publish(arguments, module, eagle_worker_v2)
         runner = model_runner(
             arguments, mla=True, device=GPU, context=64, requests=max(captured, 2)
         )
         runner.model_config.context_len = context
-        backend = backend_class(runner)
+        backend = module.TritonAttnBackend(runner)
         # A graph's KV indices are not measured, and would take gigabytes.
         small = torch.zeros(1, dtype=torch.int64, device=GPU)
         backend.init_cuda_graph_state(captured, captured * draft, kv_indices_buf=small)
@@ -337,13 +327,12 @@ def _tree(
         made = act()
         torch.cuda.synchronize()
         cells: list[torch.Tensor] = []
-        if kind == "triton":  # TRT-LLM MLA reads no mask
-            at = 0
-            for length in given[4].tolist():
-                rows = made[0][at : at + draft * (length + draft)].reshape(draft, length + draft)
-                cells.append(rows[:, length:].to(torch.uint8).clone())
-                at += rows.numel()
-        again = _republished(act, arguments, *modules, eagle_worker_v2)
+        at = 0
+        for length in given[4].tolist():
+            rows = made[0][at : at + draft * (length + draft)].reshape(draft, length + draft)
+            cells.append(rows[:, length:].to(torch.uint8).clone())
+            at += rows.numel()
+        again = _republished(act, arguments, module, eagle_worker_v2)
         return again, [*cells, *(value.clone() for value in made[1:])]
 
     return make

@@ -58,6 +58,9 @@ RETIRED: dict[str, Retired] = {
             "topk = 1"
         ),
     ),
+    "mla.mask-scratch": Retired(
+        since=_NEXT, because=_NO_GAIN + " end to end", instead="upstream has it since 0.5.17"
+    ),
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
     ),

@@ -18,11 +18,6 @@ CASES: tuple[Case, ...] = (
         what="the tree cells of the mask, and the output of the verify's attention",
     ),
     Case(
-        patch="mla.mask-scratch",
-        compare=f"{_HERE}.mask_scratch:compare",
-        what="the trees of a TRT-LLM MLA verify",
-    ),
-    Case(
         patch="mla.sync-opt-out",
         compare=f"{_HERE}.sync_opt_out:compare",
         what="lengths, masks and metadata of verify, draft-extend and draft",

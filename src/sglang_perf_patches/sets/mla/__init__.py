@@ -223,83 +223,6 @@ _VERIFY_MASK_FILL = Patch(
     ),
 )
 
-_FLASHINFER_MLA = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAAttnBackend"
-_SCRATCH_TARGETS = (
-    f"{_TRTLLM}.init_cuda_graph_state",
-    f"{_TRTLLM}.get_verify_buffers_to_fill_after_draft",
-    _BUILD_TREE,
-)
-_SCRATCH_DEPENDS = (
-    f"{_FLASHINFER_MLA}.init_cuda_graph_state",
-    f"{_TRTLLM}.init_forward_metadata",
-    f"{_TRTLLM}.init_forward_metadata_out_graph",
-    f"{_TRTLLM}.forward_extend",
-)
-
-_MASK_SCRATCH = Patch(
-    id="mla.mask-scratch",
-    summary=("the verify mask that TRT-LLM MLA never reads shrinks to kilobytes and is not filled"),
-    why=(
-        "From 0.5.13 on TRT-LLM MLA gives the tree builder a preallocated mask, so that the "
-        "builder need not ask the GPU for a length. The mask has draft x (context + draft) cells "
-        "per request of the largest batch. Each step fills all of it, though the attention kernel "
-        "takes no mask. For a batch larger than the captured ones the builder writes past its end."
-    ),
-    how=(
-        "The mask has draft x draft cells per request. Trees are built in that layout. Nothing "
-        "fills the mask, because the kernel writes each cell. A batch that does not fit gets its "
-        "own mask."
-    ),
-    gain=(
-        "Every server with TRT-LLM MLA for the verify saves GPU memory. With a large mask it also "
-        "builds each verify faster; nothing was measured end to end. With 67 or 84 MB the host's "
-        "launches take longer than the fill. The present form launches no fill. One H200:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("memory of the mask", "67 to 336 MB", "2 to 8 KB"),
-        ("fill of 67 MB, each step", "24 µs", "none"),
-        ("fill of 336 MB, each step", "103 µs", "none"),
-        ("fill of 1.07 GB, each step", "320 µs", "none"),
-        ("building the verify input with 336 MB, 0.5.13.post1", "111 to 113 µs", "48 µs"),
-        (
-            "the same with 67 or 84 MB, a form that still filled the small mask",
-            "",
-            "1 to 2 µs more",
-        ),
-    ),
-    condition=(
-        "EAGLE or MTP with spec v2, --attention-backend trtllm_mla (or tokenspeed_mla) for the "
-        "verify, and CUDA graphs. The gain depends on the captured batch size times the context "
-        "length."
-    ),
-    upstream=(
-        "sgl-project/sglang#31527",
-        "sgl-project/sglang#32886",
-        "sgl-project/sglang#32920",
-    ),
-    built_in_since="0.5.17",
-    markers=(Marker(definition=f"{_TRTLLM}.verify_mask"),),
-    anchors=(f"{_TRTLLM}.get_verify_buffers_to_fill_after_draft",),
-    absent_because="TRT-LLM MLA has no preallocated verify mask there",
-    variants=(
-        Variant(
-            releases=between("0.5.13", "0.5.15.post1"),
-            install=f"{_HERE}.mask_scratch:install",
-            targets=_SCRATCH_TARGETS,
-            depends=(*_SCRATCH_DEPENDS, *_DRAFTS),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=("0.5.16",),
-            install=f"{_HERE}.mask_scratch:install",
-            targets=_SCRATCH_TARGETS,
-            depends=(*_SCRATCH_DEPENDS, f"{_COMMON}:build_eagle_verify_input"),
-            awaits=(_UTILS,),
-        ),
-    ),
-)
-
 _HYBRID = f"{_ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
 _BASE = f"{_ATTENTION}.base_attn_backend:AttentionBackend"
 _TRITON_DRAFT = f"{_ATTENTION}.triton_backend:TritonMultiStepDraftBackend"
@@ -329,6 +252,8 @@ _OPT_OUT_TRITON = (
 )
 _OPT_OUT_TRTLLM = (
     f"{_TRTLLM}.needs_cpu_seq_lens",
+    f"{_TRTLLM}.init_cuda_graph_state",
+    f"{_TRTLLM}.get_verify_buffers_to_fill_after_draft",
     f"{_TRTLLM}.init_forward_metadata",
     f"{_TRTLLM}.init_forward_metadata_out_graph",
     f"{_TRTLLM}._apply_cuda_graph_metadata",
@@ -397,7 +322,6 @@ _SYNC_OPT_OUT = Patch(
         "reads it. Without it, and without the barrier that upstream built, the KV of a shared "
         "prefix could be overwritten, so it is not backported"
     ),
-    requires=("mla.mask-scratch",),
     variants=(
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
@@ -927,7 +851,6 @@ _PAGE_TABLE_BOUND = Patch(
 PATCHES: tuple[Patch, ...] = (
     _DRAFT_METADATA,
     _VERIFY_MASK_FILL,
-    _MASK_SCRATCH,
     _SYNC_OPT_OUT,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,

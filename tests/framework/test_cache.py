@@ -123,8 +123,10 @@ def test_a_file_is_known_by_its_content_and_not_by_what_its_folder_says_of_it(
     same = path.stat()
     before = read(root)
     write(root, TEXT.replace("x + 1", "x + 2"))
-    monkeypatch.setattr(os, "stat", lambda *_, **__: same)
-    monkeypatch.setattr(os, "fstat", lambda *_, **__: same)
+    stat_of = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda file, **how: same if file == path else stat_of(file, **how)
+    )
     after = source.at(root).definition(REFERENCE)
     assert before
     assert after
@@ -171,7 +173,7 @@ def lie(file: Path) -> None:
     """Another digest for a definition."""
     text = file.read_text()
     digest = json.loads(text.partition("\n")[2])["files"].popitem()[1][1]
-    known = digest[f"definition:{REFERENCE}"]["digest"]
+    known = digest[f"definition:{REFERENCE}"]["own"]
     file.write_text(text.replace(known, "0" * 64))
 
 

@@ -34,14 +34,28 @@ class Surroundings(NamedTuple):
     bases: tuple[str, ...]
 
 
+def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
+    """The module's names that functions of it bind again, which have no value of their own."""
+    if not any("global" in line for line in lines):
+        return frozenset()
+    statements = (node for node in ast.walk(syntax) if isinstance(node, ast.Global))
+    return frozenset(name for node in statements for name in node.names)
+
+
 def surroundings(
-    lines: Sequence[str], syntax: ast.Module, module: str, qualname: str, own: Sequence[ast.stmt]
+    lines: Sequence[str],
+    syntax: ast.Module,
+    rebound: frozenset[str],
+    module: str,
+    qualname: str,
+    own: Sequence[ast.stmt],
 ) -> Surroundings:
     """What is around a definition.
 
     Args:
         lines: of the file.
         syntax: the file's.
+        rebound: what `rebound_names` gives of it.
         module: its name.
         qualname: the definition's.
         own: the definition's statements.
@@ -67,9 +81,6 @@ def surroundings(
     texts = {name: text_of(lines, found) for name, found in spans.items() if found}
     if overriding:
         texts["override"] = overriding
-    rebound = {
-        name for node in ast.walk(syntax) if isinstance(node, ast.Global) for name in node.names
-    }
     literals = {
         name: _literal(found) for name, found in (constants | fields).items() if name not in rebound
     }

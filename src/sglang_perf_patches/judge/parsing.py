@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..model.patch import module_of, qualname_of
+from ..model.patch import qualname_of
 from .definition import Definition, TreeError, digest_of, lines_of, text_of
 from .surroundings import rebound_names, surroundings
 
@@ -52,9 +52,9 @@ class Module:
             self.lines,
             self.syntax,
             self._rebound,
-            module_of(reference),
-            qualname_of(reference),
+            reference,
             pieces,
+            is_package=self.path.name == "__init__.py",
         )
         spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
         return Definition(
@@ -70,6 +70,7 @@ class Module:
             values=around.values,
             defaults=around.defaults,
             bases=around.bases,
+            imports=around.imports,
         )
 
 

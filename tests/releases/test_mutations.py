@@ -127,11 +127,7 @@ def names_read(definition: Definition, how: set[str]) -> set[str]:
     while waiting:
         code = waiting.pop()
         waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
-        found |= {
-            str(each.argval)
-            for each in dis.get_instructions(code)
-            if each.opname in how
-        }
+        found |= {str(each.argval) for each in dis.get_instructions(code) if each.opname in how}
     return found
 
 

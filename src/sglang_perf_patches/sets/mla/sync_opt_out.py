@@ -154,7 +154,7 @@ def _lend_masks(patching: Patching) -> None:
     the graph's buffer has no room.
     """
     forward_mode = patching.module("sglang.srt.model_executor.forward_batch_info").ForwardMode
-    # The last mask from a backend, and the context. mla.mask-scratch handles TRT-LLM's small one.
+    # The last mask from a backend, and the context.
     lent: list[tuple[weakref.ref[Any], int]] = []
 
     def verifying(backend: Any) -> Any:
@@ -167,7 +167,7 @@ def _lend_masks(patching: Patching) -> None:
             backend = verifying(self)
             mask, positions = backend.get_verify_buffers_to_fill_after_draft()
             lent.clear()
-            if mask is not None and not _is_of(backend, TRTLLM):
+            if mask is not None:
                 lent.append((weakref.ref(mask), self.max_context_len))
             return [mask, positions]
 

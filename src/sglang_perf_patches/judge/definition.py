@@ -40,7 +40,8 @@ class Definition:
         members: the functions that its body defines, where it is a class.
         values: the literals that it reads: reference → ``repr``.
         defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
-        bases: of a class: the last name of each base, "" where it is no name.
+        bases: of the class that it is, or is in: the last name of each base, "" where it is no
+            name.
         imports: the constants of other files that it reads: reference → the name that its own
             module has for one, "" where only a function has it.
     """

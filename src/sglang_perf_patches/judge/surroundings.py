@@ -26,7 +26,8 @@ class Surroundings(NamedTuple):
         parts: what changed, in words → digest of the source of that.
         values: reference → the ``repr`` of a literal that the definition reads.
         defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
-        bases: of a class: the last name of each base, "" where it is no name.
+        bases: of the class that it is, or is in: the last name of each base, "" where it is no
+            name.
         imports: references of constants that it reads and that its file imports from sglang → the
             name that the module has for it, "" where only a function has it.
     """
@@ -96,7 +97,7 @@ def surroundings(
         {name: part_digest_of(text) for name, text in texts.items()},
         {f"{module}:{name}": text for name, text in literals.items() if text is not None},
         _defaults(own[-1]),
-        _base_names(own[-1]),
+        _base_names([*classes, own[-1]]),
         _imported(syntax, own, read, module if is_package else module.rpartition(".")[0], module),
     )
 
@@ -253,8 +254,9 @@ def _bases(node: ast.ClassDef) -> set[str]:
     return {chain[-1] for base in node.bases if (chain := _chain(base))}
 
 
-def _base_names(node: ast.stmt) -> tuple[str, ...]:
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
+def _base_names(nodes: Iterable[ast.stmt]) -> tuple[str, ...]:
+    """Of the innermost class."""
+    *_, bases = [[], *(node.bases for node in nodes if isinstance(node, ast.ClassDef))]
     return tuple(chain[-1] if (chain := _chain(base)) else "" for base in bases)
 
 

@@ -72,11 +72,11 @@ def glimpse(references: Iterable[str]) -> list[Any]:
     for reference in references:
         owner: Any = sys.modules.get(module_of(reference))
         for name in qualname_of(reference).split("."):
-            objects.append(owner)
+            objects += owner, getattr(owner, "__bases__", None)
             owner = getattr(owner, "__dict__", {}).get(name)
         function = underlying(owner)
-        objects += owner, getattr(function, "__code__", None), getattr(owner, "__bases__", None)
-        objects.append(getattr(function, "__defaults__", None))
+        objects += owner, getattr(owner, "__bases__", None)
+        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
         objects += (getattr(function, "__kwdefaults__", None) or {}).values()
     return objects
 

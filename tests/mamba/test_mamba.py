@@ -68,16 +68,12 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
     expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
-    if release != "0.5.16":  # whose pool does it itself
-        expected |= {"mamba.layer-views"}
     if release == SENDS_EARLY:
         expected |= {"mamba.pd-state-index"}
     if release in OLD:
         expected |= {"mamba.track-mask"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
-    if RELEASES.index(release) >= RELEASES.index("0.5.17"):
-        expected |= {"mamba.flashinfer-plan"}
     if release in CAPTURED:
         expected |= {"mamba.gdn-prefill-graph", "mamba.gdn-prefill-graph-triton"}
     patches = applying(release)
@@ -114,7 +110,6 @@ def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> No
     else:
         assert here["forwards"] == stock["forwards"]
         assert here["metadata"] == stock["metadata"]
-    assert here["flashinfer"] == stock["flashinfer"]
     for made, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
         assert made["waits"] == (expected["waits"] if made["requests"] == 1 else 0)
 
@@ -171,20 +166,6 @@ def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
 
 
 @each_in_depth
-def test_flashinfers_plan_does_not_wait(found: Found, release: str) -> None:
-    results = found(release)
-    stock = results["stock"]["flashinfer"]
-    has_it = RELEASES.index(release) >= RELEASES.index("0.5.17")
-    assert (stock is not None) == has_it
-    if not has_it:
-        assert results["mamba"]["states"]["mamba.flashinfer-plan"] == "absent"
-        return
-    assert max(stock) == 4
-    assert set(results["mamba"]["flashinfer"]) == {0}
-    assert "mamba.flashinfer-plan" in results["mamba"]["ran"]
-
-
-@each_in_depth
 def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None:
     said = found(release)["mamba"]["debug"]
     assert said.pop("right") == ""
@@ -224,11 +205,6 @@ def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found) -> None:
     assert said["rows of others"] == [False, False, False]
 
 
-@each_in_depth
-def test_a_pool_keeps_its_views_but_not_in_a_compiled_graph(found: Found, release: str) -> None:
-    assert found(release)["mamba"]["compiled"] == {"places": 1, "kept": True}
-
-
 @EACH
 def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
     """Replayed graphs read nothing of it, so it would cost every step for nothing."""
@@ -248,7 +224,7 @@ def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
 def test_deactivated_is_stock(found: Found, release: str) -> None:
     results = found(release)
     again = results["stock again"]
-    for part in ("forwards", "fallbacks", "mamba2", "flashinfer", "names"):
+    for part in ("forwards", "fallbacks", "mamba2", "names"):
         assert again[part] == results["stock"][part], part
     assert again["ran"] == []
 

@@ -42,7 +42,6 @@ from sglang_perf_patches.proof.mamba.rig import Lightning
 from sglang_perf_patches.sets.mamba import (
     chunk_indices,
     host,
-    layer_views,
     lightning_rows,
     pd_state_index,
     state_slots,
@@ -54,7 +53,7 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 def main() -> None:
     found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(compared.gdn().rig.layers)}
     passes = ["none", "mamba", *(["mamba.track-mask"] if play.is_old() else []), "none"]
-    parts = (forwards, fallbacks, mamba2, flashinfer, names, idle)
+    parts = (forwards, fallbacks, mamba2, names, idle)
     for number, selection in enumerate(passes):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
@@ -72,7 +71,6 @@ def main() -> None:
             here["busy"] = busy()
             if compared.STATE_INDEX in _applying():
                 here["state index"] = state_index()
-            here["compiled"] = compiled()
         sglang_perf_patches.deactivate()
         found[label] = here
     print(json.dumps(found))
@@ -109,22 +107,12 @@ def mamba2() -> Any:
     ]
 
 
-def flashinfer() -> Any:
-    """Waits of the checkpoint plan of FlashInfer's prefill, where the release has one."""
-    if not compared.source_has(
-        "linear.kernels.gdn_flashinfer", "maybe_build_flashinfer_checkpoint"
-    ):
-        return None
-    return [len(compared.checkpoints(batch)[1]) for batch in EXAMPLES]
-
-
 def idle() -> Any:
     """Waits with a device that has nothing else to do, and metadata made then."""
     with compared.idle():
         return {
             "forwards": forwards(),
             "metadata": [_found(compared.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
-            "flashinfer": flashinfer(),
             "mamba2": mamba2(),
         }
 
@@ -246,19 +234,6 @@ def state_index() -> dict[str, Any]:
             batch, _ = scheduling.scheduled(gdn.rig, requests)
         found["rows of others"] = sends(True)
     return found
-
-
-def compiled() -> dict[str, Any]:
-    """What a graph of Dynamo makes of a pool's views, asked before and after the pool kept some."""
-    pool = compared.gdn().rig.pool.mamba_pool
-    vars(pool).pop(layer_views._HELD, None)
-    graph = torch.compile(
-        lambda: pool.mamba2_layer_cache(1).temporal, backend="eager", fullgraph=True
-    )
-    with torch.inference_mode():
-        views = [graph(), (kept := pool.mamba2_layer_cache(1)).temporal, graph()]
-        again = pool.mamba2_layer_cache(1) is kept
-    return {"places": len({(view.data_ptr(), view.stride()) for view in views}), "kept": again}
 
 
 class _Other:

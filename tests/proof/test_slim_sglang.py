@@ -83,16 +83,6 @@ BREAKS = {
         "return host.to_device([indices], self.device)[0]",
         "return host.to_device([indices + 1], self.device)[0]",
     ),
-    "mamba.layer-views": (
-        "mamba/layer_views.py",
-        "if held is None or held[0] is not states:",
-        "if held is None:",
-    ),
-    "mamba.flashinfer-plan": (
-        "mamba/flashinfer_plan.py",
-        "host.to_device(made, device)",
-        "host.to_device([tensor + 1 for tensor in made], device)",
-    ),
     "mamba.pd-state-index": (
         "mamba/state_slots.py",
         "slot = self.copy[row].clone()",

@@ -42,6 +42,10 @@ class Alias:
 _NO_GAIN = "no gain was measured"
 
 RETIRED: dict[str, Retired] = {
+    "mamba.flashinfer-plan": Retired(since=_NEXT, because=_NO_GAIN),
+    "mamba.layer-views": Retired(
+        since=_NEXT, because="no gain beyond the spread was measured", instead="0.5.16 does it"
+    ),
     "mla.flashinfer-host-indptr": Retired(
         since=_NEXT,
         because=_NO_GAIN,

@@ -28,16 +28,6 @@ CASES: tuple[Case, ...] = (
         what="outputs and states of gated-delta-net forwards, metadata, the scheduler's batches",
     ),
     Case(
-        patch="mamba.layer-views",
-        compare=f"{_HERE}:layer_views",
-        what="outputs and states of forwards, and the views that a pool hands out",
-    ),
-    Case(
-        patch="mamba.flashinfer-plan",
-        compare=f"{_HERE}:flashinfer_plan",
-        what="the checkpoint plan of FlashInfer's prefill",
-    ),
-    Case(
         patch="mamba.mamba2-chunk-indices",
         compare=f"{_HERE}:chunk_indices",
         what="outputs and states of Mamba2 forwards, and their metadata",

@@ -15,7 +15,7 @@ import torch
 from ...sets.mamba import host
 from .. import Different, Inputs
 from ..comparing import same, some
-from . import play, sending, views, waits
+from . import play, sending
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
@@ -27,8 +27,6 @@ PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 TRITON = "mamba.gdn-prefill-graph-triton"
 TRACK_MASK = "mamba.track-mask"
 ZERO_SYNC = "mamba.zero-sync"
-VIEWS = "mamba.layer-views"
-PLAN = "mamba.flashinfer-plan"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
 STATE_INDEX = "mamba.pd-state-index"
@@ -41,10 +39,6 @@ REPLAYS = 1
 
 ONE_FORWARD = 15
 """Waits that mamba.track-mask leaves, however many layers there are."""
-
-DECODES = (*FORWARDS["decode"], *FORWARDS["decode, none"])
-AGAIN = (DECODES, (*DECODES, *FORWARDS["no mask"]))
-"""Forwards at all but the first of which a pool has handed out its views before."""
 
 SCHEDULED = (
     (Request(65), Request(9), Request(70, 64), Request(128, 128)),
@@ -120,21 +114,6 @@ def zero_sync(inputs: Inputs) -> int:
         count += alike([[ZERO_SYNC]], kda, drawn)
         count += same(ZERO_SYNC, kda, drawn_steps, ran=False)
     return count
-
-
-def layer_views(inputs: Inputs) -> int:
-    """``mamba.layer-views``: forwards on views that were handed out before, and the views."""
-    wanted = some(inputs, AGAIN)
-    count = same(VIEWS, gdn().forwards, wanted)
-    if len(wanted) == len(AGAIN):
-        scenario = prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[0]
-        count += same(VIEWS, mamba2().forwards, [scenario * 2])
-    return count + same(VIEWS, views.asked, inputs(views.draw, METADATA))
-
-
-def flashinfer_plan(inputs: Inputs) -> int:
-    """``mamba.flashinfer-plan``: the checkpoint plan, also where stock refuses to make one."""
-    return alike([[PLAN, ZERO_SYNC]], checkpoints, [*EDGES, *inputs(draw, METADATA)])
 
 
 def chunk_indices(inputs: Inputs) -> int:
@@ -224,23 +203,6 @@ def _mixed(wanted: Batch, batch: Any) -> Played:
         made = module.Mamba2Metadata.prepare_mixed(metadata, chunk, batch)
     parts = {name: play.placed(value) for name, value in vars(made.mixed_metadata).items()}
     return {"mixed": parts, "rest": play.fields_of(made)}, found
-
-
-def checkpoints(wanted: Batch) -> Played:
-    """The plan of FlashInfer's prefill."""
-    name = "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
-    module = importlib.import_module(name)
-    batch = gdn().batch(wanted)
-    with gdn().counting():
-        gdn().rig.backend.init_forward_metadata(batch)
-    plan = gdn().rig.backend.forward_metadata
-    error = None
-    with gdn().counting() as found:
-        try:
-            module.maybe_build_flashinfer_checkpoint_plan(batch, plan, waits.DEVICE)
-        except ValueError as raised:
-            error = str(raised)
-    return {"plan": play.fields_of(plan), "error": error}, found
 
 
 def _module(name: str) -> Any:

@@ -149,8 +149,7 @@ _ZERO_SYNC = Patch(
         "the host has worked it out: there a prefill is left to stock unless the device still has "
         "other work, such as another forward, 50 microseconds later. SGLANG_PERF_PATCHES_DEBUG=1 "
         "compares the host's lists with the device on each prefill and raises an error that shows "
-        "both if they differ. "
-        "The index plan of FlashInfer's prefill is not covered; mamba.flashinfer-plan covers it."
+        "both if they differ."
     ),
     gain=(
         "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token 6 to 13 % "
@@ -243,36 +242,6 @@ _ZERO_SYNC = Patch(
                 f"{_BATCH}.mamba_track_aligned_lens",
                 *_gdn_depends(_GDN),
             ),
-        ),
-    ),
-)
-
-_FLASHINFER_PLAN = Patch(
-    id="mamba.flashinfer-plan",
-    summary="plan FlashInfer's GDN checkpoints from the host's lists, without a sync",
-    why=(
-        "FlashInfer's gated-delta-net prefill is the default on Hopper GPUs in recent releases. It "
-        "plans its state checkpoints by reading four tensors back from the device, each time a "
-        "tracked request ends off a chunk boundary."
-    ),
-    how=(
-        "Stock's own planning runs on CPU tensors made from the lists that mamba.zero-sync "
-        "provides. Its two results go to the device in one pinned, non-blocking copy. An idle "
-        "device answers stock's reads at once, so stock's code runs there."
-    ),
-    gain=(
-        "No gain was measured. A forward that follows other work of the device has four waits less."
-    ),
-    condition="A tracked prefill with FlashInfer's GDN kernels, while the device is busy.",
-    absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
-    requires=("mamba.zero-sync",),
-    variants=(
-        Variant(
-            releases=between("0.5.17", "0.5.23"),
-            install=f"{_SETS}.flashinfer_plan:install",
-            awaits=(UTILS,),
-            targets=(f"{_FLASHINFER}:maybe_build_flashinfer_checkpoint_plan",),
-            depends=(*_LISTS, f"{_GDN}.init_forward_metadata"),
         ),
     ),
 )
@@ -646,69 +615,11 @@ _PD_STATE_INDEX = Patch(
     ),
 )
 
-_STATES = "sglang.srt.mem_cache.memory_pool:MambaPool"
-
-_LAYER_VIEWS = Patch(
-    id="mamba.layer-views",
-    summary="make a layer's views of the states once, not at each forward",
-    why=(
-        "All layers' states lie in a few tensors of the pool. At each forward that replays no "
-        "graph, each linear-attention layer asks the pool for its part: a view of each tensor, in "
-        "a new object with up to eight fields. The tensors stay where they are while the pool "
-        "lives, so the answer is always the same."
-    ),
-    how=(
-        "The pool keeps what it answered for each layer, as 0.5.16 does. It asks stock's code "
-        "again if its tensors were exchanged, and inside torch.compile. Pools of other classes, "
-        "such as the unified memory pool, are left to stock. The wait for states that are being "
-        "loaded comes before the pool is asked, and stays."
-    ),
-    gain=(
-        "Nobody gains more than the spread: by the medians the first token of a short prompt comes "
-        "1 or 2 % sooner on 0.5.10.post1, 0.5.11 and 0.5.17, and as soon as stock's on 0.5.23. The "
-        "host takes about 0.97 of its time for a layer of an eager prefill. One H200:"
-    ),
-    figures=(
-        ("measured", "the set with it : without it"),
-        ("first token of 519 tokens, 0.5.10.post1", "0.991 (0.956 to 1.034)"),
-        ("the same, 0.5.11", "0.983 (0.938 to 1.023)"),
-        ("the same, 0.5.17", "0.986 (0.971 to 1.021)"),
-        ("the same, 0.5.23", "1.003 (0.966 to 1.022)"),
-        ("the host's time for a layer, 0.5.11, 1 x 519 tokens", "0.97 (0.96 to 1.00)"),
-        ("the same, 0.5.17", "0.97 (0.96 to 1.02)"),
-        ("the same, 0.5.23", "0.97 (0.93 to 0.98)"),
-        ("PyTorch's operator calls for that layer, 0.5.17", "94 -> 90"),
-    ),
-    condition=(
-        "Prefills of a hybrid model that the host's launches limit: short prompts and small "
-        "batches, where the layers run outside a graph. A decode step that replays a graph gains "
-        "nothing."
-    ),
-    upstream_note="0.5.16 keeps the views, and no other release does",
-    markers=(Marker(definition=f"{_STATES}.mamba2_layer_cache", contains="_layer_cache_by_id"),),
-    variants=tuple(
-        Variant(
-            releases=releases,
-            install=f"{_SETS}.layer_views:install",
-            awaits=(UTILS,),
-            targets=(f"{_STATES}.mamba2_layer_cache",),
-            depends=(
-                f"{_STATES}.State",
-                f"{_STATES}.SpeculativeState",
-                f"{_POOL}.mamba2_layer_cache",
-            ),
-        )
-        for releases in (between("0.5.9", "0.5.15.post1"), between("0.5.17", "0.5.23"))
-    ),
-)
-
 PATCHES = (
     _PREFILL_GRAPH,
     _PREFILL_GRAPH_TRITON,
     _TRACK_MASK,
     _ZERO_SYNC,
-    _LAYER_VIEWS,
-    _FLASHINFER_PLAN,
     _CHUNK_INDICES,
     _LIGHTNING_ROWS,
     _PD_STATE_INDEX,

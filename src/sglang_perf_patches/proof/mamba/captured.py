@@ -145,6 +145,7 @@ class Captured:
                 raise AssertionError(f"{batch!r} replays no graph")
             given = self.play.batch(batch)
             self._feed(runner, number)
+            self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
             with ExitStack() as stack:
                 if wanted.loads:
                     stack.enter_context(loading(self.play.rig.pool, batch, self.play.counter))

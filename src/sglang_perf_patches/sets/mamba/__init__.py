@@ -366,6 +366,7 @@ _CHUNK_INDICES = Patch(
 _HYBRID_BACKEND = f"{_HYBRID}:HybridLinearAttnBackend"
 _RADIX = "sglang.srt.layers.radix_linear_attention"
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+_POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
 
 _PREFILL_GRAPH = Patch(
@@ -433,6 +434,8 @@ _PREFILL_GRAPH = Patch(
                 f"{_GDN}.forward_extend",
                 f"{_BASE}._track_mamba_state_extend",
                 *_chunk_targets(_FLA),
+                f"{_HYBRID_BACKEND}.__init__",
+                f"{_RUNNER}.capture_one_shape",
             ),
             adds=tuple(
                 f"{_GDN}.{name}"
@@ -445,7 +448,6 @@ _PREFILL_GRAPH = Patch(
                 )
             ),
             depends=(
-                f"{_HYBRID_BACKEND}.__init__",
                 f"{_HYBRID_BACKEND}.linear_extend_in_graph",
                 f"{_HYBRID_BACKEND}.init_forward_metadata_for_breakable_cuda_graph_capture",
                 f"{_HYBRID_BACKEND}.prepare_forward_metadata_for_breakable_cuda_graph_replay",
@@ -453,7 +455,6 @@ _PREFILL_GRAPH = Patch(
                 f"{_RADIX}:_linear_attention_with_output_impl",
                 f"{_RADIX}:_linear_extend_in_graph",
                 f"{_RUNNER}.capture_prepare",
-                f"{_RUNNER}.capture_one_shape",
                 f"{_RUNNER}.load_batch",
                 f"{_RUNNER}.can_replay_locally",
                 f"{_RUNNER}._init_forward_metadata_for_capture",
@@ -472,6 +473,7 @@ _PREFILL_GRAPH = Patch(
                 f"{_METADATA}:ForwardMetadata",
                 f"{_ATTENTION}.mamba.prefill_track_metadata:build_prefill_track_plan",
                 f"{_BATCH}.mamba_track_aligned_lens",
+                f"{_POOL}.mamba2_layer_cache",
                 f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
                 f"{_ATTENTION}.mamba.causal_conv1d:causal_conv1d_fn",
                 f"{_CONV}:causal_conv1d_fn",
@@ -553,7 +555,6 @@ _PREFILL_GRAPH_TRITON = Patch(
     ),
 )
 
-_POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
 _PREFILL = "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin"
 _LATE_PAGES = (
     "sglang.srt.disaggregation.mooncake.conn:MooncakeKVSender.supports_host_tensor_indices"

@@ -23,7 +23,7 @@ from ...bench.server.shown import to_text
 from ...judge import source
 from ...model.selection import Selection
 from .. import last_bench
-from ..redact import shown_flags
+from ..flags import shown_flags
 from . import add_json, selected, tree_at
 from .listing import ENTRY_POINT
 

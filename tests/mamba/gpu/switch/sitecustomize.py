@@ -13,6 +13,7 @@ import time
 import traceback
 
 import dummy_weights
+import sides
 import wrapt
 
 _FOLDER = os.environ.get("TURNS_FOLDER", "")
@@ -22,15 +23,11 @@ class _Sides:
     """What differs between the sides in this process."""
 
     def __init__(self, scheduler):
-        from sglang_perf_patches.live import engine
-
+        self.sides = sides.Sides()
         self.runner = scheduler.tp_worker.model_runner
         self.pool = self.runner.req_to_token_pool.mamba_pool
-        slots = [slot for each in engine._current for slot in each._slots.values()]
-        self.shown = [slot.shown() for slot in slots]
-        self.less = [slot.without(os.environ.get("LEFT_OUT", "")) for slot in slots]
         self.graphs = {"patched": getattr(self.runner, "prefill_cuda_graph_runner", None)}
-        self.said = {"slots": sum(bool(change.layers) for change in self.shown)}
+        self.said = {"patches": sorted(self.sides.patches)}
         self.kernels = {}
         backend = self.runner.attn_backend
         linear = getattr(backend, "linear_attn_backend", None)
@@ -82,9 +79,8 @@ class _Sides:
         self.turn("patched")
 
     def turn(self, side):
-        for change in self.less if side == "less" else self.shown:
-            kept = change.layers and side in {"patched", "less"}
-            change.apply() if kept else change.slot.clear()
+        left_out = {"patched": [], "less": [os.environ.get("LEFT_OUT", "")]}
+        self.sides.show(left_out.get(side))
         if side in self.kernels:
             self.dispatcher.extend_kernel = self.kernels[side]
         if self.graphs.get(side) is not None:

@@ -1,7 +1,7 @@
 """Showing stock's and ours by turns in a process in which patches are live, for measurements.
 
-``deactivate()`` would wait until nothing that a patch holds is used, and a patch that is off for good
-does not come back. Here the board alone changes: whoever asks keeps the patched calls away.
+``deactivate()`` would wait until nothing that a patch holds is used, and a patch that is off for
+good does not come back. Here the board alone changes: whoever asks keeps the patched calls away.
 """
 
 from sglang_perf_patches.live import engine

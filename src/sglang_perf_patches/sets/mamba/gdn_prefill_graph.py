@@ -367,6 +367,23 @@ def _tracked(
 
 
 # -- within the graph ------------------------------------------------------------------------------
+#
+# Python of a layer runs at the capture only. What stock's does there beside launching kernels, from
+# RadixLinearAttention down, and what does it at a replay:
+#
+# - The pool waits for the load of the layer's states: `_wait_for_loads`.
+# - The layer cuts its input and its output to the batch's tokens, and zeroes further rows. The
+#   capture has the bucket's; by the tables, kernels leave zeros in rows of no request.
+# - It narrows the batch's out_cache_loc while it runs and puts it back: nothing is left of that.
+# - It goes by the batch's mode, its prefixes, its lengths and the tracked rows: `Tables`. Only
+#   plain and mixed prefills are captured.
+# - The chunk functions keep their last results by tensor: they are not asked for static offsets.
+# - chunk_fwd_o picks its tile by the tokens: `Tables.fits`.
+# - Metadata sets the verify's routing, the items of a multi-item prompt, and translates the tracked
+#   slots of the batch: `_fill`. This is done before the layers, also by stock.
+# - Calls are logged where SGLANG_KERNEL_API_LOGLEVEL asks for it: missing, as for any graph.
+#
+# `proof.mamba.captured` replays nothing but noted kernels, and compares all of these with stock's.
 
 
 class _Prefixes:
@@ -388,8 +405,6 @@ def _forward_extend(inner: Any) -> Any:
         tables = _tables_of(self.forward_metadata)
         if tables is None or forward_batch.forward_mode.is_target_verify():
             return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
-        # What Python does in a layer is done once, at the capture; see "Python side effects" on the
-        # patch's page for each of them and what does it at a replay.
         if layer.layer_id not in tables.layers:
             tables.layers.append(layer.layer_id)
         tables.keep_windows(

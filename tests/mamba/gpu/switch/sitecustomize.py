@@ -16,7 +16,14 @@ import dummy_weights
 import sides
 import wrapt
 
+from sglang_perf_patches.sets.mamba import gdn_prefill_graph
+
+_WAIT = gdn_prefill_graph._wait_for_loads
 _FOLDER = os.environ.get("TURNS_FOLDER", "")
+
+
+def _no_wait(backend, tables):
+    """In place of the patch's wait."""
 
 
 class _Sides:
@@ -24,6 +31,10 @@ class _Sides:
 
     def __init__(self, scheduler):
         self.sides = sides.Sides()
+        self.loaded = 0
+        controller = getattr(scheduler.tree_cache, "cache_controller", None)
+        if controller is not None:
+            controller.start_loading = self._counted(controller.start_loading)
         self.runner = scheduler.tp_worker.model_runner
         self.pool = self.runner.req_to_token_pool.mamba_pool
         self.graphs = {"patched": getattr(self.runner, "prefill_cuda_graph_runner", None)}
@@ -78,9 +89,19 @@ class _Sides:
             setattr(backend, name, value)
         self.turn("patched")
 
+    def _counted(self, start_loading):
+        def counted():
+            producer = start_loading()
+            self.loaded += producer >= 0
+            return producer
+
+        return counted
+
     def turn(self, side):
-        left_out = {"patched": [], "less": [os.environ.get("LEFT_OUT", "")]}
+        gdn_prefill_graph._wait_for_loads = _no_wait if side == "unwaited" else _WAIT
+        left_out = {"patched": [], "unwaited": [], "less": [os.environ.get("LEFT_OUT", "")]}
         self.sides.show(left_out.get(side))
+        side = "patched" if side == "unwaited" else side
         if side in self.kernels:
             self.dispatcher.extend_kernel = self.kernels[side]
         if self.graphs.get(side) is not None:
@@ -127,7 +148,12 @@ class _Sides:
             try:
                 with torch.inference_mode():
                     torch.cuda.synchronize()
-                    does = {"zero": self.zero, "sums": self.sums, "said": lambda: self.said}
+                    does = {
+                        "zero": self.zero,
+                        "sums": self.sums,
+                        "said": lambda: self.said,
+                        "loads": lambda: self.loaded,
+                    }
                     answer = does[word]() if word in does else self.turn(word)
                     torch.cuda.synchronize()
             except Exception:

@@ -78,11 +78,6 @@ BREAKS = {
         "self._destinations[:count].copy_(tracked.slots)",
         "self._destinations[:count].copy_(tracked.slots.flip(0))",
     ),
-    "mamba.zero-sync": (
-        "mamba/zero_sync.py",
-        "return host.to_device([indices], self.device)[0]",
-        "return host.to_device([indices + 1], self.device)[0]",
-    ),
     "mamba.pd-state-index": (
         "mamba/state_slots.py",
         "slot = self.copy[row].clone()",

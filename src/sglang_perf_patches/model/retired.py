@@ -71,7 +71,9 @@ RETIRED: dict[str, Retired] = {
 }
 """Name → why it is gone."""
 
-ALIASES: dict[str, Alias] = {}
+ALIASES: dict[str, Alias] = {
+    "mamba.track-mask": Alias(since=_NEXT, patch="mamba.zero-sync"),
+}
 """Old name → what it means."""
 
 

@@ -18,11 +18,6 @@ CASES: tuple[Case, ...] = (
         what="outputs and states of replayed prefills, with those of Triton's kernels",
     ),
     Case(
-        patch="mamba.track-mask",
-        compare=f"{_HERE}:track_mask",
-        what="outputs and states of gated-delta-net forwards, and their metadata",
-    ),
-    Case(
         patch="mamba.zero-sync",
         compare=f"{_HERE}:zero_sync",
         what="outputs and states of gated-delta-net forwards, metadata, the scheduler's batches",

@@ -23,55 +23,9 @@ _LAYOUT = (None, _TRACK_SLOT, _CACHE_SLOT, _TRACK_SLOT)
 def install(patching: Patching) -> None:
     """0.5.9 to 0.5.10.post1: rows in lists, and queries in each layer."""
     refuse_platforms(patching)
-<<<<<<< HEAD
-    _record_rows(patching, _rows_from_lists)
-    _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR, always=True)
-
-
-def install_with_lists(patching: Patching) -> None:
-    """0.5.11 to 0.5.12.post1: the scheduler appends each request's row to lists."""
-    refuse_platforms(patching)
-    _record_rows(patching, _rows_from_lists)
-    _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
-
-
-def install_with_entries(patching: Patching) -> None:
-    """0.5.13 to 0.5.15.post1: each request's row is an entry object."""
-    refuse_platforms(patching)
-    _record_rows(patching, _rows_from_entries)
-    _compute_on_host(patching, "sglang.srt.layers.attention.fla.index", _FOUR)
-
-
-def install_with_moved_kernels(patching: Patching) -> None:
-    """0.5.16 to 0.5.19: the same, with the FLA kernels in ``sglang.kernels``."""
-    refuse_platforms(patching)
-    _record_rows(patching, _rows_from_entries)
-    _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _FOUR)
-
-
-def install_with_nine(patching: Patching) -> None:
-    """0.5.20: the same, with nine index tensors instead of four."""
-    refuse_platforms(patching)
-    _record_rows(patching, _rows_from_entries)
-    _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", _NINE)
-
-
-def install_on_own_lists(patching: Patching) -> None:
-    """0.5.21 on: the ForwardBatch has the lists, and stock itself makes the SSM indices of them."""
-    refuse_platforms(patching)
-    _compute_on_host(patching, "sglang.kernels.ops.attention.fla.index", None)
-
-
-def _compute_on_host(
-    patching: Patching, fla: str, layout: tuple[int, ...] | None, *, always: bool = False
-) -> None:
-    """Stock queries an idle device in less time than this takes, unless each layer does."""
     patching.anytime("what it leaves on a batch are stock's values, which stock's code reads too")
-    _known_batches(patching, always)
-=======
     record_from_lists(patching)
     _known_batches(patching)
->>>>>>> retire
     patching.override(f"{_BACKEND}._init_track_conv_indices", _conv_indices)
     patching.override(f"{_BACKEND}._init_track_ssm_indices", _ssm_indices)
     for name in ("prepare_chunk_indices", "prepare_chunk_offsets"):

@@ -93,6 +93,8 @@ def check_values(definition: Definition, is_ours: Callable[[str], bool]) -> None
     """
     for reference, text in definition.values.items():
         owner: Any = sys.modules.get(module_of(reference))
+        if owner is None:
+            continue  # a function imports it when it runs
         *classes, name = qualname_of(reference).split(".")
         for each in classes:
             owner = vars(owner).get(each) if owner is not None else None

@@ -291,6 +291,81 @@ def test_bad_input_is_one_sentence(
     assert said in done.stderr
 
 
+RETIRED = """
+from sglang_perf_patches.model import retired
+retired.RETIRED["one.gone"] = retired.Retired(
+    since="9.9", because="no gain was measured", instead="stock's own switch is SGLANG_X")
+retired.ALIASES["one.old"] = retired.Alias(since="9.9", patch="one.step")
+"""
+GONE = "one.gone is retired in 9.9: no gain was measured; stock's own switch is SGLANG_X\n"
+OLD = "one.old is part of one.step since 9.9: that is meant\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "selection", "code", "said"),
+    [
+        (("list",), "one.gone", 0, GONE),
+        (("list", "--json"), "all,-one.gone", 0, GONE),
+        (("doctor", "--sglang-path", "."), "one.gone", 0, GONE),
+        (("run", "true"), "one.gone", 0, GONE),
+        (("list",), "one.old", 0, OLD),
+        (("explain", "one.old"), "none", 0, ""),
+        (("explain", "one.gone", "--json"), "none", 0, GONE),
+        (("verify", "one.gone"), "all", 1, GONE),
+        (("bench", "one.gone"), "all", 1, GONE),
+    ],
+)
+def test_a_name_that_is_gone_is_one_line(
+    throwaway: Throwaway, tree: Path, words: tuple[str, ...], selection: str, code: int, said: str
+) -> None:
+    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
+        file.write(RETIRED)
+    given = [str(tree) if word == "." else word for word in words]
+    for strict in (None, "1"):
+        variables = {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": strict}
+        done = command(throwaway, *given, **variables)
+        expected = f"sglang-perf-patches: {said}" if said else ""
+        assert (done.returncode, done.stderr) == (code, expected)
+
+
+def test_explain_of_names_that_are_gone(throwaway: Throwaway, tree: Path) -> None:
+    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
+        file.write(RETIRED)
+    assert command(throwaway, "explain", "one.gone").stdout == f"sglang-perf-patches: {GONE}"
+    data = json.loads(command(throwaway, "explain", "one.gone", "--json").stdout)
+    assert (data["id"], data["retired"]["since"]) == ("one.gone", "9.9")
+    shown = command(throwaway, "explain", "one.old").stdout
+    assert shown.startswith(f"sglang-perf-patches: {OLD}")
+    assert "one.step" in shown.partition("\n")[2]
+    data = json.loads(command(throwaway, "explain", "one.old", "--json").stdout)
+    assert data["id"] == "one.step"
+
+
+def test_a_process_says_once_what_is_gone_and_is_stock(throwaway: Throwaway, tree: Path) -> None:
+    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
+        file.write(RETIRED)
+    script = """
+import logging
+logging.basicConfig(format="%(levelname)s %(message)s")
+import sglang_perf_patches
+for _ in range(2):
+    report = sglang_perf_patches.activate()
+import sglang.srt.a
+print({state.state for state in report.patches})
+"""
+    variables = {"SGLANG_PERF_PATCHES": "one.gone", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=throwaway.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "{'off'}\n"
+    assert done.stderr == f"WARNING sglang-perf-patches: {GONE}"
+
+
 @pytest.mark.parametrize("damage", ["truncated", "binary", "unreadable"])
 def test_a_damaged_file_refuses_its_patches_in_one_sentence(
     throwaway: Throwaway, tree: Path, damage: str

@@ -67,17 +67,13 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 @EACH
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
-    expected = {"mamba.zero-sync", "mamba.mamba2-chunk-indices"}
-    if release != "0.5.16":  # whose pool does it itself
-        expected |= {"mamba.layer-views"}
+    expected = {"mamba.mamba2-chunk-indices"}
     if release == SENDS_EARLY:
         expected |= {"mamba.pd-state-index"}
     if release in OLD:
-        expected |= {"mamba.track-mask"}
+        expected |= {"mamba.zero-sync"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
-    if RELEASES.index(release) >= RELEASES.index("0.5.17"):
-        expected |= {"mamba.flashinfer-plan"}
     if release in CAPTURED:
         expected |= {"mamba.gdn-prefill-graph", "mamba.gdn-prefill-graph-triton"}
     patches = applying(release)
@@ -98,6 +94,10 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
     assert (waits["decode, none"], waits["decode"]) == (asks, 2 * asks)
     assert set(results["mamba"]["forwards"]) == set(waits)
     here = dict(results["mamba"]["forwards"])
+    if release not in OLD:
+        assert here == results["stock"]["forwards"]
+        assert results["mamba"]["states"]["mamba.zero-sync"] == "built-in"
+        return
     for decode in DECODES:  # stock's
         assert here.pop(decode) == results["stock"]["forwards"][decode]
     assert not any(here.values())
@@ -106,38 +106,11 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
 
 @each_in_depth
 def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> None:
-    """From 0.5.11 on: the answer is there sooner than the host would work it out."""
+    """By a single Mamba2 request: the answer is there sooner than the host would work it out."""
     results = found(release)
     here, stock = results["mamba"]["idle"], results["stock"]["idle"]
-    if release in OLD:
-        assert not any(here["forwards"].values())
-    else:
-        assert here["forwards"] == stock["forwards"]
-        assert here["metadata"] == stock["metadata"]
-    assert here["flashinfer"] == stock["flashinfer"]
     for made, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
         assert made["waits"] == (expected["waits"] if made["requests"] == 1 else 0)
-
-
-@pytest.mark.parametrize("release", OLD)
-def test_track_mask_alone_asks_once_a_forward(found: Found, release: str) -> None:
-    """Its one query for the rows replaces three in each layer."""
-    results = found(release)
-    layers = results["layers"]
-    waits = results["mamba.track-mask"]["forwards"]["half"]
-    assert sum(waits.values()) == stock_waits(release, layers) - 3 * layers + 1
-    assert max(waits.values()) <= 2
-    assert results["mamba.track-mask"]["ran"] == ["mamba.track-mask"]
-
-
-@pytest.mark.parametrize("release", OLD)
-def test_upstreams_names_are_there(found: Found, release: str) -> None:
-    results = found(release)
-    newest = found("0.5.11", "names")["names"]
-    for selection in ("mamba", "mamba.track-mask"):
-        assert results[selection]["names"] == newest
-    assert set(results["stock"]["names"].values()) == {"missing"}
-    assert set(results["stock again"]["names"].values()) == {"missing"}
 
 
 @each_in_depth
@@ -147,11 +120,11 @@ def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
     for name, plan in results["mamba"]["fallbacks"].items():
         assert plan["fields"] == stock[name]["fields"], name
         assert plan["chunks"] == stock[name]["chunks"], name
-    for name in ("tensors", "half", "relabelled", "longer"):
-        # On the old releases mamba.track-mask still serves it, and asks for the rows itself.
-        own = int(release in OLD)
-        assert results["mamba"]["fallbacks"][name]["waits"] == stock[name]["waits"] + own, name
-    assert results["mamba"]["fallbacks"]["split"]["waits"] == stock["split"]["waits"]
+    if release not in OLD:
+        assert results["mamba"]["fallbacks"] == stock
+        return
+    for name in ("tensors", "half", "relabelled", "longer", "split"):
+        assert results["mamba"]["fallbacks"][name]["waits"] == stock[name]["waits"], name
     # The lengths are known, but not what is tracked.
     for name in ("padded", "exchanged"):
         assert 0 < results["mamba"]["fallbacks"][name]["waits"] < stock[name]["waits"], name
@@ -168,20 +141,6 @@ def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
         assert expected["waits"] == 1 + chunks
         assert made["waits"] == 0
     assert "mamba.mamba2-chunk-indices" in results["mamba"]["ran"]
-
-
-@each_in_depth
-def test_flashinfers_plan_does_not_wait(found: Found, release: str) -> None:
-    results = found(release)
-    stock = results["stock"]["flashinfer"]
-    has_it = RELEASES.index(release) >= RELEASES.index("0.5.17")
-    assert (stock is not None) == has_it
-    if not has_it:
-        assert results["mamba"]["states"]["mamba.flashinfer-plan"] == "absent"
-        return
-    assert max(stock) == 4
-    assert set(results["mamba"]["flashinfer"]) == {0}
-    assert "mamba.flashinfer-plan" in results["mamba"]["ran"]
 
 
 @each_in_depth
@@ -224,11 +183,6 @@ def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found) -> None:
     assert said["rows of others"] == [False, False, False]
 
 
-@each_in_depth
-def test_a_pool_keeps_its_views_but_not_in_a_compiled_graph(found: Found, release: str) -> None:
-    assert found(release)["mamba"]["compiled"] == {"places": 1, "kept": True}
-
-
 @EACH
 def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
     """Replayed graphs read nothing of it, so it would cost every step for nothing."""
@@ -248,7 +202,7 @@ def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
 def test_deactivated_is_stock(found: Found, release: str) -> None:
     results = found(release)
     again = results["stock again"]
-    for part in ("forwards", "fallbacks", "mamba2", "flashinfer", "names"):
+    for part in ("forwards", "fallbacks", "mamba2"):
         assert again[part] == results["stock"][part], part
     assert again["ran"] == []
 
@@ -260,12 +214,9 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
     captures = 3 * (release in CAPTURED)
     sends = 3 * (release == SENDS_EARLY)
-    assert len(said) == 7 + tracks_lightning + captures + sends
+    of_zero_sync = 6 * (release in OLD)
+    assert len(said) == 2 + of_zero_sync + tracks_lightning + captures + sends
     for name, outcome in said.items():
-        if name in {"positions", "no list"} and release in OWN_LISTS:
-            assert outcome == "equal: 1", name  # stock reads its own lists there
-        else:
-            assert outcome.startswith("different: "), (name, outcome)
-    for name in {"no list", "no lengths", "no rows"} & set(said):
-        if said[name].startswith("different"):
-            assert "waits at" in said[name]
+        assert outcome.startswith("different: "), (name, outcome)
+    for name in {"no list", "no lengths"} & set(said):
+        assert "waits at" in said[name]

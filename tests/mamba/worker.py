@@ -1,7 +1,7 @@
 """What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
 
-Prints one JSON object with what each part found, for the tests to judge. With ``names`` or
-``broken`` as an argument, only the part of that name runs. `sglang_perf_patches.proof` shows that
+Prints one JSON object with what each part found, for the tests to judge. With ``broken`` as an
+argument, only that part runs. `sglang_perf_patches.proof` shows that
 both sides compute the same.
 """
 
@@ -42,7 +42,6 @@ from sglang_perf_patches.proof.mamba.rig import Lightning
 from sglang_perf_patches.sets.mamba import (
     chunk_indices,
     host,
-    layer_views,
     lightning_rows,
     pd_state_index,
     state_slots,
@@ -53,8 +52,8 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 def main() -> None:
     found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(compared.gdn().rig.layers)}
-    passes = ["none", "mamba", *(["mamba.track-mask"] if play.is_old() else []), "none"]
-    parts = (forwards, fallbacks, mamba2, flashinfer, names, idle)
+    passes = ["none", "mamba", "none"]
+    parts = (forwards, fallbacks, mamba2, idle)
     for number, selection in enumerate(passes):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
@@ -72,7 +71,6 @@ def main() -> None:
             here["busy"] = busy()
             if compared.STATE_INDEX in _applying():
                 here["state index"] = state_index()
-            here["compiled"] = compiled()
         sglang_perf_patches.deactivate()
         found[label] = here
     print(json.dumps(found))
@@ -109,33 +107,14 @@ def mamba2() -> Any:
     ]
 
 
-def flashinfer() -> Any:
-    """Waits of the checkpoint plan of FlashInfer's prefill, where the release has one."""
-    if not compared.source_has(
-        "linear.kernels.gdn_flashinfer", "maybe_build_flashinfer_checkpoint"
-    ):
-        return None
-    return [len(compared.checkpoints(batch)[1]) for batch in EXAMPLES]
-
-
 def idle() -> Any:
     """Waits with a device that has nothing else to do, and metadata made then."""
-    with compared.idle():
+    with mock.patch.object(host, "is_busy", return_value=False):
         return {
             "forwards": forwards(),
             "metadata": [_found(compared.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
-            "flashinfer": flashinfer(),
             "mamba2": mamba2(),
         }
-
-
-def names() -> Any:
-    """Upstream's three names, as the layers of 0.5.11 read them."""
-    gdn = compared.gdn()
-    requests = (Request(65), Request(9, tracked=False), Request(64))
-    gdn.rig.backend.init_forward_metadata(gdn.batch(Batch(requests)))
-    plan = gdn.rig.backend.forward_metadata
-    return {name: _plain(getattr(plan, name, "missing")) for name in play.OWN}
 
 
 def debug() -> Any:
@@ -148,14 +127,14 @@ def debug() -> Any:
     gdn = compared.gdn()
     found = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
-        gdn.rig.backend.init_forward_metadata(gdn.batch(prefill))
+        compared.mixed_of(prefill, gdn.batch(prefill))
         found["right"] = ""
         for name in changed:
             batch = gdn.batch(prefill)
             held = getattr(batch, name)
             held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
             try:
-                gdn.rig.backend.init_forward_metadata(batch)
+                compared.mixed_of(prefill, batch)
                 found[name] = ""
             except host.HostDataMismatch as mismatch:
                 found[name] = str(mismatch)
@@ -248,19 +227,6 @@ def state_index() -> dict[str, Any]:
     return found
 
 
-def compiled() -> dict[str, Any]:
-    """What a graph of Dynamo makes of a pool's views, asked before and after the pool kept some."""
-    pool = compared.gdn().rig.pool.mamba_pool
-    vars(pool).pop(layer_views._HELD, None)
-    graph = torch.compile(
-        lambda: pool.mamba2_layer_cache(1).temporal, backend="eager", fullgraph=True
-    )
-    with torch.inference_mode():
-        views = [graph(), (kept := pool.mamba2_layer_cache(1)).temporal, graph()]
-        again = pool.mamba2_layer_cache(1) is kept
-    return {"places": len({(view.data_ptr(), view.stride()) for view in views}), "kept": again}
-
-
 class _Other:
     """A pool of another class."""
 
@@ -291,13 +257,22 @@ def broken() -> Any:
 
     tracked = [Batch((Request(65), Request(70, 64), Request(130)))]
     plain = [Batch(tracked[0].requests, tracking=False)]
-    breaks: dict[str, tuple[Any, str, Any, Callable[[], int]]] = {
+    old: dict[str, tuple[Any, str, Any, Callable[[], int]]] = {
         "sums": (host, "offsets", late, lambda: alike(zero, gdn.metadata, tracked)),
         "positions": (host, "attach_track", other, lambda: alike(zero, gdn.metadata, tracked)),
         "copies": (host, "to_device", flipped, lambda: alike(zero, gdn.metadata, tracked)),
         "no copies": (host, "to_device", left, lambda: alike(zero, gdn.metadata, tracked)),
         "no list": (host, "attach_track", _nothing, lambda: alike(zero, gdn.metadata, tracked)),
         "no lengths": (host, "attach_lens", _nothing, lambda: alike(zero, gdn.metadata, plain)),
+    }
+    breaks = old if play.is_old() else {}
+    breaks |= {
+        "chunk copies": (
+            host,
+            "to_device",
+            flipped,
+            lambda: alike([[compared.CHUNKS]], compared.mixed, plain),
+        ),
         "chunks": (
             chunk_indices,
             "logical",
@@ -325,12 +300,13 @@ def broken() -> Any:
             breaks[name] = (state_slots.Slots, attribute, wrong, send)
     if compared.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
-        both = [[compared.ROWS, compared.ZERO_SYNC]]
         breaks["no rows"] = (
             lightning_rows,
             "_kept",
             _nothing,
-            lambda: alike(both, rig.forwards, [PREFIX]),
+            lambda: alike(
+                [[compared.ROWS]], rig.forwards, [PREFIX], most=compared.waits_of_metadata(rig)
+            ),
         )
     if compared.PREFILL_GRAPH in _applying():
         from sglang_perf_patches.sets.mamba import prefill_tables as tables
@@ -384,7 +360,7 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    parts = {"names": names, "broken": broken}
+    parts = {"broken": broken}
     if sys.argv[1:]:
         print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))
     else:

@@ -155,11 +155,11 @@ def decided(case: dict[str, Any]) -> bool:
     return needs(*case["of"], **{name: case[name] for name in case if name != "of"})
 
 
-def large_batch() -> None:
+def large_batch(kind: str) -> None:
     """An eager batch larger than the captured ones gets a mask of its own, and stays in it."""
     served = arguments(speculative_attention_mode="decode")
     lengths = [CONTEXT - 8] * (CAPTURED + 2)
-    case = {"kind": "flashinfer+triton", "mode": "verify", "lengths": lengths}
+    case = {"kind": kind, "mode": "verify", "lengths": lengths}
     with furnished(served, *MODULES):
         runner = model_runner(served, mla=True)
         target = backend(case["kind"], runner)
@@ -195,5 +195,6 @@ def run() -> None:
     """The rule, and the lent masks."""
     decisions()
     with live(PATCH):
-        large_batch()
+        for kind in ("flashinfer+triton", *(() if BOUNDS else ("flashinfer+trtllm",))):
+            large_batch(kind)
         no_graphs()

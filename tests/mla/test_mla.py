@@ -76,14 +76,14 @@ SITUATIONS = [
     ("enable_two_batch_overlap", True, "two-batch overlap", {"VERIFY"}),
     ("speculative_algorithm", "NGRAM", "ngram", {"VERIFY"}),
     ("speculative_algorithm", "ngram", "ngram", {"VERIFY"}),
-    ("pp_size", 2, "pipeline parallelism", {"VERIFY", "DRAFT_LENGTHS"}),
-    ("enable_unified_memory", True, "unified memory", {"VERIFY", "DRAFT_LENGTHS", "DRAFT_TABLES"}),
-    ("dcp_size", 2, "context parallelism", {"VERIFY", "DRAFT_LENGTHS", "DRAFT_TABLES"}),
+    ("pp_size", 2, "pipeline parallelism", {"VERIFY"}),
+    ("enable_unified_memory", True, "unified memory", {"VERIFY", "DRAFT_TABLES"}),
+    ("dcp_size", 2, "context parallelism", {"VERIFY", "DRAFT_TABLES"}),
 ]
 
 
 @pytest.mark.parametrize(("option", "value", "said", "left"), SITUATIONS)
-@pytest.mark.parametrize("reasons", ["VERIFY", "DRAFT_LENGTHS", "DRAFT_TABLES"])
+@pytest.mark.parametrize("reasons", ["VERIFY", "DRAFT_TABLES"])
 def test_situations_that_are_left_to_stock_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
     option: str,

@@ -48,16 +48,6 @@ BREAKS = {
         "cells = (batch.seq_lens.long() + 1).cumsum(0) - 1",
         "cells = (batch.seq_lens.long() + 1).cumsum(0) - 2",
     ),
-    "mla.flashinfer-host-indptr": (
-        "mla/flashinfer_host_indptr.py",
-        "np.multiply.outer(np.arange(1, steps + 1)",
-        "np.multiply.outer(np.arange(2, steps + 2)",
-    ),
-    "mla.flashinfer-verify-plan": (
-        "mla/flashinfer_verify_plan.py",
-        "return partial(plan, wrapper)",
-        "return lambda *given, **named: None",
-    ),
     "mla.shared-draft-tables": (
         "mla/shared_draft_tables.py",
         "torch.arange(count - 1, 0, -1,",
@@ -67,11 +57,6 @@ BREAKS = {
         "mla/shared_draft_tables.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
-    ),
-    "mla.shared-flashmla-tables": (
-        "mla/shared_draft_tables.py",
-        "step.forward_metadata = self.attn_backends[0].forward_metadata",
-        "step.forward_metadata = None",
     ),
     "mla.draft-extend-metadata": (
         "mla/draft_extend_metadata.py",
@@ -92,21 +77,6 @@ BREAKS = {
         "mamba/prefill_tables.py",
         "self._destinations[:count].copy_(tracked.slots)",
         "self._destinations[:count].copy_(tracked.slots.flip(0))",
-    ),
-    "mamba.zero-sync": (
-        "mamba/zero_sync.py",
-        "return host.to_device([indices], self.device)[0]",
-        "return host.to_device([indices + 1], self.device)[0]",
-    ),
-    "mamba.layer-views": (
-        "mamba/layer_views.py",
-        "if held is None or held[0] is not states:",
-        "if held is None:",
-    ),
-    "mamba.flashinfer-plan": (
-        "mamba/flashinfer_plan.py",
-        "host.to_device(made, device)",
-        "host.to_device([tensor + 1 for tensor in made], device)",
     ),
     "mamba.pd-state-index": (
         "mamba/state_slots.py",

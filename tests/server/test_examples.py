@@ -41,7 +41,7 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
 @pytest.mark.parametrize(
     ("script", "release", "chosen"),
     [
-        ("pinned_release.sh", "0.5.10.post1", "mamba.track-mask"),
+        ("pinned_release.sh", "0.5.10.post1", "mamba.zero-sync"),
         ("pd_decode_swa.sh", "0.5.23", "swa.evict-before-retract"),
         pytest.param(
             *("eagle_mla.sh", "0.5.23", "mla.verify-mask-fill"), marks=pytest.mark.whole_matrix

@@ -29,7 +29,6 @@ from .report import Cell, Table
 from .timing import Ratio, interleaved, progress, ratio
 
 _SET = "mamba"
-_OLD = "mamba.track-mask"
 _CHUNKS = "mamba.mamba2-chunk-indices"
 _FORWARDS = 8
 """Forwards that a time is the median of."""
@@ -86,14 +85,14 @@ def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
     for title, make in rigs.items():
         rig = play.Play(make())
         rows = [
-            _counted(name, rig, each, _OLD if words[_OLD] == "applies" else None)
+            _counted(name, rig, each)
             for name, each in progress(scenarios.items(), title)
             if _is_served(title, each, words)
         ]
         yield Table(
             _SET,
             f"waits of forwards with 2 {title} layers, counted on a CPU",
-            ("batches", "tokens", "stock", "track-mask alone", "patched"),
+            ("batches", "tokens", "stock", "patched"),
             tuple(rows),
             (
                 "A wait is a copy from the device, or a blocking copy to it. Outputs and states "
@@ -125,17 +124,12 @@ def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> boo
     return all(each.mode != "DECODE" and (tracks or not each.tracking) for each in batches)
 
 
-def _counted(name: str, rig: Any, batches: Sequence[Any], old: str | None) -> tuple[Cell, ...]:
+def _counted(name: str, rig: Any, batches: Sequence[Any]) -> tuple[Cell, ...]:
     expected, stock = rig.forwards(batches)
-    counts: dict[str, int | None] = {"old": None}
-    for key, selection in (("old", old), ("all", _SET)):
-        if selection is None:
-            continue
-        with _on(selection):
-            found, waited = rig.forwards(batches)
-        _same(f"{name}, {selection}", expected, found)
-        counts[key] = len(waited)
-    return name, sum(each.tokens for each in batches), len(stock), counts["old"], counts["all"]
+    with _on(_SET):
+        found, waited = rig.forwards(batches)
+    _same(name, expected, found)
+    return name, sum(each.tokens for each in batches), len(stock), len(waited)
 
 
 def _same(what: str, expected: Any, found: Any) -> None:
@@ -175,13 +169,13 @@ def _measured(torch: Any, words: dict[str, str], rounds: int) -> Table:
     forwards = _Forwards(torch, rig.Rig(rig.QWEN3_NEXT, "cuda", slots=12), projections=True)
     rows: list[tuple[Cell, ...]] = []
     for name, batch in progress(_gpu_cases().items(), "gated delta nets"):
-        counts = forwards.counts(name, batch, _OLD if words[_OLD] == "applies" else None)
+        counts = forwards.counts(name, batch)
         rows.append((name, *counts, *_spread(forwards.times(batch, rounds))))
     return Table(
         _SET,
         f"syncs and time of a forward of {rig.QWEN3_NEXT.layers} gated-delta-net layers",
         (
-            *("requests", "syncs, stock", "track-mask alone", "patched", "in a trace: patched"),
+            *("requests", "syncs, stock", "patched", "in a trace: patched"),
             *("stock, ms", "patched, ms", "patched : stock"),
         ),
         tuple(rows),
@@ -210,7 +204,7 @@ def _others(
         (
             f"{title}, {name}",
             each[0].tokens,
-            *forwards.counts(name, each[0], None),
+            *forwards.counts(name, each[0]),
             *_spread(forwards.times(each[0], rounds)),
         )
         for name, each in batches.FORWARDS.items()
@@ -272,7 +266,7 @@ def _sync_table(title: str, rows: list[tuple[Cell, ...]], notes: tuple[str, ...]
         _SET,
         f"syncs of forwards with 2 layers of {title}",
         (
-            *("batch", "tokens", "stock", "track-mask alone", "patched", "in a trace: patched"),
+            *("batch", "tokens", "stock", "patched", "in a trace: patched"),
             *("stock, ms", "patched, ms", "patched : stock"),
         ),
         tuple(rows),
@@ -343,8 +337,8 @@ class _Forwards:
             held = self.wide[width] = self.torch.randn(tokens, width, **like)
         return held
 
-    def counts(self, name: str, wanted: Any, old: str | None) -> tuple[Cell, ...]:
-        """Syncs on stock, with the old patch alone, patched, and patched in a trace.
+    def counts(self, name: str, wanted: Any) -> tuple[Cell, ...]:
+        """Syncs on stock, patched, and patched in a trace.
 
         Raises:
             Different: a result is not stock's, or no sync is counted and yet there is one.
@@ -352,19 +346,13 @@ class _Forwards:
         inputs = self.rig.inputs(wanted.tokens)
         expected = self._played(wanted, inputs)
         stock = self._warned(wanted, inputs)
-        counts: dict[str, int | None] = {"old": None}
-        traced = None
-        for key, selection in (("old", old), ("all", _SET)):
-            if selection is None:
-                continue
-            with _on(selection):
-                _same(f"{name}, {selection}", expected, self._played(wanted, inputs))
-                counts[key] = self._warned(wanted, inputs)
-                if key == "all":
-                    traced = self._traced(wanted, inputs)
-                    if counts[key] == 0:
-                        self._gate(name, wanted, inputs)
-        return stock, counts["old"], counts["all"], traced
+        with _on(_SET):
+            _same(name, expected, self._played(wanted, inputs))
+            patched = self._warned(wanted, inputs)
+            traced = self._traced(wanted, inputs)
+            if patched == 0:
+                self._gate(name, wanted, inputs)
+        return stock, patched, traced
 
     def times(self, wanted: Any, rounds: int) -> Ratio | None:
         """Seconds of a forward, from its metadata until the GPU is done."""

@@ -1,7 +1,7 @@
 """The pieces of a speculative step that the mla patches shorten, as work that can be repeated.
 
-Each is the installed sglang's own code on tensors of a GPU. FlashInfer's and FlashAttention's
-kernels take no part; what they are planned with does. Imported in the bench's own process only.
+Each is the installed sglang's own code on tensors of a GPU. FlashAttention's kernels take no part;
+what they read does. Imported in the bench's own process only.
 """
 
 from __future__ import annotations
@@ -14,20 +14,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import eagle_utils, eagle_worker_v2
 
-from ..proof import Missing
-from ..proof.lent import Wrapper
 from ..proof.mla import wheels
-from ..proof.mla.batches import (
-    Batch,
-    draft_batch,
-    prepare,
-    prepare_backend,
-    requests_of,
-    verify_input,
-)
+from ..proof.mla.batches import draft_batch, prepare, requests_of
 from ..proof.mla.rig import Room, furnished, model_runner, server_args
 
 GPU = "cuda"
@@ -58,8 +48,7 @@ class Piece:
 
 def pieces(quick: bool) -> list[Piece]:
     """Every piece, of every patch."""
-    found = [*_trtllm_drafts(), *_masks(), *_relays(), *_flashinfer_drafts()]
-    found += [*_flashinfer_plans(), *_flashinfer_verifies(), *_flash_attention_drafts()]
+    found = [*_trtllm_drafts(), *_masks(), *_relays(), *_flash_attention_drafts()]
     found += [*_draft_extends(), *_eager_extends()]
     if not quick:
         return found
@@ -76,41 +65,20 @@ def _trtllm_drafts() -> Iterator[Piece]:
 
 def _masks() -> Iterator[Piece]:
     sizes = ((128, 4, 131_072), (512, 4, 163_840), (128, 5, 131_072))
-    for patch, kind in (("mla.verify-mask-fill", "triton"), ("mla.mask-scratch", "trtllm")):
-        for captured, draft, context in sizes:
-            for bs in (1, 64):
-                size: list[int] = []
-                yield Piece(
-                    patch,
-                    f"mask for {captured} x {draft} x {context:,}, {bs} requests",
-                    _tree(kind, captured, draft, context, bs, size),
-                    partial(size.__getitem__, -1),
-                )
+    for captured, draft, context in sizes:
+        for bs in (1, 64):
+            size: list[int] = []
+            yield Piece(
+                "mla.verify-mask-fill",
+                f"mask for {captured} x {draft} x {context:,}, {bs} requests",
+                _tree(captured, draft, context, bs, size),
+                partial(size.__getitem__, -1),
+            )
 
 
 def _relays() -> Iterator[Piece]:
     for count in (1, 64):
         yield Piece("mla.sync-opt-out", f"{count} requests, prefill elsewhere", _relay(count))
-
-
-def _flashinfer_drafts() -> Iterator[Piece]:
-    for lengths, topk in (([4096], 4), ([4096] * 16, 4), ([16_384] * 64, 1)):
-        case = f"{_case(lengths, steps=4)}, topk {topk}"
-        make = _flashinfer_draft(lengths, 4, topk)
-        yield Piece("mla.flashinfer-host-indptr", case, make)
-
-
-def _flashinfer_plans() -> Iterator[Piece]:
-    for count in (1, 16, 64):
-        for mode in ("verify, replayed", "verify, eager", "draft-extend"):
-            make = _flashinfer_plan([4096] * count, 4, mode)
-            yield Piece("mla.flashinfer-plan", f"{_case([4096] * count)}, {mode}", make)
-
-
-def _flashinfer_verifies() -> Iterator[Piece]:
-    for lengths, draft in (([4096], 8), ([4096] * 16, 8), ([4096] * 64, 8), ([16_384] * 64, 4)):
-        case = f"{_case(lengths)}, {draft} draft tokens"
-        yield Piece("mla.flashinfer-verify-plan", case, _flashinfer_verify(lengths, draft))
 
 
 def _flash_attention_drafts() -> Iterator[Piece]:
@@ -249,31 +217,6 @@ def _eager_extend(lengths: list[int], context: int) -> Callable[[], Made]:
     return make
 
 
-def _flashinfer_draft(lengths: list[int], steps: int, topk: int) -> Callable[[], Made]:
-    """Preparing the replay of a FlashInfer draft, up to the wheel's own planning."""
-
-    def make() -> Made:
-        module = wheels.flashinfer()
-        arguments = server_args(speculative_num_steps=steps, speculative_eagle_topk=topk)
-        _publish(arguments, module)
-        runner = _runner(arguments, lengths, 64)
-        backend = module.FlashInferMultiStepDraftBackend(runner, topk, steps)
-        act = _replay(backend, runner, lengths, topk)
-        wrappers: list[Any] = []
-        for step in backend.attn_backends:
-            for kept in step.decode_cuda_graph_metadata.values():
-                wrappers += kept if isinstance(kept, list) else kept.decode_wrappers
-        for wrapper in wrappers:
-            wrapper.plans.clear()
-        act()
-        seen = [list(wrapper.plans) for wrapper in wrappers]
-        for wrapper in wrappers:
-            wrapper.begin_forward = lambda *_given, **_named: None
-        return _republished(act, arguments, module), seen
-
-    return make
-
-
 def _runner(arguments: Room, lengths: list[int], room: int, **more: Any) -> Room:
     return model_runner(
         arguments,
@@ -284,13 +227,12 @@ def _runner(arguments: Room, lengths: list[int], room: int, **more: Any) -> Room
     )
 
 
-def _replay(backend: Any, runner: Room, lengths: list[int], topk: int = 1) -> Callable[[], None]:
+def _replay(backend: Any, runner: Room, lengths: list[int]) -> Callable[[], None]:
     """Capture a draft's graph; what prepares its replay."""
     count = len(lengths)
-    backend.init_cuda_graph_state(count * topk, count * topk)
-    captured = draft_batch(runner, [1] * count, topk=topk, capture=True)
-    prepare(backend, captured, capture=True)
-    batch = draft_batch(runner, lengths, topk=topk)
+    backend.init_cuda_graph_state(count, count)
+    prepare(backend, draft_batch(runner, [1] * count, capture=True), capture=True)
+    batch = draft_batch(runner, lengths)
     return lambda: prepare(backend, batch)
 
 
@@ -305,123 +247,6 @@ def _republished(act: Callable[[], object], arguments: Room, *modules: Any) -> C
         return act()
 
     return again
-
-
-def _flashinfer_plan(lengths: list[int], draft: int, mode: str) -> Callable[[], Made]:
-    """Preparing FlashInfer MLA: the wheel's own plan, up to its C++ half."""
-
-    def make() -> Made:
-        module = wheels.flashinfer_mla()
-        planned: list[Any] = []
-        _plan_by_wheel(module, planned)
-        arguments = server_args(speculative_num_draft_tokens=draft, disable_overlap_schedule=True)
-        _publish(arguments, module)
-        runner = _runner(arguments, lengths, 64, mla=True)
-        backend = module.FlashInferMLAAttnBackend(runner)
-        count = len(lengths)
-        batch = _forward(runner, lengths, draft, extends=mode == "draft-extend")
-        if mode == "verify, replayed":
-            backend.init_cuda_graph_state(count, count * draft)
-            prepare_backend(backend, _forward(runner, [1] * count, draft), capture=True)
-            act: Callable[[], object] = lambda: prepare_backend(backend, batch)  # noqa: E731
-        else:
-            act = lambda: backend.init_forward_metadata(batch)  # noqa: E731
-        planned.clear()
-        act()
-        if not planned:
-            raise RuntimeError("nothing was planned")
-        return _republished(act, arguments, module), list(planned)
-
-    return make
-
-
-def _flashinfer_verify(lengths: list[int], draft: int) -> Callable[[], Made]:
-    """Preparing a replayed FlashInfer verify: the wheel's own plan, up to its C++ half."""
-
-    def make() -> Made:
-        module = wheels.flashinfer()
-        wheel: Any = import_module("flashinfer.prefill")
-        module.BatchPrefillWithPagedKVCacheWrapper = wheel.BatchPrefillWithPagedKVCacheWrapper
-        module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(64 << 20)
-        planned: list[Any] = []
-
-        def plan(*given: Any) -> None:
-            if len(planned) < 8:
-                planned.append(list(given[3:]))
-
-        wheel.get_batch_prefill_module = lambda *_: Room(plan=plan)
-        arguments = server_args(speculative_num_draft_tokens=draft, speculative_eagle_topk=4)
-        _publish(arguments, module)
-        runner = _runner(arguments, lengths, 64)
-        backend = module.FlashInferAttnBackend(runner)
-        count = len(lengths)
-        backend.init_cuda_graph_state(count, count * draft)
-        captured = _forward(runner, [1] * count, draft)
-        captured.spec_info.custom_mask = _mask([1] * count, draft)
-        prepare_backend(backend, captured, capture=True)
-        batch = _forward(runner, lengths, draft)
-        batch.spec_info.custom_mask = _mask(lengths, draft)
-        (wrapper,) = backend.prefill_cuda_graph_metadata[count]
-        planned.clear()
-        prepare_backend(backend, batch)
-        if len(planned) != 1:
-            raise RuntimeError("nothing was planned")
-        starts = wrapper._mask_indptr_buf
-        seen = [*planned, starts, wrapper._custom_mask_buf[: int(starts[-1])]]
-        seen += [wrapper._qo_indptr_buf, wrapper._paged_kv_indptr_buf]
-        found = [_cloned(part) for part in seen]
-        return _republished(lambda: prepare_backend(backend, batch), arguments, module), found
-
-    return make
-
-
-def _mask(lengths: list[int], draft: int) -> Any:
-    """Tree masks of so many cells, the same ones each time."""
-    cells = sum(draft * (length + draft) for length in lengths)
-    noise = torch.Generator(device=GPU).manual_seed(cells)
-    return torch.rand(cells, device=GPU, generator=noise) < 0.7
-
-
-def _cloned(part: Any) -> Any:
-    if isinstance(part, list):
-        return [_cloned(each) for each in part]
-    return part.clone() if hasattr(part, "clone") else part
-
-
-def _forward(runner: Room, lengths: list[int], draft: int, *, extends: bool = False) -> Batch:
-    batch = draft_batch(runner, lengths)
-    batch.forward_mode = ForwardMode.TARGET_VERIFY
-    batch.spec_info = verify_input(draft, GPU)
-    batch.positions = torch.zeros(len(lengths) * draft, device=GPU)
-    batch.attn_dcp_metadata = None
-    if extends:
-        batch.forward_mode, batch.spec_info = ForwardMode.DRAFT_EXTEND_V2, None
-        batch.extend_prefix_lens = batch.seq_lens.to(torch.int32)
-        batch.extend_prefix_lens_cpu = batch.seq_lens_cpu.tolist()
-        batch.seq_lens = batch.seq_lens + draft
-        batch.seq_lens_cpu = batch.seq_lens_cpu + draft
-        batch.seq_lens_sum += draft * len(lengths)
-    return batch
-
-
-def _plan_by_wheel(module: Any, planned: list[Any]) -> None:
-    """Take the wheel's wrapper, with a C++ half (whose build takes minutes) that keeps tensors."""
-    try:
-        core: Any = import_module("flashinfer.mla._core")
-    except ImportError:
-        core = import_module("flashinfer.mla")
-    if not isinstance(getattr(core, "BatchMLAPagedAttentionWrapper", None), type):
-        raise Missing("FlashInfer has no MLA wrapper")
-    wrapper = core.BatchMLAPagedAttentionWrapper
-    if wrapper is Wrapper:
-        raise Missing("FlashInfer can't be imported here")
-
-    def plan(*given: Any) -> None:
-        if len(planned) < 8:
-            planned.append([value.clone() for value in given[3:6]])
-
-    core.get_batch_mla_module = lambda *_, **__: Room(plan=plan)
-    module.BatchMLAPagedAttentionWrapper = wrapper
 
 
 def _relay(count: int) -> Callable[[], Made]:
@@ -465,27 +290,18 @@ def _relay(count: int) -> Callable[[], Made]:
     return make
 
 
-def _tree(
-    kind: str, captured: int, draft: int, context: int, bs: int, size: list[int]
-) -> Callable[[], Made]:
+def _tree(captured: int, draft: int, context: int, bs: int, size: list[int]) -> Callable[[], Made]:
     """Building the trees of a verify in the backend's preallocated mask."""
 
     def make() -> Made:
-        if kind == "triton":
-            modules = [import_module(f"{_ATTENTION}.triton_backend")]
-            backend_class = modules[0].TritonAttnBackend
-        else:
-            modules = list(wheels.trtllm())
-            backend_class = modules[0].TRTLLMMLABackend
-        arguments = server_args(
-            speculative_num_draft_tokens=draft, page_size=1 if kind == "triton" else 64
-        )
-        _publish(arguments, *modules, eagle_worker_v2)
+        module = import_module(f"{_ATTENTION}.triton_backend")
+        arguments = server_args(speculative_num_draft_tokens=draft)
+        _publish(arguments, module, eagle_worker_v2)
         runner = model_runner(
             arguments, mla=True, device=GPU, context=64, requests=max(captured, 2)
         )
         runner.model_config.context_len = context
-        backend = backend_class(runner)
+        backend = module.TritonAttnBackend(runner)
         # A graph's KV indices are not measured, and would take gigabytes.
         small = torch.zeros(1, dtype=torch.int64, device=GPU)
         backend.init_cuda_graph_state(captured, captured * draft, kv_indices_buf=small)
@@ -511,13 +327,12 @@ def _tree(
         made = act()
         torch.cuda.synchronize()
         cells: list[torch.Tensor] = []
-        if kind == "triton":  # TRT-LLM MLA reads no mask
-            at = 0
-            for length in given[4].tolist():
-                rows = made[0][at : at + draft * (length + draft)].reshape(draft, length + draft)
-                cells.append(rows[:, length:].to(torch.uint8).clone())
-                at += rows.numel()
-        again = _republished(act, arguments, *modules, eagle_worker_v2)
+        at = 0
+        for length in given[4].tolist():
+            rows = made[0][at : at + draft * (length + draft)].reshape(draft, length + draft)
+            cells.append(rows[:, length:].to(torch.uint8).clone())
+            at += rows.numel()
+        again = _republished(act, arguments, module, eagle_worker_v2)
         return again, [*cells, *(value.clone() for value in made[1:])]
 
     return make

@@ -106,6 +106,8 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
             activation = _present()
         if activation is None:
             chosen = selection.parse(switch.from_environment() if text is None else text, patches)
+            for note in chosen.notes:
+                logger.warning("sglang-perf-patches: %s", note)
             activation = Activation(
                 patches.values(),
                 chosen,

@@ -72,9 +72,12 @@ def glimpse(references: Iterable[str]) -> list[Any]:
     for reference in references:
         owner: Any = sys.modules.get(module_of(reference))
         for name in qualname_of(reference).split("."):
-            objects.append(owner)
+            objects += owner, getattr(owner, "__bases__", None)
             owner = getattr(owner, "__dict__", {}).get(name)
-        objects += owner, getattr(underlying(owner), "__code__", None)
+        function = underlying(owner)
+        objects += owner, getattr(owner, "__bases__", None)
+        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+        objects += (getattr(function, "__kwdefaults__", None) or {}).values()
     return objects
 
 
@@ -124,6 +127,8 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
             raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
         _check_bases(held, definition)
         return None
+    if isinstance(owner, type):
+        _check_bases(owner, definition)
     if not definition.is_function:
         return None
     return stock_function(held, definition, compiled)
@@ -166,15 +171,16 @@ def _check_bases(held: type, definition: Definition) -> None:
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
     known = sys.modules.get(module_of(definition.reference))
+    what = f"{held.__module__}:{held.__qualname__}"
     # What is no class in memory, as NamedTuple, is replaced when the class is made.
     if any(not isinstance(getattr(known, name, type), type) for name in names if name):
         return
     for base, name in zip(bases, names, strict=False):
         if name and base.__name__ != name and getattr(known, name, None) is not base:
-            raise Foreign(f"{definition.reference} has the base {describe(base)}, not {name}")
+            raise Foreign(f"{what} has the base {describe(base)}, not {name}")
     # What stands for several, such as Generic[T], may bring more than one or none.
     if all(names) and len(bases) != len([name for name in names if name != "object"]):
-        raise Foreign(f"{definition.reference} has {len(bases)} bases, not {len(names)}")
+        raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")
 
 
 def _changed_default(function: FunctionType, definition: Definition) -> str:

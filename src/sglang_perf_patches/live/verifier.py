@@ -89,8 +89,12 @@ class Verifier:
         return [
             *glimpse((*variant.targets, *variant.adds, *variant.depends)),
             *glimpse(
-                each.reference for found in member.definitions.values() for each in found.members
+                reference
+                for found in member.definitions.values()
+                for each in found.members
+                for reference in (each.reference, *each.values)
             ),
+            *glimpse({name for found in member.definitions.values() for name in found.values}),
             *(getattr(function, "__code__", None) for function in inside),
         ]
 

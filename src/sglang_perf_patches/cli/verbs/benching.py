@@ -16,7 +16,7 @@ from ...model.patch import by_id
 from ...model.selection import SelectionError
 from .. import last_bench
 from ..progress import progress
-from . import add_json, judged, names_of_patches, tree_at
+from . import add_json, judged, names_of_patches, names_of_today, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "bench server compares your own server with and without patches; see its --help. "
@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
     if args.help and len(args.names) != 1:
         args.parser.print_help()
         return 0
-    chosen = _chosen(args.names, ["--help"] if args.help else args.options)
+    names, gone = names_of_today(args.names)
+    if gone and not names:
+        return 1  # as where nothing could be measured
+    chosen = _chosen(names, ["--help"] if args.help else args.options)
     if args.html:
         report.require_writable(args.html)
     if args.traceback:
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         report.write_page(args.html, whole)
     nothing = "equal" not in ended.values()
-    return 1 if nothing else report.worst(list(ended.values()))
+    return 1 if nothing or gone else report.worst(list(ended.values()))
 
 
 def _report(

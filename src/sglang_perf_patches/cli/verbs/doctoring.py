@@ -8,6 +8,7 @@ from typing import Any
 
 from ...judge import upgrade
 from ...judge.source import Tree, TreeError
+from ...model.selection import Selection
 from .. import render
 from . import add_json, add_tree, hinting, judged, listing, selected, tree_at
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         here = tree_at()
     except TreeError:
-        return _judge_alone(there, args)
+        return _judge_alone(there, chosen, args)
     prospects = upgrade.compare(judged(here), judged(there))
     lost = upgrade.lost(prospects, chosen.chosen)
     if args.json:
@@ -81,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _judge_alone(there: Tree, args: argparse.Namespace) -> int:
+def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> int:
     """Without a sglang to upgrade from: the verdicts; 1 if a chosen patch is refused."""
-    chosen = selected()
     verdicts = judged(there)
     lost = [
         verdict.patch.id

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,20 @@ from ...judge import source
 from ...judge.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
+from ...model.retired import RETIRED
 from ...model.selection import Selection, SelectionError
 from .. import render
-from . import add_json, add_tree, any_is_lost, judged, listing, names_of_patches, selected, tree_at
+from . import (
+    add_json,
+    add_tree,
+    any_is_lost,
+    judged,
+    listing,
+    names_of_patches,
+    names_of_today,
+    selected,
+    tree_at,
+)
 from .listing import verdict_data
 
 PARSER: dict[str, Any] = {}
@@ -32,6 +45,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 1 if the patch was chosen by name and is not available."""
+    present, gone = names_of_today([args.patch], to=sys.stderr if args.json else sys.stdout)
+    if gone:
+        if args.json:
+            print(json.dumps({"id": args.patch, "retired": asdict(RETIRED[args.patch])}, indent=2))
+        return 0
+    (args.patch,) = present
     members = _members(args.patch)
     chosen = selected()
     is_here = args.sglang_path is None and args.sglang_version is None

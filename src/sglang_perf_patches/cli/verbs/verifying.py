@@ -14,7 +14,7 @@ from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
 from ...proof import verify
 from ..progress import progress
-from . import add_json, judged, names_of_patches, tree_at
+from . import add_json, judged, names_of_patches, names_of_today, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: something differs or fails, or nothing could be compared."
@@ -42,7 +42,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print; see `verify.exit_code`."""
-    named = _named(args.names)
+    present, gone = names_of_today(args.names)
+    if gone and not present:
+        return 1  # as where nothing could be compared
+    named = _named(present)
     tree = tree_at()
     plan = verify.plan([found for found in judged(tree) if found.patch.id in named.chosen])
     show = not args.json
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             "outcomes": [asdict(outcome) for outcome in outcomes],
         }
         print(json.dumps(data, indent=2))
-    return verify.exit_code(outcomes, named.in_full)
+    return verify.exit_code(outcomes, [*named.in_full, *gone])
 
 
 def _named(names: Sequence[str]) -> Selection:

@@ -18,24 +18,9 @@ CASES: tuple[Case, ...] = (
         what="outputs and states of replayed prefills, with those of Triton's kernels",
     ),
     Case(
-        patch="mamba.track-mask",
-        compare=f"{_HERE}:track_mask",
-        what="outputs and states of gated-delta-net forwards, and their metadata",
-    ),
-    Case(
         patch="mamba.zero-sync",
         compare=f"{_HERE}:zero_sync",
         what="outputs and states of gated-delta-net forwards, metadata, the scheduler's batches",
-    ),
-    Case(
-        patch="mamba.layer-views",
-        compare=f"{_HERE}:layer_views",
-        what="outputs and states of forwards, and the views that a pool hands out",
-    ),
-    Case(
-        patch="mamba.flashinfer-plan",
-        compare=f"{_HERE}:flashinfer_plan",
-        what="the checkpoint plan of FlashInfer's prefill",
     ),
     Case(
         patch="mamba.mamba2-chunk-indices",

@@ -19,7 +19,7 @@ def alike(
     run: Callable[[T], Played],
     inputs: Sequence[T],
     *,
-    most: int | None = 0,
+    most: int | Callable[[T], int] | None = 0,
 ) -> int:
     """Run every input on stock and then with patches; each pair must be equal.
 
@@ -27,8 +27,8 @@ def alike(
         chosen: ids of the patches that are live together, for each time that they are.
         run: gives what must be equal, and what waited.
         inputs: at least one.
-        most: how often a patched run may wait; None if that says nothing. With a number, stock
-            must have waited more often in all.
+        most: how often a patched run may wait, or what tells that of an input on stock; None if
+            that says nothing. Otherwise stock must have waited more often in all.
 
     Returns:
         how many pairs were compared.
@@ -39,15 +39,18 @@ def alike(
     if not inputs:
         raise Different(f"{chosen}: no input was made")
     stock = [run(value) for value in inputs]
+    bounds = [most(value) if callable(most) else most for value in inputs]
     for patches in chosen:
         with live(*patches):
             patched = [run(value) for value in inputs]
         names = ", ".join(patches)
-        for value, (expected, _), (found, waits) in zip(inputs, stock, patched, strict=True):
+        for value, (expected, _), (found, waits), bound in zip(
+            inputs, stock, patched, bounds, strict=True
+        ):
             difference = differs(expected, found)
             if difference:
                 raise Different(f"{names}, {value!r}: {difference}")
-            if most is not None and len(waits) > most:
+            if bound is not None and len(waits) > bound:
                 raise Different(f"{names}, {value!r}: waits at {', '.join(waits)}")
         if most is not None and not _waits(patched) < _waits(stock):
             raise Different(f"{names}: stock does not wait for these inputs")

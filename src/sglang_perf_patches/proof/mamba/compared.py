@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from typing import Any
-from unittest import mock
 
 import torch
 
-from ...sets.mamba import host
 from .. import Different, Inputs
-from ..comparing import same, some
-from . import play, sending, views, waits
+from ..comparing import live, same, some
+from . import play, sending
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
@@ -25,10 +22,7 @@ from .rig import Kda, Lightning, Mamba2, Rig, called
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 TRITON = "mamba.gdn-prefill-graph-triton"
-TRACK_MASK = "mamba.track-mask"
 ZERO_SYNC = "mamba.zero-sync"
-VIEWS = "mamba.layer-views"
-PLAN = "mamba.flashinfer-plan"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
 STATE_INDEX = "mamba.pd-state-index"
@@ -38,13 +32,6 @@ METADATA = 60
 
 REPLAYS = 1
 """Drawn replays: each takes up to a minute of Triton's interpreter."""
-
-ONE_FORWARD = 15
-"""Waits that mamba.track-mask leaves, however many layers there are."""
-
-DECODES = (*FORWARDS["decode"], *FORWARDS["decode, none"])
-AGAIN = (DECODES, (*DECODES, *FORWARDS["no mask"]))
-"""Forwards at all but the first of which a pool has handed out its views before."""
 
 SCHEDULED = (
     (Request(65), Request(9), Request(70, 64), Request(128, 128)),
@@ -69,9 +56,7 @@ def prefill_graph(inputs: Inputs) -> int:
     """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
     wanted = [*some(inputs, BUCKETS), *inputs(draw_replays, REPLAYS)]
     replayed = Captured(gdn()).replayed
-    return alike([[PREFILL_GRAPH]], replayed, wanted) + alike(
-        [[PREFILL_GRAPH, ZERO_SYNC]], replayed, BUCKETS[-1:]
-    )
+    return alike([[PREFILL_GRAPH]], replayed, wanted)
 
 
 def prefill_graph_triton(_: Inputs) -> int:
@@ -82,17 +67,6 @@ def prefill_graph_triton(_: Inputs) -> int:
     servers = object.__new__(kernels)  # nothing of it may be used
     wanted = BUCKETS[-1:]
     return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
-
-
-def track_mask(inputs: Inputs) -> int:
-    """``mamba.track-mask``: forwards and metadata; it leaves the queries of one forward."""
-    drawn = [*EDGES, *inputs(draw, METADATA)]
-    forwards = some(inputs, [*FORWARDS.values()])
-    return (
-        alike([[TRACK_MASK]], gdn().forwards, forwards, most=2 * ONE_FORWARD)
-        + alike([[TRACK_MASK]], gdn().metadata, drawn, most=None)
-        + alike([[TRACK_MASK]], gdn().changed, play.UNKNOWN, most=None)
-    )
 
 
 def zero_sync(inputs: Inputs) -> int:
@@ -108,9 +82,8 @@ def zero_sync(inputs: Inputs) -> int:
     tracked = sum(any(r.tracked for r in batch.requests) for batch in drawn)
     if not len(drawn) / 6 < tracked < len(drawn):
         raise Different(f"{tracked} of {len(drawn)} drawn batches are tracked")
-    chosen = [[ZERO_SYNC], [TRACK_MASK, ZERO_SYNC]] if play.is_old() else [[ZERO_SYNC]]
-    count = alike(chosen, gdn().forwards, extends)
-    count += alike(chosen, gdn().metadata, drawn)
+    count = alike([[ZERO_SYNC]], gdn().forwards, extends)
+    count += alike([[ZERO_SYNC]], gdn().metadata, drawn)
     count += same(ZERO_SYNC, gdn().forwards, steps, ran=False)
     count += same(ZERO_SYNC, gdn().metadata, drawn_steps, ran=False)
     count += alike([[ZERO_SYNC]], gdn().changed, play.UNKNOWN, most=None)
@@ -122,21 +95,6 @@ def zero_sync(inputs: Inputs) -> int:
     return count
 
 
-def layer_views(inputs: Inputs) -> int:
-    """``mamba.layer-views``: forwards on views that were handed out before, and the views."""
-    wanted = some(inputs, AGAIN)
-    count = same(VIEWS, gdn().forwards, wanted)
-    if len(wanted) == len(AGAIN):
-        scenario = prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[0]
-        count += same(VIEWS, mamba2().forwards, [scenario * 2])
-    return count + same(VIEWS, views.asked, inputs(views.draw, METADATA))
-
-
-def flashinfer_plan(inputs: Inputs) -> int:
-    """``mamba.flashinfer-plan``: the checkpoint plan, also where stock refuses to make one."""
-    return alike([[PLAN, ZERO_SYNC]], checkpoints, [*EDGES, *inputs(draw, METADATA)])
-
-
 def chunk_indices(inputs: Inputs) -> int:
     """``mamba.mamba2-chunk-indices``: metadata, and forwards of the release's own mixers."""
     tracked = [*EDGES, *inputs(draw, METADATA)]
@@ -144,7 +102,9 @@ def chunk_indices(inputs: Inputs) -> int:
     scenarios = prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
     count = alike([[CHUNKS]], mixed, drawn)
     count += alike([[CHUNKS]], mixed_changed, play.UNKNOWN, most=None)
-    return count + alike([[CHUNKS, ZERO_SYNC]], mamba2().forwards, scenarios)
+    if play.is_old():
+        return count + alike([[CHUNKS, ZERO_SYNC]], mamba2().forwards, scenarios)
+    return count + alike([[CHUNKS]], mamba2().forwards, scenarios, most=None)
 
 
 def lightning_rows(inputs: Inputs) -> int:
@@ -153,20 +113,28 @@ def lightning_rows(inputs: Inputs) -> int:
     more = (*few, *some(inputs, (FORWARDS["half"], FORWARDS["chunks"])))
     count = 0
     # With minimax, each forward waits once to learn the slots.
-    for kernel, wanted, most in (("seg_la", more, 0), ("minimax", few, 1)):
+    for kernel, wanted, own in (("seg_la", more, 0), ("minimax", few, 1)):
         scenarios = prefills("linear.lightning_backend", *wanted)
         if kernel == "seg_la" and len(scenarios) == 1:
             continue  # without tracking, the patch changes nothing
         rig = Play(Lightning(kernel))
-        count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios, most=most)
-        with idle():  # where the metadata is stock's
-            count += alike([[ROWS, ZERO_SYNC]], rig.forwards, scenarios[:1], most=None)
+        count += alike([[ROWS]], rig.forwards, scenarios, most=waits_of_metadata(rig, own))
+    if source_has("linear.lightning_backend", "mamba_track"):
+        with live(ROWS, ran=False):
+            found = [gdn().tracks(requests) for requests in SCHEDULED]
+        if any(mask != known or not any(mask) for mask, known in found):
+            raise Different(f"{ROWS}: of the scheduler's batches the host knows {found}")
+        count += len(found)
     return count
 
 
-def idle() -> AbstractContextManager[Any]:
-    """Take the device for one that has nothing else to do."""
-    return mock.patch.object(host, "is_busy", return_value=False)
+def waits_of_metadata(rig: Play, own: int = 0) -> Callable[[Sequence[Batch]], int]:
+    """How often forwards wait for their metadata on stock, and `own` times each for other things.
+
+    Their layers need not wait.
+    """
+    plan = _planning(rig)
+    return lambda batches: sum(len(plan(batch)[1]) + own for batch in batches)
 
 
 def pd_state_index(_: Inputs) -> int:
@@ -202,17 +170,18 @@ def _planning(rig: Play) -> Any:
 
 def mixed(wanted: Batch) -> Played:
     """Mamba2's metadata, made of a gated delta net's batch."""
-    return _mixed(wanted, gdn().batch(wanted))
+    return mixed_of(wanted, gdn().batch(wanted))
 
 
 def mixed_changed(change: Callable[[Play, Any], None]) -> Played:
     """As `mixed`, of a batch that something changed on its way."""
     batch = gdn().batch(play.CHANGED)
     change(gdn(), batch)
-    return _mixed(play.CHANGED, batch)
+    return mixed_of(play.CHANGED, batch)
 
 
-def _mixed(wanted: Batch, batch: Any) -> Played:
+def mixed_of(wanted: Batch, batch: Any) -> Played:
+    """As `mixed`, of a batch that is there."""
     module = importlib.import_module(play.METADATA)
     lens = [request.new for request in wanted.requests]
     start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
@@ -224,23 +193,6 @@ def _mixed(wanted: Batch, batch: Any) -> Played:
         made = module.Mamba2Metadata.prepare_mixed(metadata, chunk, batch)
     parts = {name: play.placed(value) for name, value in vars(made.mixed_metadata).items()}
     return {"mixed": parts, "rest": play.fields_of(made)}, found
-
-
-def checkpoints(wanted: Batch) -> Played:
-    """The plan of FlashInfer's prefill."""
-    name = "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
-    module = importlib.import_module(name)
-    batch = gdn().batch(wanted)
-    with gdn().counting():
-        gdn().rig.backend.init_forward_metadata(batch)
-    plan = gdn().rig.backend.forward_metadata
-    error = None
-    with gdn().counting() as found:
-        try:
-            module.maybe_build_flashinfer_checkpoint_plan(batch, plan, waits.DEVICE)
-        except ValueError as raised:
-            error = str(raised)
-    return {"plan": play.fields_of(plan), "error": error}, found
 
 
 def _module(name: str) -> Any:

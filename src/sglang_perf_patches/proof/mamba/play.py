@@ -19,14 +19,12 @@ from .batches import Batch, Request
 from .rig import Rig
 
 METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata"
-OWN = ("has_mamba_track_mask", "mamba_track_mask_indices", "conv_states_mask_indices")
-"""What upstream added in 0.5.11, and mamba.track-mask brings to the releases before."""
 
 
 @cache
 def is_old() -> bool:
-    """Whether the release is from before upstream's change; first asked before a patch is live."""
-    return not hasattr(importlib.import_module(METADATA).ForwardMetadata, OWN[0])
+    """Whether the release is from before upstream's change."""
+    return not hasattr(importlib.import_module(METADATA).ForwardMetadata, "has_mamba_track_mask")
 
 
 @cache
@@ -53,7 +51,6 @@ class Play:
 
     def __init__(self, rig: Rig) -> None:
         """Take the rig's tensors for the device's."""
-        is_old()
         self.rig = rig
         self.counter = counter()
         rig.backend.device = waits.DEVICE
@@ -128,6 +125,17 @@ class Play:
         change(self, batch)
         return self.planned(batch)
 
+    def tracks(self, requests: Sequence[Request]) -> tuple[Any, Any]:
+        """What a prefill of the release's own scheduler tracks: as its mask has it, and the host.
+
+        None for the host's where it does not know.
+        """
+        with self._uncounted():
+            _, prefill = scheduling.scheduled(self.rig, requests)
+            known = host.prefill(prefill)
+            mask = tuple(prefill.mamba_track_mask.tolist())
+        return mask, known and known.track and known.track.mask
+
     def scheduled(self, requests: Sequence[Request]) -> Played:
         """As `metadata`, of batches that the release's own scheduler made.
 
@@ -161,15 +169,11 @@ class Play:
 
 
 def fields_of(metadata: Any) -> dict[str, Any]:
-    """Its numbers, and its tensors with where they are.
-
-    Without upstream's names where they are a patch's doing.
-    """
-    hidden = OWN if is_old() else ()
+    """Its numbers, and its tensors with where they are."""
     return {
         name: placed(value)
         for name, value in vars(metadata).items()
-        if name not in hidden and isinstance(value, torch.Tensor | bool | int | None)
+        if isinstance(value, torch.Tensor | bool | int | None)
     }
 
 

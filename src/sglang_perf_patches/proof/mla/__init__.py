@@ -18,29 +18,9 @@ CASES: tuple[Case, ...] = (
         what="the tree cells of the mask, and the output of the verify's attention",
     ),
     Case(
-        patch="mla.mask-scratch",
-        compare=f"{_HERE}.mask_scratch:compare",
-        what="the trees of a TRT-LLM MLA verify",
-    ),
-    Case(
         patch="mla.sync-opt-out",
         compare=f"{_HERE}.sync_opt_out:compare",
         what="lengths, masks and metadata of verify, draft-extend and draft",
-    ),
-    Case(
-        patch="mla.flashinfer-host-indptr",
-        compare=f"{_HERE}.flashinfer_host_indptr:compare",
-        what="what every step of a FlashInfer draft is planned with",
-    ),
-    Case(
-        patch="mla.flashinfer-plan",
-        compare=f"{_HERE}.flashinfer_plan:compare",
-        what="what FlashInfer MLA is planned with",
-    ),
-    Case(
-        patch="mla.flashinfer-verify-plan",
-        compare=f"{_HERE}.flashinfer_verify_plan:compare",
-        what="what a FlashInfer verify is planned with, and its packed tree mask",
     ),
     Case(
         patch="mla.shared-draft-tables",
@@ -51,11 +31,6 @@ CASES: tuple[Case, ...] = (
         patch="mla.shared-block-tables",
         compare=f"{_HERE}.shared_block_tables:compare",
         what="page tables and metadata of every step of a TRT-LLM MLA draft",
-    ),
-    Case(
-        patch="mla.shared-flashmla-tables",
-        compare=f"{_HERE}.shared_flashmla_tables:compare",
-        what="block tables and plans of every step of a FlashMLA draft",
     ),
     Case(
         patch="mla.draft-extend-graph",

@@ -36,6 +36,13 @@ _LISTS = (
 """What relates the lists of lengths to the device tensors, and a batch to its halves."""
 _LAYERS = (f"{_BASE}._track_mamba_state_extend", f"{_METADATA}:ForwardMetadata")
 _ENTRY = (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry",)
+_OWN_LISTS = (
+    f"{_BASE}._has_cpu_prefill_track_metadata",
+    f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend",
+    f"{_SCHEDULE}:ScheduleBatch.mix_with_running",
+    f"{_BATCH}.mamba_track_aligned_lens",
+)
+"""What fills and keeps the lists that a batch has since 0.5.21."""
 
 
 def _chunk_targets(fla: str) -> tuple[str, ...]:
@@ -46,79 +53,64 @@ def _chunk_depends(fla: str) -> tuple[str, ...]:
     return (f"{fla}.index:prepare_lens", f"{fla}.utils:tensor_cache")
 
 
-def _gdn_depends(gdn: str) -> tuple[str, ...]:
-    return (f"{gdn}.init_forward_metadata", f"{gdn}.forward_extend")
-
-
-def _zero_sync(
-    releases: tuple[str, ...],
-    install: str,
-    fla: str,
-    *,
-    scheduler: bool = True,
-    depends: tuple[str, ...],
-) -> Variant:
-    before = (*_SCHEDULER_TARGETS, *_SSM_TARGET) if scheduler else ()
-    after = () if scheduler else _SSM_TARGET
-    return Variant(
-        releases=releases,
-        install=f"{_SETS}.zero_sync:{install}",
-        awaits=(UTILS,),
-        targets=(*before, *_FORWARD_TARGETS, *_chunk_targets(fla)),
-        depends=(*after, *_LISTS, *_LAYERS, *_chunk_depends(fla), *depends),
-    )
-
-
-_TRACK_MASK = Patch(
-    id="mamba.track-mask",
-    summary="query once a forward, not once a layer, which requests are tracked",
+_ZERO_SYNC = Patch(
+    id="mamba.zero-sync",
+    summary="build a prefill's mamba metadata from the host's lists, without a sync",
     why=(
         "With --mamba-scheduler-strategy extra_buffer, each linear-attention layer of a prefill "
-        "queries the device whether any request is tracked, and which. That makes three waits a "
-        "layer for a value that is the same in every layer."
+        "queries the device whether any request is tracked, and which: three waits a layer for a "
+        "value that is the same in every layer. The scheduler decided it on the host, and up to "
+        "which token, and it knows how long each request is. A model with gated-delta-net layers "
+        "waits for that too, and to compute the FLA chunk indices from it, even if nothing is "
+        "tracked."
     ),
     how=(
-        "The metadata of a prefill keeps the answer of the one query that it makes anyway, under "
-        "upstream's names (has_mamba_track_mask, mamba_track_mask_indices, "
-        "conv_states_mask_indices). The layers get the mask with that answer attached. Stock's "
-        "code runs for decoding, speculative phases and replayed prefill graphs."
+        "The scheduler's decision per request travels on the mask tensor that stock makes from it. "
+        "Stock's own arithmetic then runs on CPU tensors made from those lists. Its results go to "
+        "the device in pinned, non-blocking copies; slots stay on the device. Layers that query "
+        "the mask get the answer from the host. Stock's code runs for a batch whose lists are "
+        "missing or have another length: data-parallel padding, two-batch overlap, speculative "
+        "phases, replayed graphs, decodes. SGLANG_PERF_PATCHES_DEBUG=1 compares the host's lists "
+        "with the device on each prefill and raises an error that shows both if they differ. From "
+        "0.5.11 on stock queries a prefill once a forward and not once a layer. There this patch "
+        "had variants too, and gained 1 or 2 % at best; they are retired."
     ),
     gain=(
-        "Servers of 0.5.9 to 0.5.10.post1 that track states gain, together with mamba.zero-sync "
-        "(see there). Alone nothing was measured end to end. One H200:"
+        "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token 6 to 13 % "
+        "sooner. Time per token is stock's. One H200, in turns in one Engine:"
     ),
     figures=(
-        ("syncs of a tracked prefill with 36 such layers", "stock", "patched"),
-        ("0.5.10.post1", "120", "13"),
-        ("0.5.9", "122", "15"),
-        ("0.5.11, which has the change itself", "14", ""),
+        ("measured", "stock", "patched"),
+        ("time to the first token of 519 tokens, 0.5.10.post1", "60.7 ms", "57.7 ms"),
+        ("the same of 8 x 512 tokens", "68.0 ms", "61.2 ms"),
+        ("the same of 4 x 2048 tokens", "107.8 ms", "94.2 ms"),
+        ("the same of 8,000 tokens", "180.7 ms", "169.0 ms"),
+        ("time of a forward, 4 requests of 1k tokens, 0.5.10.post1", "1", "0.69"),
+        ("the same, 0.5.9", "1", "0.85"),
+        ("syncs of a prefill of 36 layers, 0.5.9", "122", "0"),
+        ("the same, 0.5.10.post1", "120", "0"),
     ),
     condition=(
-        "Prefills with tracking on. The gain is largest if the host is slower than the device: "
-        "with short prompts and small batches."
+        "Prefills that the host's launches limit: short prompts and small batches. A prefill of "
+        "32k tokens gains 3 to 4 %. A decode step that replays a graph or runs without one is "
+        "stock's own."
     ),
     upstream=("sgl-project/sglang#20522",),
+    upstream_note="it queries the device once a forward; this patch, not at all",
     built_in_since="0.5.11",
     markers=(Marker(definition=f"{_METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
     variants=tuple(
         Variant(
             releases=releases,
-            install=f"{_SETS}.track_mask:install",
+            install=f"{_SETS}.zero_sync:install",
             awaits=(UTILS,),
-            targets=(f"{_BASE}._forward_metadata",),
-            adds=tuple(
-                f"{_METADATA}:ForwardMetadata.{name}"
-                for name in (
-                    "has_mamba_track_mask",
-                    "mamba_track_mask_indices",
-                    "conv_states_mask_indices",
-                )
+            targets=(
+                *_SCHEDULER_TARGETS,
+                *_SSM_TARGET,
+                *_FORWARD_TARGETS,
+                *_chunk_targets(_OLD_FLA),
             ),
-            depends=(
-                *_LAYERS,
-                f"{_BASE}._init_track_conv_indices",
-                f"{gdn}.forward_extend",
-            ),
+            depends=(*_LISTS, *_LAYERS, *_chunk_depends(_OLD_FLA), f"{gdn}.forward_extend"),
         )
         for releases, gdn in (
             (("0.5.9",), _GDN_OF_059),
@@ -127,158 +119,9 @@ _TRACK_MASK = Patch(
     ),
 )
 
-_ZERO_SYNC = Patch(
-    id="mamba.zero-sync",
-    summary="build a prefill's mamba metadata from the host's lists, without a sync",
-    why=(
-        "The scheduler decides on the host which requests are tracked and up to which token, and "
-        "it knows how long each one is. Still, a prefill of a model with gated-delta-net layers "
-        "waits for the device to learn that, and to compute the FLA chunk indices from it. It "
-        "waits even if nothing is tracked."
-    ),
-    how=(
-        "The scheduler's decision per request travels on the mask tensor that stock makes from it; "
-        "since 0.5.21 the batch has it. Stock's own arithmetic then runs on CPU tensors made from "
-        "those lists. Its results go to the device in pinned, non-blocking copies; slots stay on "
-        "the device. Layers that query the mask, also those of Mamba2 and KDA, get the answer from "
-        "the host. Stock's code runs for a batch whose lists are missing or have another length: "
-        "data-parallel padding, two-batch overlap, speculative phases, replayed graphs, decodes. "
-        "From 0.5.11 on a decode without a CUDA graph queries the device once or twice; answers "
-        "from the host saved no measured time there. From 0.5.11 on stock "
-        "queries a prefill once a forward and not once a layer, and an idle device answers before "
-        "the host has worked it out: there a prefill is left to stock unless the device still has "
-        "other work, such as another forward, 50 microseconds later. SGLANG_PERF_PATCHES_DEBUG=1 "
-        "compares the host's lists with the device on each prefill and raises an error that shows "
-        "both if they differ. "
-        "The index plan of FlashInfer's prefill is not covered; mamba.flashinfer-plan covers it."
-    ),
-    gain=(
-        "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token 6 to 13 % "
-        "sooner. From 0.5.11 on there are fewer syncs on a busy device, and prefills that follow "
-        "each other took 0.98 to 1.01 of stock's time, 0.99 on 0.5.23 with its defaults. A "
-        "prefill on an idle device takes the host 28 to 75 microseconds more. Time per token is "
-        "stock's. One H200, in turns in one Engine:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("time to the first token of 519 tokens, 0.5.10.post1", "60.7 ms", "57.7 ms"),
-        ("the same of 8 x 512 tokens", "68.0 ms", "61.2 ms"),
-        ("the same of 4 x 2048 tokens", "107.8 ms", "94.2 ms"),
-        ("the same of 8,000 tokens", "180.7 ms", "169.0 ms"),
-        ("the same four on 0.5.11, 0.5.17 and 0.5.23", "", "no difference beyond the quartiles"),
-        ("all first tokens of 64 x 512, 0.5.17", "1", "0.989 (0.978 to 0.994)"),
-        ("the same, 0.5.11", "1", "1.006 (0.995 to 1.014)"),
-        ("the same, 0.5.23", "1", "0.991 (0.978 to 0.995)"),
-        ("all first tokens of 16 x 2048, 0.5.17", "1", "0.994 (0.993 to 1.001)"),
-        ("the same, 0.5.11", "1", "0.982 (0.942 to 0.994)"),
-        ("the same, 0.5.23", "1", "0.989 (0.981 to 0.993)"),
-        ("the host's time for metadata, 8 x 512, 0.5.23, on a busy device", "2.53 ms", "0.85 ms"),
-        ("the same on an idle device", "0.68 ms", "0.74 ms"),
-        ("time per token, 1 request, 0.5.11", "1", "0.997 (0.981 to 1.006)"),
-        ("the same, 0.5.17", "1", "0.998 (0.985 to 1.007)"),
-        ("the same, 0.5.23", "1", "1.014 (0.995 to 1.037)"),
-        ("time of a forward, 4 requests of 1k tokens, 0.5.10.post1", "1", "0.69"),
-        ("the same, 0.5.9", "1", "0.85"),
-        ("the same from 0.5.11 on", "", "no difference"),
-        ("syncs of a prefill of 36 layers, 0.5.9", "122", "0"),
-        ("the same, 0.5.10.post1", "120", "0"),
-        ("the same, 0.5.11 to 0.5.20, on a busy device", "13 or 14", "0"),
-        ("the same, from 0.5.21 on, on a busy device", "4", "0"),
-        ("the same where nothing is tracked", "3 to 78", "0"),
-    ),
-    condition=(
-        "Prefills that the host's launches limit: short prompts and small batches, above all "
-        "before 0.5.11. A prefill of 32k tokens gains 3 to 4 % there. From 0.5.11 on: prefills "
-        "that follow other work, for 1 or 2 % where they gain. A decode step that replays a graph "
-        "or runs without one is stock's own."
-    ),
-    variants=(
-        _zero_sync(
-            ("0.5.9",),
-            "install_before_decode_asks",
-            _OLD_FLA,
-            depends=(f"{_GDN_OF_059}.forward_extend",),
-        ),
-        _zero_sync(
-            between("0.5.10", "0.5.10.post1"),
-            "install_before_decode_asks",
-            _OLD_FLA,
-            depends=(f"{_GDN}.forward_extend",),
-        ),
-        _zero_sync(
-            between("0.5.11", "0.5.12.post1"),
-            "install_with_lists",
-            _OLD_FLA,
-            depends=_gdn_depends(_GDN),
-        ),
-        _zero_sync(
-            between("0.5.13", "0.5.15.post1"),
-            "install_with_entries",
-            _OLD_FLA,
-            depends=(*_ENTRY, *_gdn_depends(_GDN)),
-        ),
-        _zero_sync(
-            between("0.5.16", "0.5.19"),
-            "install_with_moved_kernels",
-            _FLA,
-            depends=(*_ENTRY, *_gdn_depends(_GDN)),
-        ),
-        _zero_sync(
-            ("0.5.20",),
-            "install_with_nine",
-            _FLA,
-            depends=(*_ENTRY, *_gdn_depends(_GDN), f"{_BATCH}.mamba_track_aligned_lens"),
-        ),
-        _zero_sync(
-            between("0.5.21", "0.5.23"),
-            "install_on_own_lists",
-            _FLA,
-            scheduler=False,
-            depends=(
-                f"{_BASE}._has_cpu_prefill_track_metadata",
-                f"{_BASE}._init_track_ssm_indices_from_cpu",
-                f"{_BASE}._track_indices_to_device",
-                f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend",
-                f"{_SCHEDULE}:ScheduleBatch.mix_with_running",
-                f"{_BATCH}.mamba_track_aligned_lens",
-                *_gdn_depends(_GDN),
-            ),
-        ),
-    ),
-)
-
-_FLASHINFER_PLAN = Patch(
-    id="mamba.flashinfer-plan",
-    summary="plan FlashInfer's GDN checkpoints from the host's lists, without a sync",
-    why=(
-        "FlashInfer's gated-delta-net prefill is the default on Hopper GPUs in recent releases. It "
-        "plans its state checkpoints by reading four tensors back from the device, each time a "
-        "tracked request ends off a chunk boundary."
-    ),
-    how=(
-        "Stock's own planning runs on CPU tensors made from the lists that mamba.zero-sync "
-        "provides. Its two results go to the device in one pinned, non-blocking copy. An idle "
-        "device answers stock's reads at once, so stock's code runs there."
-    ),
-    gain=(
-        "No gain was measured. A forward that follows other work of the device has four waits less."
-    ),
-    condition="A tracked prefill with FlashInfer's GDN kernels, while the device is busy.",
-    absent_because="this release has no checkpoint plan for FlashInfer's GDN prefill",
-    requires=("mamba.zero-sync",),
-    variants=(
-        Variant(
-            releases=between("0.5.17", "0.5.23"),
-            install=f"{_SETS}.flashinfer_plan:install",
-            awaits=(UTILS,),
-            targets=(f"{_FLASHINFER}:maybe_build_flashinfer_checkpoint_plan",),
-            depends=(*_LISTS, f"{_GDN}.init_forward_metadata"),
-        ),
-    ),
-)
-
 _LIGHTNING = f"{_ATTENTION}.linear.lightning_backend:LightningAttentionBackend"
 _LIGHTNING_TARGETS = (f"{_LIGHTNING}.forward_extend", f"{_LIGHTNING}._prefill_and_mix_infer")
+_TRACK_STORE = f"{_LIGHTNING}._prepare_seg_la_track_store"
 _LIGHTNING_DEPENDS = (
     *_LISTS,
     f"{_LIGHTNING}.init_forward_metadata",
@@ -296,15 +139,17 @@ _LIGHTNING_ROWS = Patch(
         "request."
     ),
     how=(
-        "The patch uses the lists that mamba.zero-sync provides. The mask becomes row numbers and "
-        "the cuts become CPU scalars. Stock's own plan of the states that seg_la stores is made "
-        "once a forward on the CPU. With minimax one wait a forward remains, to learn the slots of "
-        "the states, which no list on the host has. A batch that also decodes keeps one wait a "
-        "request in each layer. Stock's code runs for a batch that the host does not know."
+        "The patch uses the scheduler's own lists, which travel on the mask tensor up to 0.5.20. "
+        "The mask becomes row numbers and the cuts become CPU scalars. Stock's own plan of the "
+        "states that seg_la stores is made once a forward on the CPU. With minimax one wait a "
+        "forward remains, to learn the slots of the states, which no list on the host has. A batch "
+        "that also decodes keeps one wait a request in each layer. Stock's code runs for a batch "
+        "that the host does not know."
     ),
     gain=(
         "Nothing was measured end to end. Forwards of 2 layers on one H200, half of their requests "
-        "tracked:"
+        "tracked, with the variants that mamba.zero-sync had for these releases; what those saved "
+        "is in the figures too:"
     ),
     figures=(
         ("measured", "stock", "patched"),
@@ -312,15 +157,9 @@ _LIGHTNING_ROWS = Patch(
         ("syncs with minimax, 0.5.14", "64", "1"),
         ("time with minimax, 0.5.23", "5.0 ms", "4.1 ms"),
         ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
-        (
-            "the same where nothing is tracked, before mamba.zero-sync left idle devices to stock",
-            "0.82 ms",
-            "0.93 ms",
-        ),
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
-    requires=("mamba.zero-sync",),
     variants=(
         Variant(
             releases=between("0.5.10", "0.5.12.post1"),
@@ -333,15 +172,22 @@ _LIGHTNING_ROWS = Patch(
             releases=between("0.5.13", "0.5.16"),
             install=f"{_SETS}.lightning_rows:install",
             awaits=(UTILS,),
-            targets=_LIGHTNING_TARGETS,
-            depends=_LIGHTNING_DEPENDS,
+            targets=(*_SCHEDULER_TARGETS, *_LIGHTNING_TARGETS),
+            depends=(*_ENTRY, *_LIGHTNING_DEPENDS),
         ),
         Variant(
-            releases=between("0.5.17", "0.5.23"),
+            releases=between("0.5.17", "0.5.20"),
             install=f"{_SETS}.lightning_rows:install_with_track_store",
             awaits=(UTILS,),
-            targets=(*_LIGHTNING_TARGETS, f"{_LIGHTNING}._prepare_seg_la_track_store"),
-            depends=_LIGHTNING_DEPENDS,
+            targets=(*_SCHEDULER_TARGETS, *_LIGHTNING_TARGETS, _TRACK_STORE),
+            depends=(*_ENTRY, *_LIGHTNING_DEPENDS),
+        ),
+        Variant(
+            releases=between("0.5.21", "0.5.23"),
+            install=f"{_SETS}.lightning_rows:install_on_own_lists",
+            awaits=(UTILS,),
+            targets=(*_LIGHTNING_TARGETS, _TRACK_STORE),
+            depends=(*_OWN_LISTS, *_LIGHTNING_DEPENDS),
         ),
     ),
 )
@@ -640,69 +486,10 @@ _PD_STATE_INDEX = Patch(
     ),
 )
 
-_STATES = "sglang.srt.mem_cache.memory_pool:MambaPool"
-
-_LAYER_VIEWS = Patch(
-    id="mamba.layer-views",
-    summary="make a layer's views of the states once, not at each forward",
-    why=(
-        "All layers' states lie in a few tensors of the pool. At each forward that replays no "
-        "graph, each linear-attention layer asks the pool for its part: a view of each tensor, in "
-        "a new object with up to eight fields. The tensors stay where they are while the pool "
-        "lives, so the answer is always the same."
-    ),
-    how=(
-        "The pool keeps what it answered for each layer, as 0.5.16 does. It asks stock's code "
-        "again if its tensors were exchanged, and inside torch.compile. Pools of other classes, "
-        "such as the unified memory pool, are left to stock. The wait for states that are being "
-        "loaded comes before the pool is asked, and stays."
-    ),
-    gain=(
-        "Nobody gains more than the spread: by the medians the first token of a short prompt comes "
-        "1 or 2 % sooner on 0.5.10.post1, 0.5.11 and 0.5.17, and as soon as stock's on 0.5.23. The "
-        "host takes about 0.97 of its time for a layer of an eager prefill. One H200:"
-    ),
-    figures=(
-        ("measured", "the set with it : without it"),
-        ("first token of 519 tokens, 0.5.10.post1", "0.991 (0.956 to 1.034)"),
-        ("the same, 0.5.11", "0.983 (0.938 to 1.023)"),
-        ("the same, 0.5.17", "0.986 (0.971 to 1.021)"),
-        ("the same, 0.5.23", "1.003 (0.966 to 1.022)"),
-        ("the host's time for a layer, 0.5.11, 1 x 519 tokens", "0.97 (0.96 to 1.00)"),
-        ("the same, 0.5.17", "0.97 (0.96 to 1.02)"),
-        ("the same, 0.5.23", "0.97 (0.93 to 0.98)"),
-        ("PyTorch's operator calls for that layer, 0.5.17", "94 -> 90"),
-    ),
-    condition=(
-        "Prefills of a hybrid model that the host's launches limit: short prompts and small "
-        "batches, where the layers run outside a graph. A decode step that replays a graph gains "
-        "nothing."
-    ),
-    upstream_note="0.5.16 keeps the views, and no other release does",
-    markers=(Marker(definition=f"{_STATES}.mamba2_layer_cache", contains="_layer_cache_by_id"),),
-    variants=tuple(
-        Variant(
-            releases=releases,
-            install=f"{_SETS}.layer_views:install",
-            awaits=(UTILS,),
-            targets=(f"{_STATES}.mamba2_layer_cache",),
-            depends=(
-                f"{_STATES}.State",
-                f"{_STATES}.SpeculativeState",
-                f"{_POOL}.mamba2_layer_cache",
-            ),
-        )
-        for releases in (between("0.5.9", "0.5.15.post1"), between("0.5.17", "0.5.23"))
-    ),
-)
-
 PATCHES = (
     _PREFILL_GRAPH,
     _PREFILL_GRAPH_TRITON,
-    _TRACK_MASK,
     _ZERO_SYNC,
-    _LAYER_VIEWS,
-    _FLASHINFER_PLAN,
     _CHUNK_INDICES,
     _LIGHTNING_ROWS,
     _PD_STATE_INDEX,

@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from .situations import refuse_platforms
+from .track_rows import record_from_entries
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -17,23 +18,35 @@ _KEPT = "_sglang_perf_patches_kept"
 def install_for_minimax(patching: Patching) -> None:
     """0.5.10 to 0.5.12.post1: no layer tracks; those of ``minimax`` cut the batch by scalars."""
     refuse_platforms(patching)
-    _select_by_rows(patching, ("minimax",))
+    _select_by_rows(patching, ("minimax",), tracks=False)
 
 
 def install(patching: Patching) -> None:
     """0.5.13 to 0.5.16: both kernels' layers select the tracked rows by the mask."""
     refuse_platforms(patching)
+    record_from_entries(patching)
     _select_by_rows(patching, ("seg_la", "minimax"))
 
 
 def install_with_track_store(patching: Patching) -> None:
-    """0.5.17 on: the layers of ``seg_la`` also plan the states that its kernel stores."""
+    """0.5.17 to 0.5.20: the layers of ``seg_la`` also plan the states that its kernel stores."""
     refuse_platforms(patching)
+    record_from_entries(patching)
+    _plan_stores(patching)
+
+
+def install_on_own_lists(patching: Patching) -> None:
+    """0.5.21 on: the same, and the ForwardBatch has the lists."""
+    refuse_platforms(patching)
+    _plan_stores(patching)
+
+
+def _plan_stores(patching: Patching) -> None:
     _select_by_rows(patching, ("minimax",))
     patching.override(f"{_BACKEND}._prepare_seg_la_track_store", _track_store(patching))
 
 
-def _select_by_rows(patching: Patching, kernels: tuple[str, ...]) -> None:
+def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: bool = True) -> None:
     """Give a layer row numbers in place of the mask, and CPU tensors for what it slices by."""
     from . import host
 
@@ -68,6 +81,8 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...]) -> None:
         for name in ("extend_start_loc", "extend_seq_lens"):
             values = host.offsets(known.lens, getattr(forward_batch, name).dtype)
             setattr(shadow, name, values[:-1] if name == "extend_start_loc" else values.diff())
+        if not tracks:
+            return shadow
         if known.track is not None:
             mask = forward_batch.mamba_track_mask
             if not isinstance(mask, host.KnownMask):

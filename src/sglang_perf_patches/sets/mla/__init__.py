@@ -9,18 +9,13 @@ _HERE = "sglang_perf_patches.sets.mla"
 _ATTENTION = "sglang.srt.layers.attention"
 _SPECULATIVE = "sglang.srt.speculative"
 _UTILS = "sglang.srt.utils"
-_ENVIRON = "sglang.srt.environ"
-
 _TRTLLM = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLABackend"
 _TRTLLM_DRAFT = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 _FLASHINFER_MLA_DRAFT = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
-_FLASHINFER = f"{_ATTENTION}.flashinfer_backend"
-_FLASHINFER_DRAFT = f"{_FLASHINFER}:FlashInferMultiStepDraftBackend"
 _TRITON = f"{_ATTENTION}.triton_backend:TritonAttnBackend"
 _BUILD_TREE = f"{_SPECULATIVE}.eagle_utils:build_tree_kernel_efficient"
 _EAGLE_WORKER = f"{_SPECULATIVE}.eagle_worker_v2"
 _COMMON = f"{_SPECULATIVE}.eagle_worker_common"
-_DRAFT_GRAPH = f"{_SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
 _FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 _OVERLAP = "sglang.srt.managers.overlap_utils"
 
@@ -35,10 +30,6 @@ _CUTEDSL = (
 )
 
 # These keep the host's lengths of a speculative batch exact.
-_EXACT_BY_VERIFY = (
-    f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_decode",
-    f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.verify",
-)
 _EXACT_BY_RELAY = (f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",)
 
 
@@ -232,189 +223,6 @@ _VERIFY_MASK_FILL = Patch(
     ),
 )
 
-_HOST_INDPTR_COMMON = (
-    f"{_FLASHINFER_DRAFT}.common_template",
-    f"{_FLASHINFER}:FlashInferIndicesUpdaterDecode.call_begin_forward",
-    f"{_FORWARD_BATCH}:ForwardBatch.prepare_mlp_sync_batch",
-)
-_INDEX_KERNEL = "generate_draft_decode_kv_indices"
-_OUT_GRAPH = (f"{_FLASHINFER_DRAFT}.init_forward_metadata_out_graph",)
-
-_FLASHINFER_HOST_INDPTR = Patch(
-    id="mla.flashinfer-host-indptr",
-    summary="the FlashInfer draft plans without waiting for the GPU",
-    why=(
-        "Before the steps of a draft are planned, the FlashInfer backend copies kv_indptr to the "
-        "host. So at each speculative step it waits for everything that is queued on the stream. "
-        "The kernel that wrote kv_indptr only summed sequence lengths that the host has already."
-    ),
-    how=(
-        "While the replay of a draft is prepared, that one copy gets the same numbers, computed "
-        "from the host's lengths with the padding rows. The device's kv_indptr is computed as "
-        "before. Stock's code runs for graph capture, for eager drafts (their plan makes its own "
-        "copy), for batches padded for data parallelism, for windowed drafts and for batches "
-        "without host lengths."
-    ),
-    gain=(
-        "Drafts on FlashInfer save one copy from the GPU and one wait per speculative step. Real "
-        "Engines, of 0.5.12.post1 with only the draft on FlashInfer and of 0.5.23, showed no "
-        "difference in time. One H200; 0.5.12.post1, 0.5.13.post1, 0.5.17 and 0.5.23:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        (
-            "host held a step, behind 2.8 ms of queued work, all four releases",
-            "2.86 to 2.93 ms",
-            "0.10 to 0.21 ms",
-        ),
-        ("stream syncs per verify step, Engine on 0.5.12.post1, same tokens", "10.40", "9.38"),
-        ("time per token, 1 request, Engine on 0.5.23, in turns", "1", "1.00 (0.96 to 1.13)"),
-        ("time per token, 16 requests, likewise", "1", "1.02 (0.90 to 1.05)"),
-        ("time per token, 64 requests, likewise", "1", "1.01 (0.84 to 1.06)"),
-    ),
-    condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the draft (the "
-        "default on Hopper with topk > 1) and CUDA graphs. If the GPU is idle there is nothing to "
-        "wait for; an earlier form, whose sums took three times as long, cost up to 0.05 ms a step "
-        "there. From 0.5.13 on mla.flashinfer-verify-plan removes the waits of the verify. "
-        "Upstream's own switch plans with other numbers in the padding rows. If it is on, this "
-        "patch does nothing and says so."
-    ),
-    upstream_note=("since 0.5.23 behind `SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR`, off by default"),
-    variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.12.post1"),
-            install=f"{_HERE}.flashinfer_host_indptr:install_replay",
-            targets=(f"{_FLASHINFER_DRAFT}.init_forward_metadata_replay_cuda_graph",),
-            depends=(
-                *_HOST_INDPTR_COMMON,
-                f"{_SPECULATIVE}.spec_utils:{_INDEX_KERNEL}",
-                f"{_DRAFT_GRAPH}.replay",
-                f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_v2_draft",
-                f"{_SPECULATIVE}.eagle_worker:EAGLEWorker._draft_preprocess_decode",
-                *_EXACT_BY_VERIFY,
-            ),
-            awaits=(_UTILS, _ENVIRON),
-        ),
-        Variant(
-            releases=between("0.5.13", "0.5.13.post1"),
-            install=f"{_HERE}.flashinfer_host_indptr:install_out_graph",
-            targets=_OUT_GRAPH,
-            depends=(
-                *_HOST_INDPTR_COMMON,
-                f"{_SPECULATIVE}.triton_ops.cache_locs:{_INDEX_KERNEL}",
-                f"{_DRAFT_GRAPH}.replay",
-                f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_v2_draft",
-                *_EXACT_BY_RELAY,
-            ),
-            awaits=(_UTILS, _ENVIRON),
-        ),
-        Variant(
-            releases=between("0.5.14", "0.5.15.post1"),
-            install=f"{_HERE}.flashinfer_host_indptr:install_out_graph",
-            targets=_OUT_GRAPH,
-            depends=(
-                *_HOST_INDPTR_COMMON,
-                f"{_SPECULATIVE}.triton_ops.cache_locs:{_INDEX_KERNEL}",
-                f"{_DRAFT_GRAPH}.execute",
-                f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft",
-                *_EXACT_BY_RELAY,
-            ),
-            awaits=(_UTILS, _ENVIRON),
-        ),
-        Variant(
-            releases=between("0.5.16", "0.5.23"),
-            install=f"{_HERE}.flashinfer_host_indptr:install_out_graph",
-            targets=_OUT_GRAPH,
-            depends=(
-                *_HOST_INDPTR_COMMON,
-                f"sglang.kernels.ops.speculative.cache_locs:{_INDEX_KERNEL}",
-                f"{_DRAFT_GRAPH}.execute",
-                f"{_COMMON}:prepare_for_draft",
-                *_EXACT_BY_RELAY,
-            ),
-            awaits=(_UTILS, _ENVIRON),
-        ),
-    ),
-)
-
-_FLASHINFER_MLA = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAAttnBackend"
-_SCRATCH_TARGETS = (
-    f"{_TRTLLM}.init_cuda_graph_state",
-    f"{_TRTLLM}.get_verify_buffers_to_fill_after_draft",
-    _BUILD_TREE,
-)
-_SCRATCH_DEPENDS = (
-    f"{_FLASHINFER_MLA}.init_cuda_graph_state",
-    f"{_TRTLLM}.init_forward_metadata",
-    f"{_TRTLLM}.init_forward_metadata_out_graph",
-    f"{_TRTLLM}.forward_extend",
-)
-
-_MASK_SCRATCH = Patch(
-    id="mla.mask-scratch",
-    summary=("the verify mask that TRT-LLM MLA never reads shrinks to kilobytes and is not filled"),
-    why=(
-        "From 0.5.13 on TRT-LLM MLA gives the tree builder a preallocated mask, so that the "
-        "builder need not ask the GPU for a length. The mask has draft x (context + draft) cells "
-        "per request of the largest batch. Each step fills all of it, though the attention kernel "
-        "takes no mask. For a batch larger than the captured ones the builder writes past its end."
-    ),
-    how=(
-        "The mask has draft x draft cells per request. Trees are built in that layout. Nothing "
-        "fills the mask, because the kernel writes each cell. A batch that does not fit gets its "
-        "own mask."
-    ),
-    gain=(
-        "Every server with TRT-LLM MLA for the verify saves GPU memory. With a large mask it also "
-        "builds each verify faster; nothing was measured end to end. With 67 or 84 MB the host's "
-        "launches take longer than the fill. The present form launches no fill. One H200:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("memory of the mask", "67 to 336 MB", "2 to 8 KB"),
-        ("fill of 67 MB, each step", "24 µs", "none"),
-        ("fill of 336 MB, each step", "103 µs", "none"),
-        ("fill of 1.07 GB, each step", "320 µs", "none"),
-        ("building the verify input with 336 MB, 0.5.13.post1", "111 to 113 µs", "48 µs"),
-        (
-            "the same with 67 or 84 MB, a form that still filled the small mask",
-            "",
-            "1 to 2 µs more",
-        ),
-    ),
-    condition=(
-        "EAGLE or MTP with spec v2, --attention-backend trtllm_mla (or tokenspeed_mla) for the "
-        "verify, and CUDA graphs. The gain depends on the captured batch size times the context "
-        "length."
-    ),
-    upstream=(
-        "sgl-project/sglang#31527",
-        "sgl-project/sglang#32886",
-        "sgl-project/sglang#32920",
-    ),
-    built_in_since="0.5.17",
-    markers=(Marker(definition=f"{_TRTLLM}.verify_mask"),),
-    anchors=(f"{_TRTLLM}.get_verify_buffers_to_fill_after_draft",),
-    absent_because="TRT-LLM MLA has no preallocated verify mask there",
-    variants=(
-        Variant(
-            releases=between("0.5.13", "0.5.15.post1"),
-            install=f"{_HERE}.mask_scratch:install",
-            targets=_SCRATCH_TARGETS,
-            depends=(*_SCRATCH_DEPENDS, *_DRAFTS),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=("0.5.16",),
-            install=f"{_HERE}.mask_scratch:install",
-            targets=_SCRATCH_TARGETS,
-            depends=(*_SCRATCH_DEPENDS, f"{_COMMON}:build_eagle_verify_input"),
-            awaits=(_UTILS,),
-        ),
-    ),
-)
-
 _HYBRID = f"{_ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
 _BASE = f"{_ATTENTION}.base_attn_backend:AttentionBackend"
 _TRITON_DRAFT = f"{_ATTENTION}.triton_backend:TritonMultiStepDraftBackend"
@@ -444,6 +252,8 @@ _OPT_OUT_TRITON = (
 )
 _OPT_OUT_TRTLLM = (
     f"{_TRTLLM}.needs_cpu_seq_lens",
+    f"{_TRTLLM}.init_cuda_graph_state",
+    f"{_TRTLLM}.get_verify_buffers_to_fill_after_draft",
     f"{_TRTLLM}.init_forward_metadata",
     f"{_TRTLLM}.init_forward_metadata_out_graph",
     f"{_TRTLLM}._apply_cuda_graph_metadata",
@@ -512,7 +322,6 @@ _SYNC_OPT_OUT = Patch(
         "reads it. Without it, and without the barrier that upstream built, the KV of a shared "
         "prefix could be overwritten, so it is not backported"
     ),
-    requires=("mla.mask-scratch",),
     variants=(
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
@@ -549,205 +358,6 @@ _SYNC_OPT_OUT = Patch(
                 f"{_COMMON}:build_eagle_verify_input",
             ),
             awaits=(_UTILS, _FORWARD_BATCH),
-        ),
-    ),
-)
-
-_MLA_UPDATER = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAIndicesUpdaterPrefill"
-_MLA_PLAN_DEPENDS = (
-    f"{_MLA_UPDATER}.call_begin_forward",
-    f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.generate_attn_arg_prefill",
-)
-_MLA_PLAN_OUT_GRAPH = (
-    f"{_FLASHINFER_MLA}.init_forward_metadata",
-    f"{_FLASHINFER_MLA}.init_forward_metadata_out_graph",
-    f"{_MLA_UPDATER}.update",
-)
-_OLD_GRAPH_RUNNER = "sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner.replay_prepare"
-_OLD_DRAFT_EXTEND = (
-    f"{_SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_extend_to_fill_draft_kvcache"
-)
-_GRAPH_RUNNER = (
-    "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.load_batch"
-)
-
-_FLASHINFER_PLAN = Patch(
-    id="mla.flashinfer-plan",
-    summary="FlashInfer MLA plans verify and draft-extend without waiting for the GPU",
-    why=(
-        "Before each verify and each draft-extend FlashInfer MLA plans its kernel from three "
-        "tensors on the GPU. The plan first copies them to the host, and each copy waits for the "
-        "stream. They are sums of lengths that the host has already."
-    ),
-    how=(
-        "The plan gets stock's tensors together with host copies, which the patch computes from "
-        "the batch's host lengths. So it fetches nothing, neither for a verify, replayed or eager, "
-        "nor for the draft-extend of spec v2, which this backend runs eagerly. Stock's wait also "
-        "protects the plan's pinned memory; the patch rewrites that memory only after it has been "
-        "copied. Stock's code runs for prefill, the draft-extend of spec v1, batches without host "
-        "lengths and decode context parallelism. Up to 0.5.12.post1 it runs for every server with "
-        "overlap scheduling (spec v2): there the plan's wait also keeps the next batch from "
-        "rewriting the request table while a step still reads it."
-    ),
-    gain=(
-        "MLA servers on FlashInfer save three blocking copies from the GPU per verify and per "
-        "draft-extend. A real Engine with a tiny model showed no difference in time. One H200, "
-        "0.5.17:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("host held a call, behind 2.8 ms of queued work", "2.86 to 2.91 ms", "0.20 to 0.26 ms"),
-        ("stream syncs per verify step, Engine, same tokens", "7.25", "1.13"),
-        ("time per token, 1 request, in turns, within the spread", "1", "1.00"),
-        ("time per token, 16 requests, likewise", "1", "1.02"),
-        ("time per token, 64 requests, likewise", "1", "0.98"),
-    ),
-    condition=(
-        "EAGLE or MTP with --attention-backend flashinfer and an MLA model for the verify or the "
-        "draft. If the GPU is idle, as in the Engine above, there is nothing to wait for. There "
-        "an earlier form, whose sums PyTorch made, cost up to 0.02 ms a verify and "
-        "0.03 ms a draft-extend."
-    ),
-    upstream=("sgl-project/sglang#27689",),
-    built_in_since="0.5.18",
-    markers=(Marker(definition=f"{_ATTENTION}.flashinfer_mla_backend:fast_mla_prefill_plan"),),
-    anchors=(f"{_MLA_UPDATER}.update",),
-    variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.12.post1"),
-            install=f"{_HERE}.flashinfer_plan:install_replay",
-            targets=(
-                f"{_FLASHINFER_MLA}.init_forward_metadata",
-                f"{_FLASHINFER_MLA}.init_forward_metadata_replay_cuda_graph",
-                f"{_MLA_UPDATER}.update",
-            ),
-            depends=(
-                *_MLA_PLAN_DEPENDS,
-                _OLD_GRAPH_RUNNER,
-                _OLD_DRAFT_EXTEND,
-                *_EXACT_BY_VERIFY,
-            ),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=between("0.5.13", "0.5.13.post1"),
-            install=f"{_HERE}.flashinfer_plan:install_out_graph",
-            targets=_MLA_PLAN_OUT_GRAPH,
-            depends=(
-                *_MLA_PLAN_DEPENDS,
-                f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
-                _OLD_GRAPH_RUNNER,
-                _OLD_DRAFT_EXTEND,
-                *_EXACT_BY_RELAY,
-            ),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=between("0.5.14", "0.5.15.post1"),
-            install=f"{_HERE}.flashinfer_plan:install_out_graph",
-            targets=_MLA_PLAN_OUT_GRAPH,
-            depends=(
-                *_MLA_PLAN_DEPENDS,
-                f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
-                _GRAPH_RUNNER,
-                f"{_SPECULATIVE}.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
-                *_EXACT_BY_RELAY,
-            ),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=between("0.5.16", "0.5.17"),
-            install=f"{_HERE}.flashinfer_plan:install_out_graph",
-            targets=_MLA_PLAN_OUT_GRAPH,
-            depends=(
-                *_MLA_PLAN_DEPENDS,
-                f"{_FLASHINFER_MLA}._apply_cuda_graph_metadata",
-                _GRAPH_RUNNER,
-                f"{_COMMON}:prepare_for_draft_extend",
-                *_EXACT_BY_RELAY,
-            ),
-            awaits=(_UTILS,),
-        ),
-    ),
-)
-
-_FLASHINFER_BACKEND = f"{_FLASHINFER}:FlashInferAttnBackend"
-
-
-def _verify_plan(first: str, last: str, install: str, runner: str, *depends: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_HERE}.flashinfer_verify_plan:{install}",
-        targets=(f"{_FLASHINFER_BACKEND}.init_forward_metadata_out_graph",),
-        depends=(
-            f"{_FLASHINFER}:FlashInferIndicesUpdaterPrefill.call_begin_forward",
-            f"{_FLASHINFER}:FlashInferIndicesUpdaterPrefill.update_single_wrapper",
-            f"{_SPECULATIVE}.eagle_info:EagleVerifyInput.generate_attn_arg_prefill",
-            f"{_FORWARD_BATCH}:ForwardBatch.prepare_mlp_sync_batch",
-            runner,
-            *_EXACT_BY_RELAY,
-            *depends,
-        ),
-        awaits=(_UTILS,),
-    )
-
-
-_FLASHINFER_VERIFY_PLAN = Patch(
-    id="mla.flashinfer-verify-plan",
-    summary="FlashInfer plans a verify from a graph without waiting for the GPU",
-    why=(
-        "Before each replay of a verify FlashInfer plans its kernel from three tensors on the GPU. "
-        "The plan copies them to the host, and each copy waits for the draft that was just "
-        "launched. Packing the tree mask waits once more. So the verify is launched only when the "
-        "draft is done, and the GPU idles meanwhile. All that is fetched are sums of lengths that "
-        "the host has already."
-    ),
-    how=(
-        "The plan gets these sums from the batch's host lengths. Up to 0.5.22 it is the wheel's "
-        "own plan with tensors that know their copies on the host, and a kernel packs the mask "
-        "into the same bits. On 0.5.23 it is the plan that stock has for drafts, and for a verify "
-        "with topk = 1 behind a switch. Stock's wait also protects the plan's pinned memory; the "
-        "patch rewrites that memory only after it has been copied. Stock's code runs for eager "
-        "verifies, batches without host lengths, sliding windows, cross attention, pipeline "
-        "parallelism, two-batch overlap and context parallelism."
-    ),
-    gain=(
-        "Servers on FlashInfer launch each verify without waiting for the draft. No difference in "
-        "time per token was shown: an Engine of 0.5.23 with a tiny model (topk = 4) was within the "
-        "scatter of a shared machine. All 810 requests had the same tokens. Older releases were "
-        "not run on a GPU. One H200, in turns, with mla.flashinfer-host-indptr:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("stream syncs per verify step, 1 request", "7.1", "1.1"),
-        ("kernels launched per verify step, 1 request", "81", "62"),
-        ("time per token, 1 request", "1", "0.93 (0.88 to 1.12)"),
-        ("time per token, 16 requests", "1", "0.99 (0.90 to 1.14)"),
-        ("time per token, 64 requests", "1", "0.97 (0.74 to 1.01)"),
-    ),
-    condition=(
-        "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend flashinfer for the verify (the "
-        "default on Hopper with topk > 1) and CUDA graphs, for models without MLA."
-    ),
-    upstream_note=(
-        "since 0.5.23 for topk = 1 behind `SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN`, off by default"
-    ),
-    absent_because=(
-        "before 0.5.13 the scheduler has no barrier behind the reads of a running step. The plan's "
-        "wait is one of those that keep the next batch from rewriting req_to_token meanwhile"
-    ),
-    anchors=(f"{_FLASHINFER_BACKEND}.init_forward_metadata_out_graph",),
-    variants=(
-        _verify_plan("0.5.13", "0.5.13.post1", "install", _OLD_GRAPH_RUNNER),
-        _verify_plan("0.5.14", "0.5.22", "install", _GRAPH_RUNNER),
-        _verify_plan(
-            "0.5.23",
-            "0.5.23",
-            "install_stock_plan",
-            _GRAPH_RUNNER,
-            f"{_FLASHINFER}:fast_prefill_plan",
-            "sglang.kernels.ops.speculative.pack_verify_mask:pack_verify_mask_into",
-            "sglang.kernels.ops.speculative.pack_verify_mask:_pack_verify_mask_kernel",
         ),
     ),
 )
@@ -897,70 +507,6 @@ _SHARED_BLOCK_TABLES = Patch(
         _block_tables("0.5.13", "0.5.16", *_TOKENSPEED),
         # Without TokenSpeed's names, which 0.5.23 lacks, the code of 0.5.22 and 0.5.23 is equal.
         _block_tables("0.5.17", "0.5.23", *_CUTEDSL),
-    ),
-)
-
-_FLASH_MLA = f"{_ATTENTION}.flashmla_backend:FlashMLABackend"
-_FLASH_MLA_DRAFT = f"{_ATTENTION}.flashmla_backend:FlashMLAMultiStepDraftBackend"
-
-
-def _flash_mla(first: str, last: str, install: str, replay: str, *depends: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_HERE}.shared_draft_tables:{install}",
-        targets=(
-            f"{_FLASH_MLA_DRAFT}.init_cuda_graph_state",
-            f"{_FLASH_MLA_DRAFT}.{replay}",
-            f"{_FLASH_MLA_DRAFT}.init_forward_metadata",
-        ),
-        depends=(
-            _FLASH_MLA_DRAFT,
-            f"{_FLASH_MLA}.init_cuda_graph_state",
-            f"{_FLASH_MLA}.init_forward_metadata",
-            f"{_FLASH_MLA}.forward_decode",
-            *(f"{_FLASH_MLA}.{name}" for name in depends),
-        ),
-        awaits=(_UTILS,),
-    )
-
-
-_SHARED_FLASHMLA_TABLES = Patch(
-    id="mla.shared-flashmla-tables",
-    summary="the steps of a FlashMLA draft share one block table and one plan",
-    why=(
-        "Before every draft each step of a FlashMLA draft builds its own block table, plans the "
-        "kernel's work and copies the plan. All steps do so from the same requests and lengths, so "
-        "tables and plans are equal."
-    ),
-    how=(
-        "The steps' graphs are captured on the buffers of the first step, and only that step fills "
-        "them. Eager drafts prepare the first step and share its result."
-    ),
-    gain=(
-        "Nothing was measured: no machine with the kernel was available. With three steps each "
-        "draft saves one of two launches of the table's kernel, one of two plans and their copies, "
-        "and the memory of a block table."
-    ),
-    condition=(
-        "EAGLE or MTP with three or more steps and --attention-backend flashmla for the draft."
-    ),
-    variants=(
-        _flash_mla(
-            "0.5.9",
-            "0.5.12.post1",
-            "install_flash_mla_replay",
-            "init_forward_metadata_replay_cuda_graph",
-            "init_forward_metadata_capture_cuda_graph",
-            "init_forward_metadata_replay_cuda_graph",
-        ),
-        _flash_mla(
-            "0.5.13",
-            "0.5.23",
-            "install_flash_mla_out_graph",
-            "init_forward_metadata_out_graph",
-            "init_forward_metadata_out_graph",
-            "_apply_decode_target_verify_metadata",
-        ),
     ),
 )
 
@@ -1305,14 +851,9 @@ _PAGE_TABLE_BOUND = Patch(
 PATCHES: tuple[Patch, ...] = (
     _DRAFT_METADATA,
     _VERIFY_MASK_FILL,
-    _MASK_SCRATCH,
     _SYNC_OPT_OUT,
-    _FLASHINFER_HOST_INDPTR,
-    _FLASHINFER_PLAN,
-    _FLASHINFER_VERIFY_PLAN,
     _SHARED_DRAFT_TABLES,
     _SHARED_BLOCK_TABLES,
-    _SHARED_FLASHMLA_TABLES,
     _DRAFT_EXTEND_GRAPH,
     _DRAFT_EXTEND_METADATA,
     _PAGE_TABLE_BOUND,

@@ -20,6 +20,7 @@ def install(patching: Patching) -> None:
     FlashInfer's kernel. Each step's own preparation, all that is left here, reads the page table
     of the requests itself.
     """
+    patching.anytime("what stock prepares again replaces what was prepared here")
     ran = patching.ran
     decode = patching.get(FORWARD_MODE).DECODE
 

@@ -6,14 +6,12 @@ before, so the table of the last step serves them all. Upstream marks it as a TO
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ...model.patching import MISSING, Patching
 from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
-FLASH_MLA_DRAFT = "sglang.srt.layers.attention.flashmla_backend:FlashMLAMultiStepDraftBackend"
 TRTLLM_DRAFT = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 
 FLASHINFER_MLA_DRAFT = (
@@ -33,6 +31,7 @@ _LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
 def install_flash_attention(patching: Patching) -> None:
     """Replay: the last step's kernel builds the table, the other steps' lengths are derived."""
     refuse_platforms(patching)
+    patching.anytime("stock's steps fill the table that they share one by one, the longest last")
     ran = patching.ran
     served = Served(patching, *DRAFT_TABLES)
 
@@ -167,6 +166,7 @@ def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> Non
     together is replayed together.
     """
     refuse_platforms(patching)
+    patching.anytime("stock's steps each write the same into the metadata that they share")
     ran = patching.ran
     served = Served(patching, *DRAFT_TABLES)
 
@@ -224,74 +224,6 @@ def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> Non
         patching.override(f"{TRTLLM_DRAFT}.{capture}", make_capture)
     patching.override(f"{TRTLLM_DRAFT}.{replay}", make_replay)
     patching.override(f"{TRTLLM_DRAFT}.init_forward_metadata", make_eager)
-
-
-def install_flash_mla_replay(patching: Patching) -> None:
-    """FlashMLA up to 0.5.12.post1."""
-    _share_flash_mla(patching, "init_forward_metadata_replay_cuda_graph")
-
-
-def install_flash_mla_out_graph(patching: Patching) -> None:
-    """FlashMLA from 0.5.13 on, where capture and replay have one entry."""
-    _share_flash_mla(patching, "init_forward_metadata_out_graph")
-
-
-_FLASH_MLA_BUFFERS = (
-    "cuda_graph_kv_indices",
-    "cuda_graph_mla_metadata",
-    "cuda_graph_num_splits",
-)
-
-
-def _share_flash_mla(patching: Patching, replay: str) -> None:
-    """Have the steps' graphs captured on the first step's buffers, which it alone fills.
-
-    The steps' contents are equal: all are built from the same requests and lengths.
-    """
-    refuse_platforms(patching)
-    ran = patching.ran
-    served = Served(patching, *DRAFT_TABLES)
-
-    def make_state(inner: Any) -> Any:
-        def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
-            inner(self, max_bs, max_num_tokens)
-            self.sglang_perf_patches_shared = served()
-            if self.sglang_perf_patches_shared:
-                for step in self.attn_backends[1:]:
-                    for name in _FLASH_MLA_BUFFERS:
-                        setattr(step, name, getattr(self.attn_backends[0], name))
-
-        return init_cuda_graph_state
-
-    def prepare(self: Any, act: Callable[[], None]) -> None:
-        ran.seen |= len(self.attn_backends) > 1
-        _first_alone(self, act)
-        for step in self.attn_backends[1:]:
-            step.forward_metadata = self.attn_backends[0].forward_metadata
-
-    def make_replay(inner: Any) -> Any:
-        def replaying(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
-            # Each captured step creates its own views of the shared tensors.
-            capturing = named.get("in_capture") or (given and given[0] is True)
-            if capturing or not getattr(self, "sglang_perf_patches_shared", False):
-                inner(self, forward_batch, *given, **named)
-            else:
-                prepare(self, lambda: inner(self, forward_batch, *given, **named))
-
-        return replaying
-
-    def make_eager(inner: Any) -> Any:
-        def init_forward_metadata(self: Any, forward_batch: Any) -> None:
-            if served():
-                prepare(self, lambda: inner(self, forward_batch))
-            else:
-                inner(self, forward_batch)
-
-        return init_forward_metadata
-
-    patching.override(f"{FLASH_MLA_DRAFT}.init_cuda_graph_state", make_state)
-    patching.override(f"{FLASH_MLA_DRAFT}.{replay}", make_replay)
-    patching.override(f"{FLASH_MLA_DRAFT}.init_forward_metadata", make_eager)
 
 
 def _first_alone(draft: Any, act: Any) -> None:

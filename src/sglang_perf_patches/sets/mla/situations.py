@@ -103,9 +103,6 @@ VERIFY: tuple[Reason, ...] = (two_batch_overlap, ngram, pipelined, unified_memor
 DRAFT_TABLES: tuple[Reason, ...] = (unified_memory, sharded_context)
 """For patches of tables that are built on the device, from what one backend has."""
 
-DRAFT_LENGTHS: tuple[Reason, ...] = (pipelined, unified_memory, sharded_context)
-"""For patches of a draft's metadata that read the lengths on the host."""
-
 
 def one_scale(model_config: Any) -> bool:
     """Whether a model's activations may be quantised with one scale over all rows of a batch.

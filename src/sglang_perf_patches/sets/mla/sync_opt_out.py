@@ -104,6 +104,11 @@ def _decide(
     """
     refuse_platforms(patching)
     ran = patching.ran
+    without: weakref.WeakSet[Any] = weakref.WeakSet()
+    patching.drain(
+        lambda: not len(without),
+        "no worker is left that runs without host lengths because of it",
+    )
 
     def make(inner: Any) -> Any:
         def decide_needs_cpu_seq_lens(server_args: Any, attn_backends: Sequence[Any]) -> bool:
@@ -124,6 +129,8 @@ def _decide(
                     # Stock sizes a mask by this if the batch exceeds the backend's own mask.
                     backend.max_context_len = backend.model_runner.model_config.context_len
                     setattr(backend, _LENDS, True)
+            if stock:
+                without.update(present)
             return False
 
         return decide_needs_cpu_seq_lens
@@ -154,7 +161,7 @@ def _lend_masks(patching: Patching) -> None:
     the graph's buffer has no room.
     """
     forward_mode = patching.module("sglang.srt.model_executor.forward_batch_info").ForwardMode
-    # The last mask from a backend, and the context. mla.mask-scratch handles TRT-LLM's small one.
+    # The last mask from a backend, and the context.
     lent: list[tuple[weakref.ref[Any], int]] = []
 
     def verifying(backend: Any) -> Any:
@@ -167,7 +174,7 @@ def _lend_masks(patching: Patching) -> None:
             backend = verifying(self)
             mask, positions = backend.get_verify_buffers_to_fill_after_draft()
             lent.clear()
-            if mask is not None and not _is_of(backend, TRTLLM):
+            if mask is not None:
                 lent.append((weakref.ref(mask), self.max_context_len))
             return [mask, positions]
 

@@ -1,0 +1,66 @@
+"""What the scheduler decides to track of each request, kept for the batch that it makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+_SCHEDULE = "sglang.srt.managers.schedule_batch:ScheduleBatch"
+_RECORD = "_sglang_perf_patches_rows"
+
+
+def record_from_lists(patching: Patching) -> None:
+    """Up to 0.5.12.post1: the scheduler appends each request's row to lists."""
+    _record(patching, _rows_from_lists)
+
+
+def record_from_entries(patching: Patching) -> None:
+    """0.5.13 to 0.5.20: each request's row is an entry object."""
+    _record(patching, _rows_from_entries)
+
+
+def _record(patching: Patching, record: Any) -> None:
+    """Keep what the scheduler decides for each request, and attach it to the tensors it makes."""
+    from . import host
+
+    def prepare_for_extend(inner: Any) -> Any:
+        def prepare_for_extend(self: Any) -> Any:
+            rows: list[tuple[bool, int]] = []
+            self.__dict__[_RECORD] = rows
+            try:
+                result = inner(self)
+            finally:
+                del self.__dict__[_RECORD]
+            if rows:
+                mask, seqlens = zip(*rows, strict=True)
+                host.attach_track(self, mask, seqlens)
+            return result
+
+        return prepare_for_extend
+
+    patching.override(f"{_SCHEDULE}.prepare_for_extend", prepare_for_extend)
+    patching.override(f"{_SCHEDULE}._mamba_radix_cache_v2_req_prepare_for_extend", record)
+
+
+def _rows_from_lists(inner: Any) -> Any:
+    def prepare(self: Any, req: Any, mask: list[bool], indices: list[int], seqlens: Any) -> Any:
+        result = inner(self, req, mask, indices, seqlens)
+        rows = self.__dict__.get(_RECORD)
+        if rows is not None:
+            rows.append((mask[-1], seqlens[-1]))
+        return result
+
+    return prepare
+
+
+def _rows_from_entries(inner: Any) -> Any:
+    def prepare(self: Any, req: Any) -> Any:
+        entry = inner(self, req)
+        rows = self.__dict__.get(_RECORD)
+        if rows is not None:
+            rows.append((entry.track_mask, entry.track_seqlen))
+        return entry
+
+    return prepare

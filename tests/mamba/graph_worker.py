@@ -1,6 +1,7 @@
 """What `mamba.gdn-prefill-graph` does on the release on PYTHONPATH, beside what the proof compares.
 
-Prints one JSON object with what each part found, for the tests to judge.
+Prints one JSON object with what each part found, for the tests to judge. With ``many`` as an
+argument, only the part of that name runs.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -11,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +35,8 @@ from sglang_perf_patches.proof.mamba import compared
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import Batch, Request
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_of
-from sglang_perf_patches.proof.mamba.rig import called
+from sglang_perf_patches.proof.mamba.play import Play
+from sglang_perf_patches.proof.mamba.rig import Rig, called
 from sglang_perf_patches.proof.mamba.runner import Runner
 from sglang_perf_patches.sets.mamba import gdn_prefill_graph, prefill_tables
 
@@ -52,7 +55,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parts = (tables, tiles, gates, chunks, waits, buckets, leaving, broken)
-    print(json.dumps({part.__name__: part() for part in parts}))
+    chosen = (many,) if sys.argv[1:] == ["many"] else parts
+    print(json.dumps({part.__name__: part() for part in chosen}))
 
 
 # -- the tables ------------------------------------------------------------------------------------
@@ -204,6 +208,18 @@ def leaving() -> dict[str, Any]:
     sglang_perf_patches.deactivate()
     has_left = engine.report() is None
     return {"state": held.state, "reason": held.reason, "replays": still, "left": has_left}
+
+
+def many() -> int:
+    """Replays of more requests than tables hold, of as many, and of more again."""
+    play = Play(Rig(requests=70, slots=160))
+    most = gdn_prefill_graph.MOST_REQUESTS
+    batches = [
+        Batch(tuple(Request(1 + (n == 0), cached=n, tracked=False) for n in range(count)))
+        for count in (most + 1, most, most + 2)
+    ]
+    wanted = replays_of(*batches, left=frozenset({0, 2}))
+    return alike([[compared.PREFILL_GRAPH]], Captured(play).replayed, [wanted])
 
 
 def broken() -> dict[str, str]:

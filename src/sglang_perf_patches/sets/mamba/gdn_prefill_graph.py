@@ -40,7 +40,7 @@ _TAKING_PART: WeakSet[Any] = WeakSet()
 """Stock's hybrid backends that were told that their layers can be captured. A runner holds one for
 as long as it may replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
-"""On a backend while layers are captured on tables."""
+"""On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
@@ -76,9 +76,14 @@ def wait_for_graphs(patching: Patching) -> None:
 
 
 @contextmanager
-def capturing(backend: Any) -> Iterator[None]:
-    """What is captured of a backend meanwhile is captured on tables."""
-    setattr(backend, _CAPTURING, True)
+def capturing(backend: Any, *, alone: bool = True) -> Iterator[None]:
+    """What is captured of a backend meanwhile is captured on tables.
+
+    Args:
+        backend: a GDNAttnBackend.
+        alone: whether a batch that they do not fit has no other graph; filling them then raises.
+    """
+    setattr(backend, _CAPTURING, alone)
     try:
         yield
     finally:
@@ -200,7 +205,7 @@ def _capture_one_shape(patching: Patching) -> Any:
                 if len(stocks) != 1:
                     patching.gate("the runner keeps its graphs elsewhere")
                     return None
-            with capturing(backend):
+            with capturing(backend, alone=not stocks):
                 inner(self, size, **options)
             for key, graph in stocks.items():
                 self.backend._graphs[key] = _Either(backend, self.backend._graphs[key], graph)
@@ -249,6 +254,7 @@ def _capture(patching: Patching) -> Any:
             .mamba.enable_mamba_extra_buffer,
             slots_like=_slots(self, forward_batch),
         )
+        tables.alone = getattr(self, _CAPTURING)
         metadata = _metadata(patching, tables, self.conv_states_shape[-1])
         _fill(patching, self, metadata, forward_batch)
         return metadata
@@ -261,7 +267,7 @@ def _refresh(patching: Patching) -> Any:
 
     def refresh_prefill_graph_metadata(self: Any, meta: Any, forward_batch: Any) -> None:
         tables = _tables_of(meta)
-        if not tables.fits(forward_batch.extend_seq_lens_cpu):
+        if not tables.alone and not tables.fits(forward_batch.extend_seq_lens_cpu):
             self.init_forward_metadata(forward_batch)  # for the breaks of stock's graph
             return
         _fill(patching, self, meta, forward_batch)

@@ -68,6 +68,7 @@ class Tables:
         has_state: whether a request has a cached prefix, bool of shape ``[requests]``.
         slots: where each request's states are, of shape ``[requests]``; `NOBODY` where none is.
         layers: the layers that were captured on them.
+        alone: whether a batch that does not fit has no other graph.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Tables:
         self.slots = slots_like.new_full((requests,), NOBODY)
         self._destinations = torch.zeros(requests, dtype=torch.int64, device=self._device)
         self.layers: list[int] = []
+        self.alone = True
 
     def fits(self, lens: Sequence[int]) -> bool:
         """Whether a batch of requests with so many new tokens each can be replayed, bit by bit."""

@@ -1,19 +1,27 @@
-"""The TRT-LLM MLA draft does not launch the kernel whose output nothing reads."""
+"""The TRT-LLM MLA draft launches no kernel whose output nothing reads, and builds one table."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.batches import draft_batch
+from sglang_perf_patches.proof.mla.batches import draft_batch, prepare
 from sglang_perf_patches.proof.mla.draft_metadata import MODULE, PARENT, PATCH
 from sglang_perf_patches.proof.mla.rig import furnished, model_runner, server_args
 from sglang_perf_patches.proof.mla.wheels import Counted
 
+INDEXES = "init_forward_metadata" not in vars(MODULE.TRTLLMMLAMultiStepDraftBackend)
+"""Whether stock does FlashInfer's index work, up to 0.5.12.post1."""
+
 
 def run() -> None:
-    """Stock launches it once; patched never."""
-    assert launches() == 1
+    """Stock launches the index kernel once, and builds a table for each of four steps."""
+    assert launches() == INDEXES
+    assert builds() == 4
     with live(PATCH):
         assert launches() == 0
+        assert builds() == 1
+    assert builds(live_after_capture=True) == 4, "graphs captured on tables of their own"
 
 
 def launches() -> int:
@@ -26,3 +34,22 @@ def launches() -> int:
         backend.generate_draft_decode_kv_indices = counted
         backend.init_forward_metadata(draft_batch(runner, [40, 7]))
         return len(counted.grids)
+
+
+def builds(*, live_after_capture: bool = False) -> int:
+    """How many steps of a five-step draft build a table before a replay."""
+    arguments = server_args(speculative_num_steps=5, page_size=32)
+    kernel = MODULE.create_flashmla_kv_indices_triton
+    counted = Counted(kernel)
+    with furnished(arguments, MODULE.__name__, PARENT.__name__):
+        runner = model_runner(arguments, mla=True)
+        backend = MODULE.TRTLLMMLAMultiStepDraftBackend(runner, 1, 5)
+        backend.init_cuda_graph_state(4, 4)
+        prepare(backend, draft_batch(runner, [1, 1]), capture=True)
+        MODULE.create_flashmla_kv_indices_triton = counted
+        try:
+            with live(PATCH, ran=INDEXES) if live_after_capture else nullcontext():
+                prepare(backend, draft_batch(runner, [40, 7]))
+        finally:
+            MODULE.create_flashmla_kv_indices_triton = kernel
+    return len(counted.grids)

@@ -53,8 +53,8 @@ BREAKS = {
         "torch.arange(count - 1, 0, -1,",
         "torch.arange(count, 1, -1,",
     ),
-    "mla.shared-block-tables": (
-        "mla/shared_draft_tables.py",
+    "mla.draft-metadata": (
+        "mla/draft_metadata.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
     ),

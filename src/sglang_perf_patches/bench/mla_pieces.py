@@ -57,10 +57,10 @@ def pieces(quick: bool) -> list[Piece]:
 
 
 def _trtllm_drafts() -> Iterator[Piece]:
-    for patch in ("mla.draft-metadata", "mla.shared-block-tables"):
-        for steps in (3, 4):
-            for lengths in ([80_000], [32_768] * 16):
-                yield Piece(patch, _case(lengths, steps=steps), _trtllm_draft(lengths, steps))
+    for steps in (3, 4):
+        for lengths in ([80_000], [32_768] * 16):
+            case = _case(lengths, steps=steps)
+            yield Piece("mla.draft-metadata", case, _trtllm_draft(lengths, steps))
 
 
 def _masks() -> Iterator[Piece]:

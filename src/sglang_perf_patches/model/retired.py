@@ -73,6 +73,7 @@ RETIRED: dict[str, Retired] = {
 
 ALIASES: dict[str, Alias] = {
     "mamba.track-mask": Alias(since=_NEXT, patch="mamba.zero-sync"),
+    "mla.shared-block-tables": Alias(since=_NEXT, patch="mla.draft-metadata"),
 }
 """Old name → what it means."""
 

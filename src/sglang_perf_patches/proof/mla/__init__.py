@@ -28,11 +28,6 @@ CASES: tuple[Case, ...] = (
         what="lengths and page tables of every step of a FlashAttention draft",
     ),
     Case(
-        patch="mla.shared-block-tables",
-        compare=f"{_HERE}.shared_block_tables:compare",
-        what="page tables and metadata of every step of a TRT-LLM MLA draft",
-    ),
-    Case(
         patch="mla.draft-extend-graph",
         compare=f"{_HERE}.draft_extend_graph:compare",
         what="what FlashAttention reads in an eager and in a replayed draft-extend",

@@ -36,15 +36,10 @@ EDGES: tuple[Case, ...] = (
 
 
 def compare(inputs: Inputs) -> int:
-    """Compare the drafts of TRT-LLM MLA and of the backends that inherit them."""
-    return compare_drafts(PATCH, inputs)
-
-
-def compare_drafts(patch: str, inputs: Inputs) -> int:
-    """Compare them with one patch live; those that inherit by the edge cases alone."""
+    """Compare the drafts of TRT-LLM MLA; of the backends that inherit them the edges alone."""
     first, *heirs = backends()
-    compared = same(patch, partial(draft, of=first), [*EDGES, *inputs(drawn)])
-    return compared + sum(same(patch, partial(draft, of=heir), EDGES) for heir in heirs)
+    compared = same(PATCH, partial(draft, of=first), [*EDGES, *inputs(drawn)])
+    return compared + sum(same(PATCH, partial(draft, of=heir), EDGES) for heir in heirs)
 
 
 def drawn(random: Random) -> Case:

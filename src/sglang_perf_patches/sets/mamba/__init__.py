@@ -159,6 +159,7 @@ _LIGHTNING_ROWS = Patch(
         ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
+    anchors=(_LIGHTNING,),
     absent_because="this release has no lightning-attention backend of this kind",
     variants=(
         Variant(

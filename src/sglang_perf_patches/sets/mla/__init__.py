@@ -38,62 +38,96 @@ def _kernels(module: str) -> tuple[str, ...]:
     return (f"{module}:extend_attention_fwd", f"{module}:_fwd_kernel")
 
 
-def _draft_metadata(first: str, last: str, *heirs: str) -> Variant:
+def _draft_replay(first: str, last: str, *heirs: str) -> Variant:
     return Variant(
         releases=between(first, last),
-        install=f"{_HERE}.draft_metadata:install",
+        install=f"{_HERE}.draft_metadata:install_replay",
         targets=(),
         adds=(
-            f"{_TRTLLM_DRAFT}.init_forward_metadata",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph",
             f"{_TRTLLM_DRAFT}.init_forward_metadata_replay_cuda_graph",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata",
         ),
         depends=(
             _TRTLLM_DRAFT,
             _FLASHINFER_MLA_DRAFT,
             f"{_TRTLLM}.init_forward_metadata",
+            f"{_TRTLLM}.init_forward_metadata_capture_cuda_graph",
             f"{_TRTLLM}.init_forward_metadata_replay_cuda_graph",
             f"{_TRTLLM}.forward_decode",
             *heirs,
         ),
-        awaits=(_FORWARD_BATCH,),
+        awaits=(_UTILS, _FORWARD_BATCH),
+    )
+
+
+def _draft_out_graph(first: str, last: str, *heirs: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{_HERE}.draft_metadata:install_out_graph",
+        targets=(
+            f"{_TRTLLM_DRAFT}.init_forward_metadata_out_graph",
+            f"{_TRTLLM_DRAFT}.init_forward_metadata",
+        ),
+        depends=(
+            _TRTLLM_DRAFT,
+            _FLASHINFER_MLA_DRAFT,
+            f"{_TRTLLM}.init_forward_metadata",
+            f"{_TRTLLM}.init_forward_metadata_out_graph",
+            f"{_TRTLLM}._init_cuda_graph_metadata",
+            f"{_TRTLLM}._apply_cuda_graph_metadata",
+            f"{_TRTLLM}.forward_decode",
+            *heirs,
+        ),
+        awaits=(_UTILS,),
     )
 
 
 _DRAFT_METADATA = Patch(
     id="mla.draft-metadata",
-    summary="the TRT-LLM MLA draft skips the index work of FlashInfer's kernel",
+    summary="the TRT-LLM MLA draft prepares what its kernel reads, once for all steps",
     why=(
-        "The multi-step draft backend of TRT-LLM MLA inherits its preparation from FlashInfer's. "
-        "Before every draft it fills kv_indices and kv_indptr, with one entry per token of context "
-        "and step. In eager batches it also allocates and copies them. The TRT-LLM kernel reads "
-        "neither: each step builds its own page table."
+        "Up to 0.5.12.post1 the multi-step draft backend of TRT-LLM MLA inherits its preparation "
+        "from FlashInfer's. Before every draft it fills kv_indices and kv_indptr, with one entry "
+        "per token of context and step. In eager batches it also allocates and copies them. The "
+        "TRT-LLM kernel reads neither: each step builds its own page table. In every release each "
+        "step builds that table, from the same requests and up to the same length. The tables are "
+        "equal."
     ),
     how=(
-        "Adds the two preparation methods to the draft backend. Both call only the steps' own "
-        "preparation. TokenSpeed MLA inherits them. Graph capture is stock's."
+        "Up to 0.5.12.post1 the draft backend gets preparation methods that call only the steps' "
+        "own preparation. In every release the steps' graphs are captured on the metadata of the "
+        "first step, and only that is prepared. Eager drafts prepare the first step and share its "
+        "result. TokenSpeed MLA and CuTe DSL MLA inherit both."
     ),
     gain=(
-        "Drafts on TRT-LLM MLA are prepared faster, the more the longer the context; nothing was "
-        "measured end to end. One H200, 0.5.12.post1:"
+        "Drafts on TRT-LLM MLA are prepared faster, with three or more steps in every release; up "
+        "to 0.5.12.post1 the more the longer the context. Nothing was measured end to end. One "
+        "H200:"
     ),
     figures=(
         ("preparing the replay of a draft", "stock", "patched"),
-        ("1 request of 80,000 tokens, 3 steps", "117 µs", "35 µs"),
-        ("1 request of 80,000 tokens, 4 steps", "123 µs", "52 µs"),
-        ("16 requests of 32,768 tokens, 3 steps", "71 µs", "36 µs"),
-        ("16 requests of 32,768 tokens, 4 steps", "88 µs", "52 µs"),
+        ("1 request of 80,000 tokens, 3 steps, 0.5.12.post1", "117 µs", "18 µs"),
+        ("1 request of 80,000 tokens, 4 steps, 0.5.12.post1", "123 µs", "19 µs"),
+        ("16 requests of 32,768 tokens, 3 steps, 0.5.12.post1", "67 µs", "18 µs"),
+        ("16 requests of 32,768 tokens, 4 steps, 0.5.12.post1", "87 µs", "19 µs"),
+        ("4 steps, 0.5.13.post1, 0.5.17 and 0.5.23", "1", "0.34 to 0.44"),
+        ("3 steps, the same releases", "1", "0.57 to 0.62"),
     ),
     condition=(
-        "EAGLE or MTP with --attention-backend trtllm_mla (or tokenspeed_mla) for the draft. The "
-        "gain grows with the context. The attention kernel itself needs a Blackwell GPU."
+        "EAGLE or MTP with --attention-backend trtllm_mla (or cutedsl_mla, tokenspeed_mla) for the "
+        "draft, from 0.5.13 on with three or more steps. The attention kernel itself needs a "
+        "Blackwell GPU."
     ),
     upstream=("sgl-project/sglang#26241",),
-    built_in_since="0.5.13",
-    markers=(Marker(definition=f"{_TRTLLM_DRAFT}.init_forward_metadata"),),
+    upstream_note="since 0.5.13, for the index work; each step still builds its own table",
     anchors=(_TRTLLM_DRAFT,),
     variants=(
-        _draft_metadata("0.5.9", "0.5.11"),
-        _draft_metadata("0.5.12", "0.5.12.post1", *_TOKENSPEED),
+        _draft_replay("0.5.9", "0.5.11"),
+        _draft_replay("0.5.12", "0.5.12.post1", *_TOKENSPEED),
+        _draft_out_graph("0.5.13", "0.5.16", *_TOKENSPEED),
+        # Without TokenSpeed's names, which 0.5.23 lacks, the code of 0.5.22 and 0.5.23 is equal.
+        _draft_out_graph("0.5.17", "0.5.23", *_CUTEDSL),
     ),
 )
 
@@ -424,89 +458,6 @@ _SHARED_DRAFT_TABLES = Patch(
         _draft_tables("0.5.17", "0.5.19"),
         _draft_tables("0.5.20", "0.5.21", "_set_decode_page_metadata"),
         _draft_tables("0.5.22", "0.5.23", "_set_decode_page_metadata", "_spec_read_seq_len_delta"),
-    ),
-)
-
-
-def _block_tables_replay(first: str, last: str, *heirs: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_HERE}.shared_draft_tables:install_trtllm_replay",
-        targets=(),
-        adds=(
-            f"{_TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph",
-            f"{_TRTLLM_DRAFT}.init_forward_metadata_replay_cuda_graph",
-            f"{_TRTLLM_DRAFT}.init_forward_metadata",
-        ),
-        depends=(
-            _TRTLLM_DRAFT,
-            _FLASHINFER_MLA_DRAFT,
-            f"{_TRTLLM}.init_forward_metadata",
-            f"{_TRTLLM}.init_forward_metadata_capture_cuda_graph",
-            f"{_TRTLLM}.init_forward_metadata_replay_cuda_graph",
-            f"{_TRTLLM}.forward_decode",
-            *heirs,
-        ),
-        awaits=(_UTILS,),
-    )
-
-
-def _block_tables(first: str, last: str, *heirs: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_HERE}.shared_draft_tables:install_trtllm_out_graph",
-        targets=(
-            f"{_TRTLLM_DRAFT}.init_forward_metadata_out_graph",
-            f"{_TRTLLM_DRAFT}.init_forward_metadata",
-        ),
-        depends=(
-            _TRTLLM_DRAFT,
-            _FLASHINFER_MLA_DRAFT,
-            f"{_TRTLLM}.init_forward_metadata",
-            f"{_TRTLLM}.init_forward_metadata_out_graph",
-            f"{_TRTLLM}._init_cuda_graph_metadata",
-            f"{_TRTLLM}._apply_cuda_graph_metadata",
-            f"{_TRTLLM}.forward_decode",
-            *heirs,
-        ),
-        awaits=(_UTILS,),
-    )
-
-
-_SHARED_BLOCK_TABLES = Patch(
-    id="mla.shared-block-tables",
-    summary="the steps of a TRT-LLM MLA draft share one page table",
-    why=(
-        "Before every draft each step builds its own page table, from the same requests and up to "
-        "the same length. The tables are equal."
-    ),
-    how=(
-        "The steps' graphs are captured on the metadata of the first step, and only that is "
-        "prepared. Eager drafts prepare the first step and share its result."
-    ),
-    gain=(
-        "Drafts of three or more steps on TRT-LLM MLA are prepared faster; nothing was measured "
-        "end to end. One H200:"
-    ),
-    figures=(
-        ("preparing the replay of a draft", "stock", "patched"),
-        ("4 steps, 0.5.13.post1, 0.5.17 and 0.5.23", "1", "0.34 to 0.44"),
-        ("3 steps, the same releases", "1", "0.57 to 0.62"),
-        ("3 steps, 80,000 tokens, 0.5.12.post1, with mla.draft-metadata", "117 µs", "18 µs"),
-    ),
-    condition=(
-        "EAGLE or MTP with three or more steps and --attention-backend trtllm_mla (or "
-        "cutedsl_mla, tokenspeed_mla) for the draft. The attention kernel itself needs a "
-        "Blackwell GPU."
-    ),
-    requires=("mla.draft-metadata",),
-    anchors=(_TRTLLM_DRAFT,),
-    variants=(
-        _block_tables_replay("0.5.9", "0.5.11"),
-        _block_tables_replay("0.5.12", "0.5.12.post1", *_TOKENSPEED),
-        _block_tables("0.5.13", "0.5.16", *_TOKENSPEED),
-        # Without TokenSpeed's names, which 0.5.23 lacks, the code of 0.5.22 and 0.5.23 is equal.
-        _block_tables("0.5.17", "0.5.23", *_CUTEDSL),
     ),
 )
 
@@ -853,7 +804,6 @@ PATCHES: tuple[Patch, ...] = (
     _VERIFY_MASK_FILL,
     _SYNC_OPT_OUT,
     _SHARED_DRAFT_TABLES,
-    _SHARED_BLOCK_TABLES,
     _DRAFT_EXTEND_GRAPH,
     _DRAFT_EXTEND_METADATA,
     _PAGE_TABLE_BOUND,

@@ -1,4 +1,4 @@
-"""The patches mla.shared-…-tables: one page table for all steps of a draft.
+"""mla.shared-draft-tables: one page table for all steps of a FlashAttention draft.
 
 The steps of a draft with topk = 1 read the same requests, each one token further than the step
 before, so the table of the last step serves them all. Upstream marks it as a TODO.
@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...model.patching import MISSING, Patching
+from ...model.patching import Patching
 from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
-TRTLLM_DRAFT = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
-
-FLASHINFER_MLA_DRAFT = (
-    "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
-)
 
 WORTH = 3
 """Backends of a draft (one less than its steps) from which one table is faster than many.
@@ -142,99 +137,3 @@ def _share(steps: list[Any]) -> _Lengths | None:
         state[_LENGTHS], state[_OFFSETS] = lengths.of_step(step)
         state[_TABLE] = last[_TABLE]
     return lengths
-
-
-def install_trtllm_replay(patching: Patching) -> None:
-    """TRT-LLM MLA up to 0.5.12.post1, over what mla.draft-metadata brings."""
-    _share_steps(
-        patching,
-        capture="init_forward_metadata_capture_cuda_graph",
-        replay="init_forward_metadata_replay_cuda_graph",
-    )
-
-
-def install_trtllm_out_graph(patching: Patching) -> None:
-    """TRT-LLM MLA from 0.5.13 on, where capture and replay have one entry."""
-    _share_steps(patching, capture=None, replay="init_forward_metadata_out_graph")
-
-
-def _share_steps(patching: Patching, *, capture: str | None, replay: str) -> None:
-    """Have the first step prepared, and the others hold its metadata.
-
-    The steps' metadata are equal: all read the pages of the same requests, up to the same
-    length. A captured graph keeps the tensors that its steps held, so what was captured
-    together is replayed together.
-    """
-    refuse_platforms(patching)
-    patching.anytime("stock's steps each write the same into the metadata that they share")
-    ran = patching.ran
-    served = Served(patching, *DRAFT_TABLES)
-
-    def hold(steps: list[Any], bs: int) -> None:
-        first = steps[0]
-        for step in steps[1:]:
-            step.decode_cuda_graph_metadata[bs] = first.decode_cuda_graph_metadata[bs]
-            step.forward_decode_metadata = first.decode_cuda_graph_metadata[bs]
-
-    def is_shared(steps: list[Any], bs: int) -> bool:
-        held = steps[0].decode_cuda_graph_metadata.get(bs)
-        return all(step.decode_cuda_graph_metadata.get(bs) is held for step in steps[1:])
-
-    def make_capture(inner: Any) -> Any:
-        if inner is MISSING:  # inherited
-            inner = getattr(patching.get(FLASHINFER_MLA_DRAFT), str(capture))
-
-        def capturing(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
-            inner(self, forward_batch, *given, **named)
-            if served():
-                hold(self.attn_backends, forward_batch.batch_size)
-
-        return capturing
-
-    def make_replay(inner: Any) -> Any:
-        capturing = make_capture(inner)
-
-        def replaying(self: Any, forward_batch: Any, *given: Any, **named: Any) -> None:
-            if capture is None and (named.get("in_capture") or (given and given[0])):
-                capturing(self, forward_batch, *given, **named)
-                return
-            steps = self.attn_backends
-            if not served() or not is_shared(steps, forward_batch.batch_size):
-                inner(self, forward_batch, *given, **named)
-                return
-            ran.seen = True
-            _first_alone(self, lambda: inner(self, forward_batch, *given, **named))
-
-        return replaying
-
-    def make_eager(inner: Any) -> Any:
-        def init_forward_metadata(self: Any, forward_batch: Any) -> None:
-            if not served():
-                inner(self, forward_batch)
-                return
-            ran.seen = True
-            _first_alone(self, lambda: inner(self, forward_batch))
-            first = self.attn_backends[0]
-            for step in self.attn_backends[1:]:
-                step.forward_decode_metadata = first.forward_decode_metadata
-
-        return init_forward_metadata
-
-    if capture is not None:
-        patching.override(f"{TRTLLM_DRAFT}.{capture}", make_capture)
-    patching.override(f"{TRTLLM_DRAFT}.{replay}", make_replay)
-    patching.override(f"{TRTLLM_DRAFT}.init_forward_metadata", make_eager)
-
-
-def _first_alone(draft: Any, act: Any) -> None:
-    """Act as if a draft had one step.
-
-    Why this trick: stock goes over ``range(speculative_num_steps - 1)`` and indexes its backends by
-    it, so the number is 2 for one of them.
-    """
-    steps, count = draft.attn_backends, draft.speculative_num_steps
-    draft.attn_backends, draft.speculative_num_steps = steps[:1], 2
-    try:
-        act()
-    finally:
-        draft.attn_backends, draft.speculative_num_steps = steps, count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -134,6 +134,33 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
     if not definition.is_function:
         return None
     return stock_function(held, definition, compiled)
+
+
+def check_relatives(reference: str, known: Collection[str]) -> None:
+    """Verify that what is to be added to a class hides and is hidden by known code alone.
+
+    Args:
+        reference: of what is to be added.
+        known: references that are verified.
+
+    Raises:
+        Foreign: a base or a subclass has that name too, and it is none of these.
+    """
+    owner, name = owner_of(reference)
+    if not isinstance(owner, type):
+        return
+    for each in (*owner.__mro__[1:-1], *_below(owner)):
+        of = f"{each.__module__}:{each.__qualname__}.{name}"
+        if name in vars(each) and of not in known:
+            what = "inherited from" if issubclass(owner, each) else "overridden in"
+            raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
+
+
+def _below(owner: type) -> Iterator[type]:
+    below: list[type] = type.__subclasses__(owner)
+    for each in below:
+        yield each
+        yield from _below(each)
 
 
 def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Stock:

@@ -11,7 +11,7 @@ from ..model.patch import module_of
 from ..model.patching import MISSING
 from .board import Board
 from .compiled import Compiled
-from .identity import Foreign, check, check_values, glimpse, owner_of, raw
+from .identity import Foreign, check, check_relatives, check_values, glimpse, owner_of, raw
 from .imports import Imports
 from .member import Member
 from .swap import Slot
@@ -59,6 +59,7 @@ class Verifier:
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
                 raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
+            check_relatives(reference, member.definitions)
         return wrappers
 
     def slot(self, member: Member, reference: str) -> Slot:

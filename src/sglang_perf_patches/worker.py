@@ -1,7 +1,7 @@
 """Children of the command that print JSON lines: ``Child`` runs one, ``emit`` is its end of it.
 
-sglang and its libraries print to stdout too, so a line of ours is marked. A child leads a process
-group of its own: whatever ends the parent's interest in it ends all that it started.
+sglang and its libraries print to stdout too, so a line of ours is marked. A child is `supervised`:
+whatever ends the parent's interest in it, or the parent, ends all that it started.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any
+
+from .supervised.command import Supervised
 
 _MARK = "\x1esglang-perf-patches "
 _IS_CHILD = "SGLANG_PERF_PATCHES_CHILD"
@@ -54,14 +56,11 @@ class Child:
         self._other_lines = other_lines
         self._was_late = False
         self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
+        self._process = Supervised(
             [sys.executable, "-W", "ignore", "-m", module, *words],
-            env={**os.environ, "SGLANG_PERF_PATCHES": "none", _IS_CHILD: "1"},
+            environment={**os.environ, "SGLANG_PERF_PATCHES": "none", _IS_CHILD: "1"},
             stdout=subprocess.PIPE,
             stderr=self._kept if other_lines is None else other_lines,
-            text=True,
-            errors="replace",
-            start_new_session=True,
         )
         self._timer: threading.Timer | None = None
         if limit_s is not None:
@@ -81,10 +80,9 @@ class Child:
         """End it, and all that it started."""
         if self._timer is not None:
             self._timer.cancel()
-        self._kill()
+        self._process.end()
         if self._process.stdout:
             self._process.stdout.close()
-        self._process.wait()
         self._kept.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -103,16 +101,11 @@ class Child:
             return f"no end after {self._limit_s:g} s"
         self._kept.seek(0)
         last = self._kept.read().strip().splitlines()[-1:]
-        return f"its process ended: {last[0] if last else _ending(self._process.returncode)}"
+        return f"its process ended: {last[0] if last else _ending(self._process.code)}"
 
     def _end_late(self) -> None:
         self._was_late = True
-        self._kill()
-
-    def _kill(self) -> None:
-        # Its group outlives it where it left a process: that one is meant.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.hurry()
 
 
 def _ending(code: int | None) -> str:

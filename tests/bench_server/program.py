@@ -13,6 +13,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int)
 parser.add_argument("--pids")
 parser.add_argument("--behaviour", default="")
+parser.add_argument("--admin-api-key")
 given = parser.parse_args()
 behaviours = given.behaviour.split(",")
 is_patched = os.environ["SGLANG_PERF_PATCHES"] != "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -16,12 +17,21 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.bench.server import UsageError, command, noise, outcome, patches, processes
+from sglang_perf_patches.bench.server import (
+    UsageError,
+    command,
+    noise,
+    outcome,
+    patches,
+    processes,
+    secrets,
+)
 from sglang_perf_patches.bench.server import page as server_page
 from sglang_perf_patches.bench.server.outcome import Outcome
 from sglang_perf_patches.bench.server.shown import spread, to_text
 from sglang_perf_patches.bench.server.tokens import compare, prompts
 from sglang_perf_patches.bench.server.turns import Stopped, order
+from sglang_perf_patches.seen import procfs
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
 
@@ -196,11 +206,33 @@ def test_a_restless_machine_is_named() -> None:
     assert "Stock's own boots differ: throughput by 50 %." in text
 
 
-def test_a_key_is_not_shown() -> None:
-    assert command.shown(["serve", "--api-key", "k1", "--port", "1"]) == (
-        "serve --api-key ... --port 1"
-    )
-    assert command.shown(["serve", "--api-key=k1", "a b"]) == "serve --api-key=... 'a b'"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("serve --api-key k1 --port 1", "serve --api-key ... --port 1"),
+        ("serve --api-key=k1 'a b'", "serve --api-key=... 'a b'"),
+        ("serve --admin-api-key k1 --tp 2", "serve --admin-api-key ... --tp 2"),
+        ("env HF_TOKEN=hf_1 DB=x serve", "env HF_TOKEN=... DB=... serve"),
+        ("env SGLANG_USE_MLX=1 serve", "env SGLANG_USE_MLX=1 serve"),
+        ("env SGLANG_API_KEY=k1 serve", "env SGLANG_API_KEY=... serve"),
+        ("serve --redis-password a b --auth x", "serve --redis-password ... ... --auth ..."),
+        ("serve --tokenizer-path me/t --max-total-tokens 99", None),
+        ("serve --tokens k1 --skip-tokenizer-init", "serve --tokens ... --skip-tokenizer-init"),
+        ('serve --extra \'{"api_key": "k1"}\'', "serve --extra ..."),
+        ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
+        ("serve --model https://me:k1@host/m", "serve --model https://...@host/m"),
+        ("serve hf_abcdefghijkl", "serve ..."),
+        ("bench --load '--seed 1' -- serve --speculative-eagle-topk 1", None),
+    ],
+)
+def test_secrets_are_not_shown(words: str, expected: str | None) -> None:
+    assert secrets.shown(shlex.split(words)) == (expected or words)
+
+
+def test_secrets_of_the_command_are_not_in_what_the_server_said_last() -> None:
+    words = ["serve", "--admin-api-key", "top-secret", "--port", "30000"]
+    said = secrets.without("ServerArgs(admin_api_key='top-secret', port=30000)", words)
+    assert said == "ServerArgs(admin_api_key='...', port=30000)"
 
 
 def test_json_has_the_rule_and_the_conclusion() -> None:
@@ -280,10 +312,10 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("there is no /proc to compare with")
     try:
-        by_ps = {found.pid: found for found in processes._table_of_ps()}
+        by_ps = {found.pid: found for found in procfs.table_of_ps()}
     except FileNotFoundError:
         pytest.skip("there is no ps")
-    ours = {found.pid: found for found in processes._table_of_proc()}[os.getpid()]
+    ours = {found.pid: found for found in procfs.table_of_proc()}[os.getpid()]
     theirs = by_ps[os.getpid()]
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born

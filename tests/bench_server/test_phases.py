@@ -192,7 +192,7 @@ def test_a_command_is_needed_and_must_be_there(bench: Bench) -> None:
     assert "no-such-program: no such command" in unknown.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 @pytest.mark.parametrize(
     ("behaviour", "words", "when"),
     [
@@ -221,6 +221,29 @@ def test_a_signal_in_each_phase_leaves_no_process(
     assert bench.left() == []
     if "deaf" in behaviour:
         assert time.monotonic() - began < 10  # a signal during the asking ends the asking
+
+
+def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
+    with bench.start(with_port(bench.command(behaviour="family,hang-boot"), port)) as process:
+        until(process, "patched: starting")
+        while not bench.pids.exists() or len(bench.pids.read_text().split()) < 2:
+            time.sleep(0.05)
+        assert len(bench.left()) == 2
+        process.kill()
+    deadline = time.monotonic() + 40
+    while bench.left() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert bench.left() == []
+
+
+def test_secrets_are_in_no_result(bench: Bench, port: int, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = with_port(bench.command("--turns", "1", "--json", "--html", str(page)), port)
+    at = command.index("--") + 1
+    command[at:at] = ["env", "HF_TOKEN=hf-is-private"]
+    done = bench.run([*command, "--admin-api-key", "key-is-private"])
+    assert data_of(done)["command"].endswith("--admin-api-key ...")  # type: ignore[attr-defined]
+    assert "is-private" not in done.stdout + done.stderr + page.read_text(encoding="utf-8")
 
 
 def test_a_second_signal_does_not_stop_the_ending(bench: Bench, port: int) -> None:

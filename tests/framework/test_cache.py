@@ -43,18 +43,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A tree whose files are old enough to be kept."""
+    """A tree."""
     package = tmp_path / "sglang"
     (package / "srt").mkdir(parents=True)
     (package / "__init__.py").touch()
     write(package, TEXT)
     return package
-
-
-@pytest.fixture(autouse=True)
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test but the one about it waits until a file is old enough."""
-    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
 
 
 def write(root: Path, text: str) -> Path:
@@ -121,13 +115,22 @@ def test_a_changed_file_is_read_again(root: Path, parsed: list[Path]) -> None:
     assert len(parsed) == 3
 
 
-def test_a_file_that_was_written_just_now_is_not_kept(
+def test_a_file_is_known_by_its_content_and_not_by_what_its_folder_says_of_it(
     root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may change once more without changing its time."""
-    monkeypatch.setattr(cache, "_SETTLED_NS", 3_600_000_000_000)
-    read(root)
-    read(root)
+    """Images that are built reproducibly have equal sizes, times and inodes at one path."""
+    path = root / "srt" / "work.py"
+    same = path.stat()
+    before = read(root)
+    write(root, TEXT.replace("x + 1", "x + 2"))
+    stat_of = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda file, **how: same if file == path else stat_of(file, **how)
+    )
+    after = source.at(root).definition(REFERENCE)
+    assert before
+    assert after
+    assert before.digest != after.digest
     assert len(parsed) == 2
 
 
@@ -170,7 +173,7 @@ def lie(file: Path) -> None:
     """Another digest for a definition."""
     text = file.read_text()
     digest = json.loads(text.partition("\n")[2])["files"].popitem()[1][1]
-    known = digest[f"definition:{REFERENCE}"]["digest"]
+    known = digest[f"definition:{REFERENCE}"]["own"]
     file.write_text(text.replace(known, "0" * 64))
 
 
@@ -296,7 +299,6 @@ WRITER = """
 import sys
 from pathlib import Path
 from sglang_perf_patches.judge import cache
-cache._SETTLED_NS = 0
 root, name = Path(sys.argv[1]), sys.argv[2]
 for number in range(30):
     mine = cache.Cache(root)

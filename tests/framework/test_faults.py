@@ -579,12 +579,7 @@ def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> Non
 def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwaway) -> None:
     whole = source.Tree(source.find(downloads.tree("0.5.9")))
     before = {v.patch.id: v for v in verdict.judge_each(sets.load(), whole)}
-    read = {
-        module_of(reference): path
-        for judged in before.values()
-        for reference in judged.patch.references()
-        if (path := whole.path(module_of(reference)))
-    }
+    read = {module: path for module, path in whole._paths.items() if path}
     for path in read.values():
         copy = tmp_path / "tree" / path.relative_to(whole.root.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -601,7 +596,9 @@ def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwa
     def needs(judged: verdict.Verdict) -> tuple[str, ...]:
         assert judged.variant
         required = (needs(before[id]) for id in judged.patch.requires if before[id].variant)
-        return sum(required, judged.variant.targets + judged.variant.depends)
+        found = (judged.definitions or {}).values()
+        constants = tuple(name for each in found for name in each.imports)
+        return sum(required, judged.variant.targets + judged.variant.depends + constants)
 
     lost = 0
     for module, path in read.items():
@@ -614,7 +611,8 @@ def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwa
             needed = {module_of(name) for name in needs(judged)}
             word = after[judged.patch.id].word
             assert word == ("applies" if module not in needed else word)
-            assert module not in needed or word in {"refused", "absent"}
+            declared = {module_of(name) for name in judged.patch.references()}
+            assert module not in needed & declared or word in {"refused", "absent"}
             lost += module in needed
         (tmp_path / "missing").rename(missing)
     assert lost >= len(applied)

@@ -171,6 +171,8 @@ class Holder:
 '''
 
 NAMES = ("limit", "cached", "plain", "either", "Holder.method", "Holder.both", "Holder.size")
+READERS = {"Holder.size": {"Holder.method", "Holder.both"}}
+"""What may mean something else where a name does."""
 STATEMENTS = (
     "{0} = None",
     "{0}: int = 3",
@@ -253,7 +255,7 @@ def test_whatever_binds_a_name_again_is_seen(statement: str, at: str) -> None:
         mangled = f"{MODULE}\n{text}\n"
         compile(mangled, "m.py", "exec")
         assert name not in applying(mangled)
-        assert applying(mangled) >= set(NAMES) - {name}
+        assert set(NAMES) - {name} - READERS.get(name, set()) <= applying(mangled)
 
 
 @st.composite

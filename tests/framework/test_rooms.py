@@ -21,9 +21,13 @@ ROOMS: dict[str, set[str]] = {
     "the package": {"model", "judge", "live", "seen", "sets"},
     "plugin": {"model", "live", "the package"},
     "bootstrap": {"plugin"},
-    "worker": set(),
+    "supervised": {"seen"},
+    "worker": {"supervised"},
     "proof": {"model", "judge", "live", "seen", "sets", "worker", "the package"},
-    "bench": {"model", "judge", "live", "seen", "sets", "proof", "worker", "the package"},
+    "bench": {
+        *("model", "judge", "live", "seen", "sets", "proof", "supervised", "worker"),
+        "the package",
+    },
     "cli": {"model", "judge", "live", "seen", "sets", "proof", "bench", "bootstrap", "worker"},
     "__main__": {"cli"},
 }

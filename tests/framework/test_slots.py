@@ -67,8 +67,38 @@ def test_an_attribute_that_was_not_there() -> None:
     slot = Slot(Board(), owner, "extra", MISSING)
     put(slot, 0, "a", lambda inner: "ours" if inner is MISSING else inner)
     assert owner.extra == "ours"
+    assert not slot.is_left()
     take(slot, "a")
     assert "extra" not in owner.__dict__
+    assert slot.is_left()
+
+
+class Named:
+    """What wants to know where it is."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.place = (owner, name)
+
+
+def test_what_is_put_in_a_class_learns_its_name_as_in_a_class_statement() -> None:
+    owner, value = sample(), Named()
+    slot = Slot(Board(), owner, "extra", MISSING)
+    put(slot, 0, "a", lambda _: value)
+    assert value.place == (owner, "extra")
+
+
+def test_what_a_cache_kept_of_a_patched_call_goes_with_the_patch() -> None:
+    def size(x: int) -> int:
+        return x
+
+    owner = sample()
+    owner.size = staticmethod(functools.cache(size))
+    slot = Slot(Board(), owner, "size", size, size)
+    put(slot, 0, "a", adding(10))
+    assert owner.size(1) == 11
+    take(slot, "a")
+    slot.forget_results()
+    assert owner.size(1) == 1
 
 
 @pytest.mark.parametrize("arguments", [((1,), {}), ((1,), {"y": 5})])

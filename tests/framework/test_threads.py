@@ -124,7 +124,7 @@ looked, imported = threading.Event(), threading.Event()
 attempt = Activation._attempt
 def slow(activation, member):
     attempt(activation, member)
-    if threading.current_thread().name == "ticks":
+    if threading.current_thread().name == "ticks" and not looked.is_set():
         looked.set()
         imported.wait(0.5)      # meanwhile the module arrives
 ours.activate("all")

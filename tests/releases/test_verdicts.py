@@ -143,11 +143,8 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
         copy = tmp_path / str(number) / "sglang"
         (copy / "srt").mkdir(parents=True)
         whole = source.Tree(original)
-        files = {
-            path
-            for reference in (*verdict.definitions, *verdict.patch.all_anchors())
-            if (path := whole.path(module_of(reference)))
-        }
+        judge(verdict.patch, patch_set.known, whole)
+        files = {path for path in whole._paths.values() if path}
         for path in [original / "__init__.py", original / "_version.py", *files]:
             there = copy / path.relative_to(original)
             there.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,10 @@ class Definition:
         members: the functions that its body defines, where it is a class.
         values: the literals that it reads: reference → ``repr``.
         defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
-        bases: of a class: the last name of each base, "" where it is no name.
+        bases: of the class that it is, or is in: the last name of each base, "" where it is no
+            name.
+        imports: the constants of other files that it reads: reference → the name that its own
+            module has for one, "" where only a function has it.
     """
 
     reference: str
@@ -55,6 +58,7 @@ class Definition:
     values: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
     bases: tuple[str, ...] = ()
+    imports: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -116,6 +120,7 @@ def differing(known: str, found: str) -> str:
 PARTS = {
     "header": "the header of a class around it",
     "values": "a value that it reads",
+    "imported": "a value that it reads from another file",
     "later": "what later lines of its file put in its place",
     "override": "which classes of its file override it",
 }
@@ -130,3 +135,8 @@ def _split(digest: str) -> list[str]:
 def digest_of(text: str) -> str:
     """What identifies the source of a definition."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def part_digest_of(text: str) -> str:
+    """What identifies a part around a definition: shorter, as the table holds many."""
+    return digest_of(text)[:12]

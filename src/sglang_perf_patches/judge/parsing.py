@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..model.patch import module_of, qualname_of
+from ..model.patch import qualname_of
 from .definition import Definition, TreeError, digest_of, lines_of, text_of
-from .surroundings import surroundings
+from .surroundings import rebound_names, surroundings
 
 _Scope = ast.Module | ast.ClassDef
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -31,6 +31,7 @@ class Module:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise TreeError(f"{path} can't be parsed{where}: {type(error).__name__}") from error
+        self._rebound = rebound_names(self.lines, self.syntax)
 
     def definition(self, reference: str) -> Definition | None:
         """What the file has under a reference of its module; None if it has no such name."""
@@ -48,7 +49,12 @@ class Module:
             names = dict.fromkeys(node.name for node in functions)
             members = [self.definition(f"{reference}.{name}") for name in names]
         around = surroundings(
-            self.lines, self.syntax, module_of(reference), qualname_of(reference), pieces
+            self.lines,
+            self.syntax,
+            self._rebound,
+            reference,
+            pieces,
+            is_package=self.path.name == "__init__.py",
         )
         spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
         return Definition(
@@ -64,6 +70,7 @@ class Module:
             values=around.values,
             defaults=around.defaults,
             bases=around.bases,
+            imports=around.imports,
         )
 
 

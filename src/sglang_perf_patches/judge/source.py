@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from dataclasses import replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.patch import module_of
 from .cache import NOTHING, Cache
-from .definition import Definition, NoSourceError, TreeError, digest_of, lines_of, text_of
+from .definition import (
+    Definition,
+    NoSourceError,
+    TreeError,
+    digest_of,
+    lines_of,
+    part_digest_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from .parsing import Module
@@ -139,7 +148,13 @@ class Tree:
             NoSourceError: the module is there without its source.
         """
         if reference not in self._definitions:
-            self._definitions[reference] = self._look_up(reference)
+            self._definitions[reference] = None  # what imports itself is not there
+            try:
+                found = self._look_up(reference)
+                self._definitions[reference] = found and self._with_imported(found)
+            except BaseException:
+                del self._definitions[reference]
+                raise
         return self._definitions[reference]
 
     def save(self) -> None:
@@ -185,6 +200,22 @@ class Tree:
             self.cache.put(path, name, None if definition is None else _to_keep(definition))
         return definition
 
+    def _with_imported(self, definition: Definition) -> Definition:
+        """With the constants that it reads from other files among its parts and values."""
+        parts, values = [], dict(definition.values)
+        for reference, name in sorted(definition.imports.items()):
+            found = self.definition(reference)
+            if found is None or found.is_class or found.is_function:
+                continue
+            parts.append(f"{reference} {found.digest}")
+            values |= found.values
+            if name and reference in found.values:
+                values[f"{module_of(definition.reference)}:{name}"] = found.values[reference]
+        if not parts:
+            return definition
+        digest = part_digest_of("\n".join(parts))
+        return replace(definition, parts={**definition.parts, "imported": digest}, values=values)
+
     def _parsed(self, module: str, path: Path) -> Module:
         from .parsing import Module
 
@@ -202,6 +233,7 @@ def _to_keep(definition: Definition) -> dict[str, Any]:
         "values": dict(definition.values),
         "defaults": dict(definition.defaults),
         "bases": definition.bases,
+        "imports": dict(definition.imports),
         "decorators": definition.decorators,
         "class": definition.is_class,
         "function": definition.is_function,
@@ -219,6 +251,7 @@ def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
         values={str(name): str(text) for name, text in kept["values"].items()},
         defaults={str(name): str(text) for name, text in kept["defaults"].items()},
         bases=tuple(str(name) for name in kept["bases"]),
+        imports={str(name): str(local) for name, local in kept["imports"].items()},
         decorators=int(kept["decorators"]),
         is_class=kept["class"] is True,
         is_function=kept["function"] is True,

@@ -8,14 +8,15 @@ a definition, without being declared.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .definition import Span, digest_of, text_of
+from .definition import Span, part_digest_of, text_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Named = _Function | ast.ClassDef
-_DIGITS = 12
+_CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
 
 
 class Surroundings(NamedTuple):
@@ -25,27 +26,47 @@ class Surroundings(NamedTuple):
         parts: what changed, in words → digest of the source of that.
         values: reference → the ``repr`` of a literal that the definition reads.
         defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
-        bases: of a class: the last name of each base, "" where it is no name.
+        bases: of the class that it is, or is in: the last name of each base, "" where it is no
+            name.
+        imports: references of constants that it reads and that its file imports from sglang → the
+            name that the module has for it, "" where only a function has it.
     """
 
     parts: dict[str, str]
     values: dict[str, str]
     defaults: dict[str, str]
     bases: tuple[str, ...]
+    imports: dict[str, str]
+
+
+def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
+    """The module's names that functions of it bind again, which have no value of their own."""
+    if not any("global" in line for line in lines):
+        return frozenset()
+    statements = (node for node in ast.walk(syntax) if isinstance(node, ast.Global))
+    return frozenset(name for node in statements for name in node.names)
 
 
 def surroundings(
-    lines: Sequence[str], syntax: ast.Module, module: str, qualname: str, own: Sequence[ast.stmt]
+    lines: Sequence[str],
+    syntax: ast.Module,
+    rebound: frozenset[str],
+    reference: str,
+    own: Sequence[ast.stmt],
+    *,
+    is_package: bool,
 ) -> Surroundings:
     """What is around a definition.
 
     Args:
         lines: of the file.
         syntax: the file's.
-        module: its name.
-        qualname: the definition's.
+        rebound: what `rebound_names` gives of it.
+        reference: the definition's.
         own: the definition's statements.
+        is_package: whether the file is a package's ``__init__.py``.
     """
+    module, _, qualname = reference.partition(":")
     *names, last = qualname.split(".")
     classes = _enclosing(syntax, names)
     read, attributes = _read_by(own)
@@ -67,18 +88,41 @@ def surroundings(
     texts = {name: text_of(lines, found) for name, found in spans.items() if found}
     if overriding:
         texts["override"] = overriding
-    rebound = {
-        name for node in ast.walk(syntax) if isinstance(node, ast.Global) for name in node.names
-    }
     literals = {
         name: _literal(found) for name, found in (constants | fields).items() if name not in rebound
     }
+    if not isinstance(own[-1], _Named):
+        literals[qualname] = _literal(own)
     return Surroundings(
-        {name: digest_of(text)[:_DIGITS] for name, text in texts.items()},
+        {name: part_digest_of(text) for name, text in texts.items()},
         {f"{module}:{name}": text for name, text in literals.items() if text is not None},
         _defaults(own[-1]),
-        _base_names(own[-1]),
+        _base_names([*classes, own[-1]]),
+        _imported(syntax, own, read, module if is_package else module.rpartition(".")[0], module),
     )
+
+
+def _imported(
+    syntax: ast.Module, own: Sequence[ast.stmt], read: set[str], package: str, module: str
+) -> dict[str, str]:
+    """Constants, by the convention for their names, that come from other files of sglang."""
+    found: dict[str, str] = {}
+    local = [each for node in own for each in ast.walk(node) if isinstance(each, ast.ImportFrom)]
+    there = [each for each in _statements(syntax.body) if isinstance(each, ast.ImportFrom)]
+    for is_local, nodes in ((True, local), (False, there)):
+        for node in nodes:
+            whence = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                whence = ".".join([*above, *whence.split(".")]).rstrip(".")
+            if whence == module or whence.partition(".")[0] != "sglang":
+                continue
+            for alias in node.names:
+                name = alias.asname or alias.name
+                # A definition that is itself an import passes on what it imports.
+                if _CONSTANT.fullmatch(alias.name) and (name in read or node in own):
+                    found[f"{whence}:{alias.name}"] = "" if is_local else name
+    return found
 
 
 def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
@@ -210,8 +254,9 @@ def _bases(node: ast.ClassDef) -> set[str]:
     return {chain[-1] for base in node.bases if (chain := _chain(base))}
 
 
-def _base_names(node: ast.stmt) -> tuple[str, ...]:
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
+def _base_names(nodes: Iterable[ast.stmt]) -> tuple[str, ...]:
+    """Of the innermost class."""
+    *_, bases = [[], *(node.bases for node in nodes if isinstance(node, ast.ClassDef))]
     return tuple(chain[-1] if (chain := _chain(base)) else "" for base in bases)
 
 

@@ -346,8 +346,9 @@ class Activation:
                 lambda: not any(other.waits_for() for other in others),
             )
         except Exception as error:
-            self._settle(slots)
-            member.slots = {}
+            if not self._is_on(member):
+                self._settle(slots)
+                member.slots = {}
             self._lose(member, "failed", f"{type(error).__name__}: {error}")
             return
         self._settle(slots)

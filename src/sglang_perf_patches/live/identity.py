@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -72,9 +72,12 @@ def glimpse(references: Iterable[str]) -> list[Any]:
     for reference in references:
         owner: Any = sys.modules.get(module_of(reference))
         for name in qualname_of(reference).split("."):
-            objects.append(owner)
+            objects += owner, getattr(owner, "__bases__", None)
             owner = getattr(owner, "__dict__", {}).get(name)
-        objects += owner, getattr(underlying(owner), "__code__", None)
+        function = underlying(owner)
+        objects += owner, getattr(owner, "__bases__", None)
+        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+        objects += (getattr(function, "__kwdefaults__", None) or {}).values()
     return objects
 
 
@@ -90,6 +93,8 @@ def check_values(definition: Definition, is_ours: Callable[[str], bool]) -> None
     """
     for reference, text in definition.values.items():
         owner: Any = sys.modules.get(module_of(reference))
+        if owner is None:
+            continue  # a function imports it when it runs
         *classes, name = qualname_of(reference).split(".")
         for each in classes:
             owner = vars(owner).get(each) if owner is not None else None
@@ -124,9 +129,38 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
             raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
         _check_bases(held, definition)
         return None
+    if isinstance(owner, type):
+        _check_bases(owner, definition)
     if not definition.is_function:
         return None
     return stock_function(held, definition, compiled)
+
+
+def check_relatives(reference: str, known: Collection[str]) -> None:
+    """Verify that what is to be added to a class hides and is hidden by known code alone.
+
+    Args:
+        reference: of what is to be added.
+        known: references that are verified.
+
+    Raises:
+        Foreign: a base or a subclass has that name too, and it is none of these.
+    """
+    owner, name = owner_of(reference)
+    if not isinstance(owner, type):
+        return
+    for each in (*owner.__mro__[1:-1], *_below(owner)):
+        of = f"{each.__module__}:{each.__qualname__}.{name}"
+        if name in vars(each) and of not in known:
+            what = "inherited from" if issubclass(owner, each) else "overridden in"
+            raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
+
+
+def _below(owner: type) -> Iterator[type]:
+    below: list[type] = type.__subclasses__(owner)
+    for each in below:
+        yield each
+        yield from _below(each)
 
 
 def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Stock:
@@ -166,15 +200,16 @@ def _check_bases(held: type, definition: Definition) -> None:
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
     known = sys.modules.get(module_of(definition.reference))
+    what = f"{held.__module__}:{held.__qualname__}"
     # What is no class in memory, as NamedTuple, is replaced when the class is made.
     if any(not isinstance(getattr(known, name, type), type) for name in names if name):
         return
     for base, name in zip(bases, names, strict=False):
         if name and base.__name__ != name and getattr(known, name, None) is not base:
-            raise Foreign(f"{definition.reference} has the base {describe(base)}, not {name}")
+            raise Foreign(f"{what} has the base {describe(base)}, not {name}")
     # What stands for several, such as Generic[T], may bring more than one or none.
     if all(names) and len(bases) != len([name for name in names if name != "object"]):
-        raise Foreign(f"{definition.reference} has {len(bases)} bases, not {len(names)}")
+        raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")
 
 
 def _changed_default(function: FunctionType, definition: Definition) -> str:

@@ -264,7 +264,8 @@ class Slot:
         if self._trampoline is not None:
             return not self.stands() and self._stem not in self.inside.__globals__
         held = raw(self.owner, self.name)
-        return held is not self._front and not any(held is each for each in self._assigned)
+        ours = [each for each in (self._front, *self._assigned) if each is not MISSING]
+        return not any(held is each for each in ours)
 
     def wrappers(self, decorators: int = 0) -> tuple[str, ...] | None:
         """The foreign wrappers around what is shown; None if that is no longer reached.

@@ -11,7 +11,7 @@ from ..model.patch import module_of
 from ..model.patching import MISSING
 from .board import Board
 from .compiled import Compiled
-from .identity import Foreign, check, check_values, glimpse, owner_of, raw
+from .identity import Foreign, check, check_relatives, check_values, glimpse, owner_of, raw
 from .imports import Imports
 from .member import Member
 from .swap import Slot
@@ -59,6 +59,7 @@ class Verifier:
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
                 raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
+            check_relatives(reference, member.definitions)
         return wrappers
 
     def slot(self, member: Member, reference: str) -> Slot:
@@ -89,8 +90,12 @@ class Verifier:
         return [
             *glimpse((*variant.targets, *variant.adds, *variant.depends)),
             *glimpse(
-                each.reference for found in member.definitions.values() for each in found.members
+                reference
+                for found in member.definitions.values()
+                for each in found.members
+                for reference in (each.reference, *each.values)
             ),
+            *glimpse({name for found in member.definitions.values() for name in found.values}),
             *(getattr(function, "__code__", None) for function in inside),
         ]
 

@@ -48,7 +48,9 @@ class Patching(Protocol):
         Args:
             reference: as declared.
             make: takes the attribute as the layers below left it and returns the new one. Call its
-                argument to run stock's code.
+                argument to run stock's code. What it returns is called as stock's own parameters
+                bind a call: positional ones by position, with their defaults, keyword-only ones by
+                name.
         """
         ...
 

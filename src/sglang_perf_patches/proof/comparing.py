@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -32,7 +33,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
         ran: whether code of any of them must have run by then, or must not have; None for either.
 
     Raises:
-        Different: one did not go live, or `ran` does not hold.
+        Different: one did not go live or did not come off, or `ran` does not hold.
         Missing: one serves other machines than this one.
     """
     chosen = ",".join((*patches, *beside))
@@ -50,6 +51,23 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
             raise Different(f"{chosen} {'never ran' if ran else 'ran'}")
     finally:
         sglang_perf_patches.deactivate()
+    _require_stock()
+
+
+def _require_stock() -> None:
+    """Have what waited for objects of an ended play to go come off too.
+
+    Raises:
+        Different: a patch stays on.
+    """
+    if activation.report() is None:
+        return
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    left = activation.report()
+    if left is not None:
+        reasons = [f"{each.id}: {each.reason}" for each in left.patches if each.state == "live"]
+        raise Different(f"on after deactivate(): {'; '.join(reasons)}")
 
 
 def same(

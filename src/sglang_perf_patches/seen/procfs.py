@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import os
 from binascii import crc32
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 _HAS_PROC = os.path.isdir("/proc/self")
+
+
+class Process(NamedTuple):
+    """A line of the process table; `born` distinguishes it from a later process with its PID."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    born: str
+    resident: int
+    has_ended: bool
 
 
 @lru_cache(maxsize=1)
@@ -30,8 +44,8 @@ def namespace() -> str:
 def start_token(pid: int) -> str | None:
     """A mark that no later process with this PID has; None if there is no such process."""
     if _HAS_PROC:
-        fields = _stat(pid)
-        return None if not fields or fields[0] == "Z" else fields[19]
+        found = _of_proc(pid)
+        return None if found is None or found.has_ended else found.born
     return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
 
 
@@ -52,8 +66,8 @@ def image(pid: int) -> str:
 def parent(pid: int) -> int:
     """The PID of a process's parent, 0 if it has none or there is no such process."""
     if _HAS_PROC:
-        fields = _stat(pid)
-        return int(fields[1]) if fields else 0
+        found = _of_proc(pid)
+        return found.parent if found else 0
     return int(_ps(pid, "ppid") or 0)
 
 
@@ -72,14 +86,74 @@ def command(pid: int) -> list[str]:
     return text.rstrip("\0").split("\0") if text.strip("\0") else []
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the state on; none if there is no such process."""
+def table() -> list[Process]:
+    """All processes of this machine that can be seen; ``ps`` does not show their sessions."""
+    return table_of_proc() if _HAS_PROC else table_of_ps()
+
+
+def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
+    """The processes with these PIDs, and what descends from them."""
+    found = {process.pid: process for process in table}
+    mine = {pid for pid in pids if pid in found}
+    for pid in found:
+        line = []
+        above = pid
+        while above in found and above not in mine and above not in line:
+            line.append(above)
+            above = found[above].parent
+        if above in mine:
+            mine.update(line)
+    return [process for process in found.values() if process.pid in mine]
+
+
+def table_of_proc() -> list[Process]:
+    """The table as ``/proc`` gives it."""
+    found = (_of_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in found if process is not None]
+
+
+def table_of_ps() -> list[Process]:
+    """The table as POSIX's ``ps`` gives it."""
+    import subprocess
+
+    asked = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    found = []
+    for line in done.stdout.splitlines():
+        pid, parent, group, resident, state, *born = line.split()
+        found.append(
+            Process(
+                pid=int(pid),
+                parent=int(parent),
+                group=int(group),
+                session=int(group),
+                born=" ".join(born),
+                resident=int(resident) * 1024,
+                has_ended=state.startswith("Z"),
+            )
+        )
+    return found
+
+
+def _of_proc(pid: int) -> Process | None:
+    """What ``/proc/PID/stat`` says; None if there is no such process."""
     try:
-        about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            about = file.read()
     except OSError:
-        return []
+        return None
     # The name may contain any character, even parentheses; the fields follow the last one.
-    return about.rpartition(")")[2].split()
+    fields = about.rpartition(")")[2].split()
+    state, parent, group, session = fields[:4]
+    return Process(
+        pid=pid,
+        parent=int(parent),
+        group=int(group),
+        session=int(session),
+        born=fields[19],
+        resident=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        has_ended=state in "ZX",
+    )
 
 
 def _ps(pid: int, field: str) -> str:

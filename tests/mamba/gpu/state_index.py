@@ -21,6 +21,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2] / "support" / "probe"))
+
+import sides
+
 from sglang_perf_patches.proof import lent
 
 lent.lend_beside_wheels()
@@ -82,7 +86,7 @@ def main(out: Path) -> None:
     engine.activate(PATCH, tree=installed())
     state = engine.activate(PATCH).of(PATCH)
     print(sglang.__version__, state)
-    changes = [slot.shown() for each in engine._current for slot in each._slots.values()]
+    shown = sides.Sides()
     found: dict[str, Any] = {"sglang": sglang.__version__, "torch": torch.__version__}
     found["state"] = state.state
     step(rig, scheduler, 2, 0)  # the first request is stock's
@@ -97,8 +101,7 @@ def main(out: Path) -> None:
             taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
             for number in range(ROUNDS):
                 for is_on in (False, True) if number % 2 else (True, False):
-                    for change in changes:
-                        change.apply() if is_on else change.slot.clear()
+                    shown.show([] if is_on else None)
                     step(rig, scheduler, count, 0)
                     taken[is_on].append(step(rig, scheduler, count, cycles))
             row = {}

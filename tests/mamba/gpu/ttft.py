@@ -101,6 +101,7 @@ def main() -> None:
         started = time.perf_counter()
         engine = _engine(folder, found)
         found["boot s"] = round(time.perf_counter() - started, 1)
+        found["gpu MiB"] = _memory()
         try:
             for name, (count, length, times) in SIZES.items():
                 _time(engine, count, length, seed=0)  # compiles what is new at this size
@@ -125,11 +126,17 @@ def _engine(folder: str, found: dict[str, Any]) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     found["sglang"] = sglang.__version__
-    known = ServerArgs.__dataclass_fields__
+    known = getattr(ServerArgs, "__dataclass_fields__", None) or ServerArgs.__struct_fields__
     wanted = ARGUMENTS | json.loads(os.environ.get("ARGUMENTS", "{}"))
     found["dropped"] = [name for name in wanted if name not in known]
     given = {name: value for name, value in wanted.items() if name in known}
     return sglang.Engine(model_path=folder, **given)
+
+
+def _memory() -> list[int]:
+    """MiB in use on each GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return [int(line) for line in subprocess.check_output(command, text=True).split()]
 
 
 def _time(engine: Any, count: int, length: int, seed: int) -> float:

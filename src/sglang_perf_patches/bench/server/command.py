@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shlex
 import shutil
 import socket
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from . import UsageError
+from . import UsageError, secrets
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to be reached locally
 
@@ -79,7 +78,7 @@ def read(command: Sequence[str], url: str | None = None) -> Served:
         return Served(tuple(words), host, int(named), api_key)
     if not _takes_options_of_sglang(words):
         raise UsageError(
-            f"where will `{' '.join(words)}` answer? It names no --port: "
+            f"where will `{secrets.shown(words)}` answer? It names no --port: "
             "give --url http://127.0.0.1:PORT before --"
         )
     port = free_port(host)
@@ -95,17 +94,6 @@ def option(words: Sequence[str], name: str) -> str | None:
         elif word.startswith(f"{name}="):
             found = word.partition("=")[2]
     return found
-
-
-def shown(words: Sequence[str]) -> str:
-    """A command as it is typed, for a page that may be sent on: without the key of its API."""
-    without = list(words)
-    for at, word in enumerate(words):
-        if word == "--api-key" and at + 1 < len(words):
-            without[at + 1] = "..."
-        elif word.startswith("--api-key="):
-            without[at] = "--api-key=..."
-    return shlex.join(without)
 
 
 def require_free(served: Served) -> None:

@@ -98,7 +98,7 @@ def started(
     environment = _environment()
     if served.api_key is not None:
         environment["OPENAI_API_KEY"] = served.api_key
-    with processes.started(command, environment=environment, log=log, adopts=False) as tree:
+    with processes.started(command, environment=environment, log=log) as tree:
         yield tree
 
 

@@ -14,7 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...bench import report
-from ...bench.server import BenchError, UsageError, command, interrupts, load, processes, turns
+from ...bench.server import (
+    BenchError,
+    UsageError,
+    command,
+    interrupts,
+    load,
+    processes,
+    secrets,
+    turns,
+)
 from ...bench.server import outcome as outcomes
 from ...bench.server.boot import Plan
 from ...bench.server.outcome import Outcome
@@ -23,7 +32,7 @@ from ...bench.server.shown import to_text
 from ...judge import source
 from ...model.selection import Selection
 from .. import last_bench
-from ..redact import shown_flags
+from ..flags import shown_flags
 from . import add_json, selected, tree_at
 from .listing import ENTRY_POINT
 
@@ -112,15 +121,17 @@ def _compare(
         )
         progress.say(f"{2 * given.turns} boots; logs are in {folder.path}")
         taken, stopped = turns.take(plan, given.turns, progress.say)
+        if stopped is not None:
+            stopped = replace(stopped, reason=secrets.without(stopped.reason, words))
         if stopped is not None and not taken:
             raise BenchError(str(stopped))
         found = Outcome(
             sglang=f"{tree.version} at {tree.root}",
             machine=report.machine(),
-            command=command.shown(words),
+            command=secrets.shown(words),
             repeat=_repeat(chosen, all_words),
             selection=chosen.text,
-            load=shlex.join(plan.options),
+            load=secrets.shown(plan.options),
             turns=given.turns,
             **outcomes.compared(taken, chosen, stopped),
         )
@@ -176,7 +187,7 @@ def _prefix(tree: source.Tree) -> tuple[str, ...]:
 
 
 def _repeat(chosen: Selection, words: Sequence[str]) -> str:
-    typed = command.shown(["sglang-perf-patches", "bench", "server", *words])
+    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *words])
     return f"SGLANG_PERF_PATCHES={shlex.quote(chosen.text)} {typed}"
 
 

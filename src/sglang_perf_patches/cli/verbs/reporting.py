@@ -1,11 +1,16 @@
-"""``report``: one file for an issue, with nothing private in it. It sends nothing."""
+"""``report``: one file for an issue, with nothing private in it. It sends nothing.
+
+What is gathered here is private; `published` lets through what may be shown.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import platform
+import re
 import sys
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -15,20 +20,16 @@ from ... import __version__
 from ...bench import report as bench_report
 from ...judge.source import TreeError
 from ...model.errors import OperatorError
-from ...seen import records
+from ...seen import procfs, records
 from .. import last_bench
-from ..redact import Redaction, flags, role
 from . import judged, selected, tree_at
 from .listing import verdict_data
 
 PARSER: dict[str, Any] = {
     "description": "Writes versions, verdicts, states, server flags and the last bench to one "
-    "file, and prints it. Paths, hosts, tokens and model names are removed. Nothing is sent."
+    "file, and prints it. It holds numbers, versions and known names; any other text is replaced "
+    "by hidden or other. Nothing is sent."
 }
-_DISTRIBUTIONS = (
-    *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python"),
-    *("flashinfer-cubin", "mlx", "mlx-lm", "transformers", "numpy", "wrapt", "prometheus-client"),
-)
 
 
 class ReportError(OperatorError, OSError):
@@ -64,40 +65,42 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _data() -> dict[str, Any]:
-    """All of the report, redacted."""
-    redaction = Redaction.of_this_machine()
+    """All that a report may show."""
+    from .. import published  # reads every patch's declaration
+
+    gathered = _gathered(published.DISTRIBUTIONS)
+    shown: dict[str, Any] = published.report(gathered)
+    return shown
+
+
+def _gathered(distributions: Iterable[str]) -> dict[str, Any]:
+    """What is known here, as it is."""
     chosen = selected()
     content: dict[str, Any] = {
         "made": datetime.now(timezone.utc).isoformat(" ", "minutes"),
-        "versions": {"sglang-perf-patches": __version__, **_versions()},
+        "versions": {"sglang-perf-patches": __version__, **_versions(distributions)},
         "machine": {k: v for k, v in bench_report.machine().items() if k != "measured"},
         "selection": chosen.text,
     }
     try:
         tree = tree_at()
         content["sglang"] = tree.version
-        content["verdicts"] = [
-            {key: data[key] for key in ("id", "selected", "verdict", "reason")}
-            for data in (verdict_data(chosen, one) for one in judged(tree))
-        ]
-    except TreeError as error:
-        content["sglang"], content["verdicts"] = str(error), []
+        content["verdicts"] = [verdict_data(chosen, one) for one in judged(tree)]
+    except TreeError:
+        content["sglang"], content["verdicts"] = None, []
     content["processes"] = [
-        {
-            **{key: value for key, value in data.items() if key != "started"},
-            "role": role(data["role"]),
-            "flags": flags(data["pid"]),
-        }
-        for data in records.read_all()
+        {**data, "flags": procfs.command(data["pid"])} for data in records.read_all()
     ]
     content["last_bench"] = _last_bench()
-    whole: dict[str, Any] = redaction.of(content)
-    return whole
+    return content
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "system": platform.platform()}
-    for name in _DISTRIBUTIONS:
+def _versions(distributions: Iterable[str]) -> dict[str, str]:
+    kernel = re.match(r"\d+\.\d+(\.\d+)?", platform.release())
+    library = platform.libc_ver()[1]
+    system = [platform.system(), kernel[0] if kernel else "", platform.machine(), library]
+    versions = {"python": platform.python_version(), "system": " ".join(filter(None, system))}
+    for name in distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -109,5 +112,5 @@ def _last_bench() -> Any:
     text = last_bench.read()
     try:
         return json.loads(text) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

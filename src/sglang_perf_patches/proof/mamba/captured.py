@@ -1,12 +1,13 @@
-"""Prefills as a replayed graph runs them: on the tables of a bucket, and the capture's own batch.
+"""Prefills as a server replays them: stock's graphs with their breaks, and patched ones.
 
-A CPU has no graphs. But what a replay runs are the kernels of the capture with whatever the tables
-hold by then, and that can be had: the layers are called with the batch of the capture, which knows
-nothing of the one that is replayed.
+Both sides are captured and replayed by the release's own code, see `runner`. What a patched replay
+runs is what the capture took note of, with whatever the tables hold by then: no Python of a layer.
 """
 
 from __future__ import annotations
 
+import gc
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
 from random import Random
@@ -15,9 +16,12 @@ from unittest import mock
 
 import torch
 
+from ...sets.mamba import gdn_prefill_graph
 from .alike import Played
 from .batches import Batch, Request, draw
+from .loads import loading
 from .play import Play, plain
+from .runner import Runner
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,23 @@ class Replays:
     Attributes:
         batches: what is replayed.
         bucket: tokens of the capture, no less than those of any batch.
+        loads: whether the states of cached prefixes are still to be loaded from the host.
+        left: batches that replay stock's own graph, counted from the first; None for any.
+        rows: the most requests of a patched replay.
+        smaller: buckets that the server has besides.
     """
 
     batches: tuple[Batch, ...]
     bucket: int
+    loads: bool = False
+    left: frozenset[int] | None = frozenset()
+    rows: int = gdn_prefill_graph.MOST_REQUESTS
+    smaller: tuple[int, ...] = ()
 
 
-def replays_of(*batches: Batch, more: int = 0) -> Replays:
+def replays_of(*batches: Batch, more: int = 0, **options: Any) -> Replays:
     """Replays in the smallest bucket that takes the batches, or one with so many `more` tokens."""
-    return Replays(batches, max(batch.tokens for batch in batches) + more)
+    return Replays(batches, max(batch.tokens for batch in batches) + more, **options)
 
 
 EDGES = (
@@ -45,13 +57,35 @@ EDGES = (
         Batch((Request(65),)),
         Batch((Request(30), Request(5, 64)), tracking=False),
         more=5,
+        loads=True,
+        smaller=(64,),
+    ),
+    # more requests than a table has rows, between two that fit
+    replays_of(
+        Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
+        Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
+        Batch((Request(2, 64, tracked=False),)),
+        left=frozenset({1}),
+        rows=2,
+        loads=True,
+    ),
+    # a bucket of another tile than some of its batches
+    replays_of(
+        Batch((Request(15, 3, tracked=False),)),
+        Batch((Request(33, 5, tracked=False),)),
+        left=frozenset({0}),
+        smaller=(8,),
     ),
     replays_of(Batch((Request(1, tracked=False),))),
     replays_of(Batch((Request(1, tracked=False),)), more=3),
     replays_of(Batch((Request(16, tracked=False),), tracking=False)),
     replays_of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
-    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), more=64),
-    replays_of(Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED")),
+    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), more=64, loads=True),
+    replays_of(
+        Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED"),
+        smaller=(64,),
+        loads=True,
+    ),
 )
 """The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
 
@@ -60,7 +94,8 @@ def draw_replays(random: Random) -> Replays:
     """One or two drawn batches in a bucket of up to twice their tokens."""
     batches = tuple(_within(draw(random)) for _ in range(random.randint(1, 2)))
     most = max(batch.tokens for batch in batches)
-    return Replays(batches, most + random.choice((0, 1, 7, random.randint(0, most))))
+    bucket = most + random.choice((0, 1, 7, random.randint(0, most)))
+    return Replays(batches, bucket, loads=bool(random.randint(0, 1)), left=None)
 
 
 def _within(batch: Batch) -> Batch:
@@ -77,7 +112,7 @@ def _within(batch: Batch) -> Batch:
 
 
 class Captured:
-    """Eager prefills of a rig, or replays of its captured ones where its backend has any."""
+    """Replays of a rig's layers."""
 
     def __init__(self, play: Play, servers: Any = None) -> None:
         """Use a rig that counts; while patches are live, the server's own kernel is `servers`."""
@@ -87,58 +122,77 @@ class Captured:
     def replayed(self, wanted: Replays) -> Played:
         """Outputs of all layers and all states after the batches on the same random states."""
         backend = self.play.rig.backend
-        if self.servers is None or not _is_patched(backend):
-            return self._replayed(wanted)
-        with mock.patch.object(backend.kernel_dispatcher, "extend_kernel", self.servers):
-            return self._replayed(wanted)
+        is_patched = _is_patched(backend)
+        with ExitStack() as stack:
+            patches = [mock.patch.object(gdn_prefill_graph, "MOST_REQUESTS", wanted.rows)]
+            if is_patched and self.servers is not None:
+                dispatcher = backend.kernel_dispatcher
+                patches.append(mock.patch.object(dispatcher, "extend_kernel", self.servers))
+            for patch in patches:
+                stack.enter_context(patch)
+            played = self._replayed(wanted, is_patched)
+        gc.collect()  # a patch waits for the end of what was captured with it
+        return played
 
-    def _replayed(self, wanted: Replays) -> Played:
-        rig = self.play.rig
-        rig.fill()
-        captured = self._captured(wanted.bucket)
+    def _replayed(self, wanted: Replays, is_patched: bool) -> Played:
+        runner = self._captured(wanted)
+        self.play.rig.fill()
         outputs: list[torch.Tensor] = []
+        after: list[Any] = []
         waited: list[str] = []
-        for seed, batch in enumerate(wanted.batches):
-            inputs = rig.inputs(wanted.bucket, seed)
+        for number, batch in enumerate(wanted.batches):
+            if not runner.serves(len(batch.requests)):
+                raise AssertionError(f"{batch!r} replays no graph")
             given = self.play.batch(batch)
-            self.play.counter.own(*(t for layer in inputs for t in layer.values()))
-            with self.play.counting() as found:
-                if captured is None:
-                    rig.backend.init_forward_metadata(given)
-                else:
-                    rig.backend.refresh_prefill_graph_metadata(captured[0], given)
-                for layer, values in zip(rig.layers, inputs, strict=True):
-                    outputs.append(self._run(layer, values, batch, given, captured))
-            waited += found
+            self._feed(runner, number)
+            self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
+            with ExitStack() as stack:
+                if wanted.loads:
+                    stack.enter_context(loading(self.play.rig.pool, batch, self.play.counter))
+                found = stack.enter_context(self.play.counting())
+                outputs.append(runner.replay(given).clone())
+            after.append(self._left(given))
+            is_ours = _is_ours(self.play.rig.backend)
+            if is_patched and wanted.left is not None and is_ours == (number in wanted.left):
+                raise AssertionError(f"{batch!r} is {'captured' if is_ours else 'left to stock'}")
+            if is_ours or not is_patched:  # a batch that is left to stock waits as stock does
+                waited += found
         if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
             raise AssertionError(f"outputs of {wanted!r} are the same: nothing is computed")
-        return {"outputs": plain(outputs), "states": plain(rig.states())}, waited
+        states = plain(self.play.rig.states())
+        return {"outputs": plain(outputs), "states": states, "after": after}, waited
 
-    def _captured(self, bucket: int) -> tuple[Any, Any] | None:
-        backend = self.play.rig.backend
-        if not backend.supports_prefill_graph_extend():
-            return None
-        # Like the runner's: one request without a prefix, and buffers that track nothing.
-        batch = self.play.batch(Batch((Request(bucket, tracked=False),)))
+    def _captured(self, wanted: Replays) -> Runner:
+        """As a server's: one request without a prefix, and buffers that track nothing."""
+        batch = self.play.batch(Batch((Request(wanted.bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
+        inputs = self.play.rig.inputs(wanted.bucket)
+        self.play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
         with self.play.counting():  # for the tables are the device's; a server boots but once
-            made = backend.init_prefill_graph_metadata(batch)
-        if not backend.prefill_graph_extend_active():
-            raise AssertionError("the backend has tables and does not say so")
-        return made, batch
+            return Runner(self.play.rig, batch, inputs, wanted.smaller)
 
-    def _run(
-        self, layer: Any, values: Any, batch: Batch, given: Any, captured: Any
-    ) -> torch.Tensor:
-        tokens = batch.tokens
-        if captured is None:
-            return self.play.rig.run(layer, given, {k: v[:tokens] for k, v in values.items()})
-        output = self.play.rig.run(layer, captured[1], values)
-        with self.play.counter.paused():
-            if output[:, tokens:].any():
-                raise AssertionError("rows that no request has are not zero")
-            return output[:, :tokens]
+    def _feed(self, runner: Runner, seed: int) -> None:
+        drawn = self.play.rig.inputs(runner.bucket, seed)
+        for mine, given in zip(runner.inputs, drawn, strict=True):
+            for name, value in given.items():
+                mine[name].copy_(value)
+
+    def _left(self, batch: Any) -> dict[str, Any]:
+        """What Python holds after a forward, beside tensors."""
+        backend = self.play.rig.backend
+        return {
+            "out_cache_loc": tuple(batch.out_cache_loc.shape),
+            "mode": batch.forward_mode.name,
+            "items": backend.mis_metadata,
+            "routing": backend._use_strided_target_verify_qkv,
+            "tracked slots": plain(batch.mamba_track_indices),
+        }
 
 
 def _is_patched(backend: Any) -> bool:
     return "supports_prefill_graph_extend" in vars(type(backend))
+
+
+def _is_ours(backend: Any) -> bool:
+    """Whether the last forward ran on tables."""
+    return _is_patched(backend) and bool(backend.prefill_graph_extend_active())

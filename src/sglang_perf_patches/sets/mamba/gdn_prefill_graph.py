@@ -4,12 +4,18 @@ Stock has the mechanism: it captures a linear backend with the rest of the model
 runs its prefill on static tables, as KDA's does. Here the gated delta net's does too. Its own
 ``forward_extend`` runs unchanged, on metadata whose tensors are `prefill_tables.Tables`. What
 depends on the batch's shapes, keeping tracked states, is done beside it.
+
+A batch that the tables can't hold replays a second graph of its bucket, which is stock's own with
+its breaks. Buckets that gain little are stock's alone.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from .situations import refuse_platforms
 
@@ -19,14 +25,22 @@ if TYPE_CHECKING:
 _ATTENTION = "sglang.srt.layers.attention"
 _BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
 _BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
-_FLA = "sglang.kernels.ops.attention.fla.index"
+_HYBRID = f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend"
+_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+_FLA = "sglang.kernels.ops.attention.fla"
 KERNEL = "_sglang_perf_patches_kernel"
 """On the backend's class, if another patch provides a kernel: from stock's own, the one that is
 captured in its place, or None."""
 SHORT = 2048
-"""Tokens up to which such a kernel is captured: the work of more is longer than its launches."""
+"""Tokens up to which layers are captured: the work of more is longer than its launches, and the
+graphs of more take most of the memory."""
 MOST_REQUESTS = 64
 """Each costs every replay two programs or so a head, whether a batch has it or not."""
+_TAKING_PART: WeakSet[Any] = WeakSet()
+"""Stock's hybrid backends that were told that their layers can be captured. A runner holds one for
+as long as it may replay what it captured."""
+_CAPTURING = "_sglang_perf_patches_capturing"
+"""On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
@@ -34,6 +48,7 @@ _TABLES = "_sglang_perf_patches_tables"
 def install(patching: Patching) -> None:
     """Let the backend take part, with tables in place of computed indices."""
     refuse_platforms(patching)
+    wait_for_graphs(patching)
     adds = {
         "supports_prefill_graph_extend": _supports(patching),
         "prefill_graph_extend_active": _is_active,
@@ -45,8 +60,34 @@ def install(patching: Patching) -> None:
         patching.add(f"{_BACKEND}.{name}", value)
     patching.override(f"{_BACKEND}.forward_extend", _forward_extend)
     patching.override(f"{_BASE}._track_mamba_state_extend", _keep_states)
-    patching.override(f"{_FLA}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
-    patching.override(f"{_FLA}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
+    index = f"{_FLA}.index"
+    patching.override(f"{index}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
+    patching.override(f"{index}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
+    patching.override(f"{_HYBRID}.__init__", _take_part(patching))
+    patching.override(f"{_RUNNER}.capture_one_shape", _capture_one_shape(patching))
+
+
+def wait_for_graphs(patching: Patching) -> None:
+    """Say that a patch stays while graphs may be replayed that were captured with it."""
+    patching.drain(
+        lambda: not len(_TAKING_PART),
+        "no model runner is left that may replay prefill graphs that were captured with it",
+    )
+
+
+@contextmanager
+def capturing(backend: Any, *, alone: bool = True) -> Iterator[None]:
+    """What is captured of a backend meanwhile is captured on tables.
+
+    Args:
+        backend: a GDNAttnBackend.
+        alone: whether a batch that they do not fit has no other graph; filling them then raises.
+    """
+    setattr(backend, _CAPTURING, alone)
+    try:
+        yield
+    finally:
+        delattr(backend, _CAPTURING)
 
 
 def unserved(backend: Any, modules: Any) -> str | None:
@@ -58,8 +99,8 @@ def unserved(backend: Any, modules: Any) -> str | None:
     """
     gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
     context = modules("sglang.srt.runtime_context")
+    parallel = context.get_parallel()
     own = backend.kernel_dispatcher.extend_kernel
-    arguments = context.get_server_args()
     cache = backend.req_to_token_pool.mamba_pool.mamba_cache
     if type(backend) is not gdn.GDNAttnBackend:
         return f"{type(backend).__name__} runs other kernels"
@@ -74,12 +115,25 @@ def unserved(backend: Any, modules: Any) -> str | None:
         return "multi-item scoring cuts a request into items"
     if backend.enable_unified_memory:
         return "it was not proven with the unified memory pool"
-    if arguments.enable_dp_attention or arguments.enable_two_batch_overlap:
-        return "data-parallel attention and two-batch overlap pad or split a batch"
-    if (getattr(arguments, "attn_cp_size", 1) or 1) > 1:
+    # As the release resolved them: each has several spellings, and defaults that a model sets.
+    if parallel.attn_dp_enabled or modules("sglang.srt.utils.common").require_mlp_sync():
+        return "data-parallel attention and gathered experts pad a batch"
+    if context.get_exec().overlap.enable_two_batch_overlap:
+        return "two-batch overlap splits a batch"
+    if parallel.attn_cp_size > 1:
         return "context parallelism splits a prefill"
     if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
         return "the states of a layer are not contiguous"
+    return _other_chunks(modules)
+
+
+def _other_chunks(modules: Any) -> str | None:
+    from . import prefill_tables
+
+    for name in ("chunk", "chunk_delta_h"):
+        tokens = modules(f"{_FLA}.{name}").CHUNK_SIZE
+        if tokens != prefill_tables.CHUNK:
+            return f"stock's chunks have {tokens} tokens; ours have {prefill_tables.CHUNK}"
     return None
 
 
@@ -100,15 +154,87 @@ def _is_active(self: Any) -> bool:
     return _tables_of(self.forward_metadata) is not None
 
 
-def _most_requests(patching: Patching) -> Any:
-    """No more than stock's own bound for KDA, and than the server has requests."""
+def _take_part(patching: Patching) -> Any:
+    gdn = patching.get(_BACKEND)
 
-    def prefill_graph_max_seqs(self: Any) -> int:
-        envs = patching.module("sglang.srt.environ").envs
-        most: int = envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
-        return min(most, MOST_REQUESTS, int(self.req_to_token_pool.size))
+    def make(inner: Any) -> Any:
+        def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
+            inner(self, *args, **options)
+            takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
+            if takes_part and isinstance(self.linear_attn_backend, gdn):
+                _TAKING_PART.add(self)
+
+        return __init__
+
+    return make
+
+
+def _most_requests(patching: Patching) -> Any:
+    """Stock's GDN serves any number: None. Without a second graph, no batch exceeds the tables."""
+
+    def prefill_graph_max_seqs(self: Any) -> int | None:
+        rows = _rows(patching, self)
+        return None if rows < self.req_to_token_pool.size else rows
 
     return property(prefill_graph_max_seqs)
+
+
+def _rows(patching: Patching, backend: Any) -> int:
+    """The requests that tables hold: as stock's own for KDA, and no more than a server has."""
+    envs = patching.module("sglang.srt.environ").envs
+    most: int = envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
+    return min(most, MOST_REQUESTS, int(backend.req_to_token_pool.size))
+
+
+def _capture_one_shape(patching: Patching) -> Any:
+    """Capture a bucket on tables, and as stock does it where some of its batches don't fit."""
+    gdn = patching.get(_BACKEND)
+
+    def make(inner: Any) -> Any:
+        def capture_one_shape(self: Any, size: int, **options: Any) -> Any:
+            backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
+            takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
+            if not takes_part or size > SHORT:
+                return inner(self, size, **options)
+            stocks: dict[Any, Any] = {}
+            if _leaves_some(self, size, _rows(patching, backend), backend.req_to_token_pool.size):
+                graphs = self.backend._graphs
+                before = dict(graphs)
+                inner(self, size, **options)
+                stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
+                if len(stocks) != 1:
+                    patching.gate("the runner keeps its graphs elsewhere")
+                    return None
+            with capturing(backend, alone=not stocks):
+                inner(self, size, **options)
+            for key, graph in stocks.items():
+                self.backend._graphs[key] = _Either(backend, self.backend._graphs[key], graph)
+            return None
+
+        return capture_one_shape
+
+    return make
+
+
+def _leaves_some(runner: Any, size: int, rows: int, requests: int) -> bool:
+    """Whether a bucket gets batches that its tables do not fit: see `Tables.fits`."""
+    from . import prefill_tables
+
+    least = 1 + max((other for other in runner.capture_num_tokens if other < size), default=0)
+    tile = prefill_tables.tile
+    return rows < min(size, requests) or tile(least) != tile(size)
+
+
+class _Either:
+    """The two graphs of a bucket: replays the one that the metadata of a batch is made for."""
+
+    def __init__(self, backend: Any, ours: Any, stocks: Any) -> None:
+        self._backend = backend
+        self._ours = ours
+        self._stocks = stocks
+
+    def replay(self) -> None:
+        (self._ours if _is_active(self._backend) else self._stocks).replay()
 
 
 def _capture(patching: Patching) -> Any:
@@ -116,22 +242,20 @@ def _capture(patching: Patching) -> Any:
     from . import prefill_tables
 
     def init_prefill_graph_metadata(self: Any, forward_batch: Any) -> Any:
-        own = self.kernel_dispatcher.extend_kernel
-        if _captured_kernel(self) is not own and forward_batch.extend_num_tokens > SHORT:
+        if not hasattr(self, _CAPTURING):
             self.init_forward_metadata(forward_batch)
-            return None  # stock breaks this bucket's graph at the layers, as usual
+            return None  # stock breaks the graph at the layers, as usual
         tables = prefill_tables.Tables(
             tokens=forward_batch.extend_num_tokens,
-            requests=self.prefill_graph_max_seqs,
+            requests=_rows(patching, self),
             block=patching.module(f"{_ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
             tracks=patching.module("sglang.srt.runtime_context")
             .get_exec()
             .mamba.enable_mamba_extra_buffer,
             slots_like=_slots(self, forward_batch),
         )
+        tables.alone = getattr(self, _CAPTURING)
         metadata = _metadata(patching, tables, self.conv_states_shape[-1])
-        self._init_target_verify_qkv_routing(forward_batch)
-        self.mis_metadata = None
         _fill(patching, self, metadata, forward_batch)
         return metadata
 
@@ -142,7 +266,12 @@ def _refresh(patching: Patching) -> Any:
     ran = patching.ran
 
     def refresh_prefill_graph_metadata(self: Any, meta: Any, forward_batch: Any) -> None:
+        tables = _tables_of(meta)
+        if not tables.alone and not tables.fits(forward_batch.extend_seq_lens_cpu):
+            self.init_forward_metadata(forward_batch)  # for the breaks of stock's graph
+            return
         _fill(patching, self, meta, forward_batch)
+        _wait_for_loads(self, tables)
         ran.seen = True
 
     return refresh_prefill_graph_metadata
@@ -166,6 +295,21 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
     return made
 
 
+def _wait_for_loads(backend: Any, tables: Any) -> None:
+    """Wait, as stock's eager layers do one by one, until the states of a request are loaded.
+
+    With a hierarchical cache a request's states may still be on their way from the host, straight
+    into its own slots. The pool waits for that in Python, whenever a layer asks for its states.
+    A replay asks for nothing. So every captured layer's part is asked for here, by stock's own
+    code: neither that the last layer comes last nor what else a counter does is taken for granted.
+    """
+    pool = backend.req_to_token_pool
+    counter = pool.layer_transfer_counter
+    if counter is not None and getattr(counter, "consumer_index", 0) >= 0:
+        for layer_id in tables.layers:
+            pool.mamba2_layer_cache(layer_id)
+
+
 def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
     from . import host
 
@@ -184,6 +328,8 @@ def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -
         _tracked(patching, backend, forward_batch, lens, prefixes),
     )
     backend.forward_metadata = metadata
+    backend._init_target_verify_qkv_routing(forward_batch)  # as stock before any prefill
+    backend.mis_metadata = None
 
 
 def _slots(backend: Any, forward_batch: Any) -> Any:
@@ -227,6 +373,23 @@ def _tracked(
 
 
 # -- within the graph ------------------------------------------------------------------------------
+#
+# Python of a layer runs at the capture only. What stock's does there beside launching kernels, from
+# RadixLinearAttention down, and what does it at a replay:
+#
+# - The pool waits for the load of the layer's states: `_wait_for_loads`.
+# - The layer cuts its input and its output to the batch's tokens, and zeroes further rows. The
+#   capture has the bucket's; by the tables, kernels leave zeros in rows of no request.
+# - It narrows the batch's out_cache_loc while it runs and puts it back: nothing is left of that.
+# - It goes by the batch's mode, its prefixes, its lengths and the tracked rows: `Tables`. Only
+#   plain and mixed prefills are captured.
+# - The chunk functions keep their last results by tensor: they are not asked for static offsets.
+# - chunk_fwd_o picks its tile by the tokens: `Tables.fits`.
+# - Metadata sets the verify's routing, the items of a multi-item prompt, and translates the tracked
+#   slots of the batch: `_fill`. This is done before the layers, also by stock.
+# - Calls are logged where SGLANG_KERNEL_API_LOGLEVEL asks for it: missing, as for any graph.
+#
+# `proof.mamba.captured` replays nothing but noted kernels, and compares all of these with stock's.
 
 
 class _Prefixes:
@@ -248,6 +411,8 @@ def _forward_extend(inner: Any) -> Any:
         tables = _tables_of(self.forward_metadata)
         if tables is None or forward_batch.forward_mode.is_target_verify():
             return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
+        if layer.layer_id not in tables.layers:
+            tables.layers.append(layer.layer_id)
         tables.keep_windows(
             mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
         )

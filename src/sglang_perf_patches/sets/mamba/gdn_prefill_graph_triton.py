@@ -16,8 +16,9 @@ _BACKEND = f"{_LINEAR}.gdn_backend:GDNAttnBackend"
 def install(patching: Patching) -> None:
     """Provide Triton's kernel to `gdn_prefill_graph` if the server's own is FlashInfer's."""
     refuse_platforms(patching)
-    from .gdn_prefill_graph import KERNEL
+    from .gdn_prefill_graph import KERNEL, wait_for_graphs
 
+    wait_for_graphs(patching)
     made: list[Any] = []
 
     def lent(self: Any, own: Any) -> Any:

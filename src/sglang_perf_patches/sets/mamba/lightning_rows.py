@@ -50,6 +50,7 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
     """Give a layer row numbers in place of the mask, and CPU tensors for what it slices by."""
     from . import host
 
+    patching.anytime("what it leaves on a forward's metadata is read by its own code only")
     ran = patching.ran
 
     def forward_extend(inner: Any) -> Any:

@@ -24,6 +24,7 @@ _HELD = "_sglang_perf_patches_slots"
 def install(patching: Patching) -> None:
     """Where the index is the last thing of a request that the scheduler waits for."""
     refuse_platforms(patching)
+    patching.anytime("a pool keeps the copy of its table, which only the patch's own code reads")
     patching.override(f"{_POOL}.alloc", _alloc)
     patching.override(f"{_MIXIN}._send_kv_chunk", _send(patching))
 

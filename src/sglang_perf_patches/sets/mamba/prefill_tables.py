@@ -24,7 +24,15 @@ NOBODY = -1
 BEYOND = 1 << 20
 """A chunk that is past the end of any sequence: each of its loads and stores is masked."""
 CHUNK = 64
-"""Tokens of a chunk of the delta rule."""
+"""Tokens of a chunk of the delta rule, as stock's ``CHUNK_SIZE``, with which it is compared."""
+
+
+def tile(tokens: int) -> int:
+    """Rows of the tile with which stock's ``chunk_fwd_o`` computes a prefill of so many tokens.
+
+    A prefill of a few tokens has a smaller one, and another tile rounds otherwise.
+    """
+    return min(CHUNK, max(16, 1 << (tokens - 1).bit_length()))
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class Tables:
             ``[most blocks, 2]``.
         has_state: whether a request has a cached prefix, bool of shape ``[requests]``.
         slots: where each request's states are, of shape ``[requests]``; `NOBODY` where none is.
+        layers: the layers that were captured on them.
+        alone: whether a batch that does not fit has no other graph.
     """
 
     def __init__(
@@ -110,11 +120,15 @@ class Tables:
         self.has_state = self._view("has_state").view(torch.bool)[:requests]
         self.slots = slots_like.new_full((requests,), NOBODY)
         self._destinations = torch.zeros(requests, dtype=torch.int64, device=self._device)
-        self._filled = 0
+        self.layers: list[int] = []
+        self.alone = True
 
     def fits(self, lens: Sequence[int]) -> bool:
-        """Whether a batch of requests with so many new tokens each can be replayed."""
-        return len(lens) <= self.requests and sum(lens) <= self.tokens
+        """Whether a batch of requests with so many new tokens each can be replayed, bit by bit."""
+        tokens = sum(lens)
+        if not 0 < tokens <= self.tokens or len(lens) > self.requests:
+            return False
+        return tile(tokens) == tile(self.tokens)
 
     def fill(
         self,
@@ -145,9 +159,7 @@ class Tables:
         with host.staging(self._packed) as staged:
             self._write(staged, lens, prefixes, tracked)
         self.slots[:count].copy_(slots)
-        if count < self._filled:
-            self.slots[count : self._filled].fill_(NOBODY)
-        self._filled = count
+        self.slots[count:].fill_(NOBODY)  # also where a failed fill, or anybody else, left a slot
         if tracked is not None:
             self._destinations[:count].copy_(tracked.slots)
 

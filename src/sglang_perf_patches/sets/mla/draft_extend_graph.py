@@ -7,6 +7,7 @@ it in 0.5.23; the backend has what capture and replay need from 0.5.11 on.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from ...model.patching import Patching
@@ -104,6 +105,11 @@ def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) 
         return None
 
     served = Served(patching, *VERIFY, reason_not)
+    capturing: weakref.WeakSet[Any] = weakref.WeakSet()
+    patching.drain(
+        lambda: not len(capturing),
+        "no draft worker is left that may replay a draft-extend that was captured with it",
+    )
 
     def make(inner: Any) -> Any:
         def capture(self: Any) -> None:
@@ -121,6 +127,7 @@ def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) 
             # nothing else does. It reads the list once, at the start, so nothing else sees it.
             stock = getattr(module, name)
             setattr(module, name, (stock, beside))
+            capturing.add(self)
             try:
                 with _OneTable(backend):
                     inner(self)

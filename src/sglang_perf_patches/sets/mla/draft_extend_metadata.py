@@ -19,6 +19,7 @@ _STAGED = "sglang_perf_patches_in_graph"
 def install(patching: Patching) -> None:
     """Give the backend the graph's metadata to hold, and leave its contents to the graph."""
     refuse_platforms(patching)
+    patching.anytime("stock builds the metadata anew before the next replay")
     ran = patching.ran
     served = Served(patching, *DRAFT_TABLES)
     flash = patching.get(FLASH)

@@ -93,6 +93,7 @@ class _Shared:
     """
 
     def __init__(self, patching: Patching) -> None:
+        patching.anytime("what stock prepares again replaces it: each step writes the same")
         self._ran = patching.ran
         self._serves = Served(patching, *DRAFT_TABLES)
 

@@ -98,6 +98,7 @@ def _served(patching: Patching) -> Served:
 def _lengthen_rows(patching: Patching) -> Callable[[], int]:
     """Have the rows of the graphs' tables go on; return how many pages past their width."""
     refuse_platforms(patching)
+    patching.anytime("the longer rows serve stock's code too: it sees the width that it made")
     ran = patching.ran
     served = _served(patching)
     room = 0

@@ -26,6 +26,7 @@ _LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
 def install_flash_attention(patching: Patching) -> None:
     """Replay: the last step's kernel builds the table, the other steps' lengths are derived."""
     refuse_platforms(patching)
+    patching.anytime("stock's steps fill the table that they share one by one, the longest last")
     ran = patching.ran
     served = Served(patching, *DRAFT_TABLES)
 

@@ -104,6 +104,11 @@ def _decide(
     """
     refuse_platforms(patching)
     ran = patching.ran
+    without: weakref.WeakSet[Any] = weakref.WeakSet()
+    patching.drain(
+        lambda: not len(without),
+        "no worker is left that runs without host lengths because of it",
+    )
 
     def make(inner: Any) -> Any:
         def decide_needs_cpu_seq_lens(server_args: Any, attn_backends: Sequence[Any]) -> bool:
@@ -124,6 +129,8 @@ def _decide(
                     # Stock sizes a mask by this if the batch exceeds the backend's own mask.
                     backend.max_context_len = backend.model_runner.model_config.context_len
                     setattr(backend, _LENDS, True)
+            if stock:
+                without.update(present)
             return False
 
         return decide_needs_cpu_seq_lens

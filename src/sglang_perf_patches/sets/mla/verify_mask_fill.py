@@ -83,6 +83,7 @@ def _ask_scales(patching: Patching) -> None:
 
         return init
 
+    patching.anytime("stock fills the whole mask before it is read again")
     patching.override(f"{BACKEND}.__init__", make)
 
 

@@ -13,24 +13,32 @@ import time
 import traceback
 
 import dummy_weights
+import sides
 import wrapt
 
+from sglang_perf_patches.sets.mamba import gdn_prefill_graph
+
+_WAIT = gdn_prefill_graph._wait_for_loads
 _FOLDER = os.environ.get("TURNS_FOLDER", "")
+
+
+def _no_wait(backend, tables):
+    """In place of the patch's wait."""
 
 
 class _Sides:
     """What differs between the sides in this process."""
 
     def __init__(self, scheduler):
-        from sglang_perf_patches.live import engine
-
+        self.sides = sides.Sides()
+        self.loaded = 0
+        controller = getattr(scheduler.tree_cache, "cache_controller", None)
+        if controller is not None:
+            controller.start_loading = self._counted(controller.start_loading)
         self.runner = scheduler.tp_worker.model_runner
         self.pool = self.runner.req_to_token_pool.mamba_pool
-        slots = [slot for each in engine._current for slot in each._slots.values()]
-        self.shown = [slot.shown() for slot in slots]
-        self.less = [slot.without(os.environ.get("LEFT_OUT", "")) for slot in slots]
         self.graphs = {"patched": getattr(self.runner, "prefill_cuda_graph_runner", None)}
-        self.said = {"slots": sum(bool(change.layers) for change in self.shown)}
+        self.said = {"patches": sorted(self.sides.patches)}
         self.kernels = {}
         backend = self.runner.attn_backend
         linear = getattr(backend, "linear_attn_backend", None)
@@ -81,10 +89,19 @@ class _Sides:
             setattr(backend, name, value)
         self.turn("patched")
 
+    def _counted(self, start_loading):
+        def counted():
+            producer = start_loading()
+            self.loaded += producer >= 0
+            return producer
+
+        return counted
+
     def turn(self, side):
-        for change in self.less if side == "less" else self.shown:
-            kept = change.layers and side in {"patched", "less"}
-            change.apply() if kept else change.slot.clear()
+        gdn_prefill_graph._wait_for_loads = _no_wait if side == "unwaited" else _WAIT
+        left_out = {"patched": [], "unwaited": [], "less": [os.environ.get("LEFT_OUT", "")]}
+        self.sides.show(left_out.get(side))
+        side = "patched" if side == "unwaited" else side
         if side in self.kernels:
             self.dispatcher.extend_kernel = self.kernels[side]
         if self.graphs.get(side) is not None:
@@ -131,7 +148,12 @@ class _Sides:
             try:
                 with torch.inference_mode():
                     torch.cuda.synchronize()
-                    does = {"zero": self.zero, "sums": self.sums, "said": lambda: self.said}
+                    does = {
+                        "zero": self.zero,
+                        "sums": self.sums,
+                        "said": lambda: self.said,
+                        "loads": lambda: self.loaded,
+                    }
                     answer = does[word]() if word in does else self.turn(word)
                     torch.cuda.synchronize()
             except Exception:

@@ -1,0 +1,115 @@
+"""Commands as they are typed, for a page that may be sent on: without keys and passwords.
+
+The value of an option or a variable is hidden where its name says that it is a secret, as is that
+of any variable that is not known to hold a setting, and any text that looks like a known kind of
+token.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+HIDDEN = "..."
+_SHORTEST = 6
+_MEANT = ("key", "token", "secret", "passw", "passphrase", "pwd", "auth", "credential", "cookie")
+_MEANT_ALONE = {"pass", "bearer", "jwt", "sas", "pat", "pin", "private", "signature", "header"}
+_NOT_MEANT = re.compile(r"tokeniz|routing.key|token.map")
+_SETTINGS = (
+    *(
+        "SGLANG_",
+        "SGL_",
+        "CUDA_",
+        "NCCL_",
+        "NVSHMEM_",
+        "TORCH_",
+        "PYTORCH_",
+        "TRITON_",
+        "FLASHINFER_",
+    ),
+    *("MLX_", "OMP_", "MKL_", "HIP_", "ROCR_", "VLLM_", "TOKENIZERS_", "UCX_", "GLOO_", "NUMEXPR_"),
+)
+_TAKE_SCRIPTS = {"-c", "-lc", "-ic", "-ec", "--load"}
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_TOKEN = re.compile(
+    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{8,}"
+    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*|(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+",
+    re.IGNORECASE,
+)
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command without its secrets.
+
+    >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--admin-api-key", "k", "--tp=2"])
+    'env HF_TOKEN=... serve --admin-api-key ... --tp=2'
+    """
+    return shlex.join(word for word, _ in _each(words))
+
+
+def without(text: str, words: Sequence[str]) -> str:
+    """Text without the secrets of a command, which a server may repeat."""
+    for _, secret in _each(words):
+        if len(secret) >= _SHORTEST:
+            text = text.replace(secret, HIDDEN)
+    return _TOKEN.sub(HIDDEN, text)
+
+
+def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word as it is shown, and what is hidden of it."""
+    option = ""
+    for word in words:
+        if word.startswith("-") and not re.match(r"-\d", word):
+            option, has_value, value = word.partition("=")
+            said, secret = _value(option, value)
+            yield (f"{option}={said}", secret) if has_value else (option, "")
+            option = "" if has_value else option
+            continue
+        yield _value(option, word) if option else _word(word)
+        # Several words may follow a secret option; after another one, a program and its own may.
+        option = option if option and _is_secret(option, word) else ""
+
+
+def _value(name: str, value: str) -> tuple[str, str]:
+    if _is_secret(name, value):
+        return HIDDEN, value
+    return _word(value, is_script=name in _TAKE_SCRIPTS)
+
+
+def _word(word: str, *, is_script: bool = False) -> tuple[str, str]:
+    """A word that is no option's name."""
+    if word.lstrip()[:1] in ("{", "[") and _is_secret(word, ""):
+        return HIDDEN, word
+    variable = _VARIABLE.fullmatch(word)
+    if variable and not is_script:
+        name = variable[1]
+        is_setting = name.startswith(_SETTINGS) and not _is_secret(name, variable[2])
+        return (word, "") if is_setting else (f"{name}={HIDDEN}", variable[2])
+    if re.search(r"\s", word):
+        inner = _split(word)
+        if len(inner) > 1:  # a script, or options as one word
+            found = list(_each(inner))
+            secrets = max((secret for _, secret in found), key=len)
+            return (word, "") if not secrets else (shlex.join(one for one, _ in found), secrets)
+    if re.search(r"[{}\[\]:=\"']", word) and _is_secret(word, ""):
+        return HIDDEN, word
+    found_token = _TOKEN.search(word)
+    return (_TOKEN.sub(HIDDEN, word), found_token[0]) if found_token else (word, "")
+
+
+def _split(word: str) -> list[str]:
+    try:
+        return shlex.split(word)
+    except ValueError:
+        return word.split()
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether the name of an option or a variable says that its value is secret."""
+    bare = _NOT_MEANT.sub("", name.lower())
+    if re.fullmatch(r"-?[\d.]{1,9}", value):
+        bare = bare.replace("tokens", "")  # how many
+    return any(part in bare for part in _MEANT) or bool(
+        _MEANT_ALONE & set(re.split(r"[^a-z]+", bare))
+    )

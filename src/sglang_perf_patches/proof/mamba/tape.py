@@ -1,0 +1,111 @@
+"""What stands on a CPU for a CUDA graph: what is launched while it captures, and nothing else.
+
+A capture of a GPU takes note of kernels with the addresses of their arguments. Python runs once, at
+the capture, and whatever it does beside launching kernels is missing from a replay. So does this:
+PyTorch's operators and Triton's kernels are noted with the very tensors that they were given, and a
+replay runs them again on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
+"""Operators whose result the host, or a shape, depends on: a capture refuses them."""
+
+
+class Tape(TorchDispatchMode):  # type: ignore[misc]
+    """Has as much of ``torch.cuda.CUDAGraph`` as stock's captures use."""
+
+    recording: Tape | None = None
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        """Nothing is captured yet."""
+        super().__init__()
+        assert not keep_graph
+        self.steps: list[Callable[[], None]] = []
+
+    def capture_begin(self, **_: Any) -> None:
+        """Note what is launched from now on."""
+        assert Tape.recording is None
+        Tape.recording = self
+        self.__enter__()
+
+    def capture_end(self) -> None:
+        """Note no more."""
+        Tape.recording = None
+        self.__exit__(None, None, None)
+
+    def instantiate(self) -> None:
+        """A GPU makes it executable."""
+
+    def replay(self) -> None:
+        """Launch all of it again, which is no work of the host."""
+        with torch._C.DisableTorchFunction():
+            for step in self.steps:
+                step()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note it if it computes anything.
+
+        Raises:
+            AssertionError: it would wait.
+        """
+        given = dict(kwargs or {})
+        result = func(*args, **given)
+        name = func.overloadpacket.__name__
+        if name in _WAITS:
+            raise AssertionError(f"a capture can't wait for {name}")
+        made = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+        if func._schema.is_mutable:
+            self.steps.append(lambda: func(*args, **given))
+        elif not name.startswith("empty") and not _is_view(made, (args, given)):
+            self.steps.append(lambda: _again(func, args, given, made))
+        return result
+
+
+def noting_kernels() -> None:
+    """Have Triton's interpreter note a kernel in place of running it, while a tape records."""
+    from triton.runtime import interpreter
+
+    run = interpreter.GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tape = Tape.recording
+        if tape is not None:
+            tape.steps.append(lambda: run(self, *args, **kwargs))
+            return None
+        return None if _without_kernels else run(self, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = call
+
+
+_without_kernels = False
+
+
+def without_kernels(is_off: bool) -> None:
+    """Whether kernels that no tape notes are left out: those of a warm-up, which tell nothing."""
+    global _without_kernels
+    _without_kernels = is_off
+
+
+def _is_view(made: list[Any], given: Any) -> bool:
+    """Whether nothing was computed: each result shows memory of an argument."""
+    memory = {
+        value.untyped_storage().data_ptr()
+        for value in tree_leaves(given)
+        if isinstance(value, torch.Tensor)
+    }
+    return all(value.untyped_storage().data_ptr() in memory for value in made)
+
+
+def _again(func: Any, args: Any, given: Any, made: list[Any]) -> None:
+    """Compute a result anew, into the memory that the capture's has."""
+    result = [v for v in tree_leaves(func(*args, **given)) if isinstance(v, torch.Tensor)]
+    for old, new in zip(made, result, strict=True):
+        old.copy_(new)

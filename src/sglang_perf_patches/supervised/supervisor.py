@@ -1,0 +1,180 @@
+"""The process between a command and who wants it: it ends the command's whole family.
+
+The kernel closes a pipe however its writer ends: by a return, by SIGKILL or for want of memory. So
+the end of that pipe is the sign. On Linux orphans of the family become children of this process,
+which makes the family what descends from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ..seen import procfs
+
+_ASK_REST_S = 3.0
+_KILL_S = 30.0
+_LOOK_S = 0.1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_library = ctypes.CDLL(None)  # made before a fork, not in its child
+
+
+def main(words: Sequence[str]) -> None:
+    """Start a command, say how it goes, and end it.
+
+    A line is said when it has started (``pid N``) or can't be (``error TEXT``), when it has ended
+    (``code N``, negative for a signal), and at last, when nothing of it is left (``left``) or
+    something can't be killed (``left PID ...``).
+
+    Args:
+        words: the descriptor whose end is the sign; the one to write to; the seconds that the
+            command gets to end by itself when it is asked to; the command.
+    """
+    life, said, polite_s = int(words[0]), int(words[1]), float(words[2])
+    os.set_inheritable(life, False)
+    os.set_inheritable(said, False)
+    _Supervisor(life, said).run(words[3:], polite_s)
+
+
+class _Supervisor:
+    def __init__(self, life: int, said: int) -> None:
+        self.said = said
+        self.life: int | None = life
+        self.is_urgent = False
+        self.woken, waker = os.pipe()
+        os.set_blocking(waker, False)
+        os.set_blocking(self.woken, False)
+        for number in (*_TO_END, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self.known: set[tuple[int, str]] = set()
+        self.code: int | None = None
+
+    def run(self, command: Sequence[str], polite_s: float) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            # Should this process be killed, the command itself goes too.
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+        except OSError as error:
+            self.say(f"error {error.strerror}")
+            return
+        self.pid = process.pid
+        process.returncode = 0  # it is reaped here, not by its object
+        self.say(f"pid {self.pid}")
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)  # whoever reads what the command prints is to see its end
+        while not self.is_told():
+            pass
+        self.end(polite_s)
+
+    def is_told(self) -> bool:
+        """Wait for something to happen: whether it is the sign to end."""
+        self.reap()
+        heard = [self.woken] if self.life is None else [self.life, self.woken]
+        ready, _, _ = select.select(heard, [], [])
+        if self.woken in ready:
+            numbers = os.read(self.woken, 4096)
+            self.reap()
+            if any(number in _TO_END for number in numbers):
+                return True
+        return self.life in ready and self.hear()
+
+    def hear(self) -> bool:
+        """Read what the pipe says: whether to end."""
+        if self.life is None:
+            return True
+        heard = os.read(self.life, 64)
+        self.is_urgent |= b"k" in heard
+        if not heard:
+            self.life = None
+        return True
+
+    def end(self, polite_s: float) -> None:
+        """End the family: terminate first, then kill."""
+        if polite_s > 0:
+            if self.code is None:
+                _send(self.pid, signal.SIGTERM)
+                self.wait(lambda: self.code is None, polite_s)
+            if rest := self.family():
+                _send_all(rest, signal.SIGTERM)
+                self.wait(lambda: bool(self.family()), _ASK_REST_S)
+        deadline = time.monotonic() + _KILL_S
+        while left := self.family():
+            _send_all(left, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S / 10)
+        self.reap()
+        self.say(" ".join(["left", *(str(found.pid) for found in left)]))
+
+    def wait(self, goes_on: Callable[[], bool], seconds: float) -> None:
+        """While it goes on, so long at most, and no longer when it becomes urgent."""
+        deadline = time.monotonic() + seconds
+        while goes_on() and time.monotonic() < deadline and not self.is_urgent:
+            heard = [self.woken] if self.life is None else [self.life, self.woken]
+            ready = select.select(heard, [], [], _LOOK_S)[0]
+            if self.woken in ready:
+                os.read(self.woken, 4096)
+            if self.life in ready:
+                self.hear()
+            self.reap()
+
+    def family(self) -> list[procfs.Process]:
+        """The processes of the command that have not ended."""
+        self.reap()
+        table = procfs.table()
+        mine = {
+            found.pid
+            for found in table
+            if self.pid in (found.group, found.session) or (found.pid, found.born) in self.known
+        }
+        members = [
+            found
+            for found in procfs.descendants(table, {os.getpid(), *mine})
+            if not found.has_ended and found.pid != os.getpid()
+        ]
+        self.known |= {(found.pid, found.born) for found in members}
+        return members
+
+    def reap(self) -> None:
+        """Take leave of children that have ended, adopted ones too."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self.pid:
+                    self.code = os.waitstatus_to_exitcode(status)
+                    self.say(f"code {self.code}")
+
+    def say(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            os.write(self.said, f"{line}\n".encode())
+
+
+def _send_all(processes: Iterable[procfs.Process], number: signal.Signals) -> None:
+    for found in processes:
+        _send(found.pid, number)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        _library.prctl(option, value, 0, 0, 0)

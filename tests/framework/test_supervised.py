@@ -1,0 +1,102 @@
+"""A supervised command ends with all that it started, whatever ends the process that wants it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches.supervised.command import Supervised
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
+
+FAMILY = """
+import os, signal, sys, time
+note = open(sys.argv[1], "a", buffering=1)
+print(os.getpid(), file=note)
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)   # a daemon, deaf
+    print(os.getpid(), file=note)
+    time.sleep(600)
+time.sleep(600)
+"""
+OWNER = """
+import sys, time
+from sglang_perf_patches import worker
+with worker.Child("family", [sys.argv[1]]) as child:
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(pid)
+    return found
+
+
+def family(note: Path) -> list[int]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        pids = note.read_text().split() if note.exists() else []
+        if len(pids) == 2:
+            return [int(pid) for pid in pids]
+        time.sleep(0.02)
+    raise AssertionError("the family never came")
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_does_not_outlive_its_parent(tmp_path: Path, number: int) -> None:
+    (tmp_path / "family.py").write_text(FAMILY)
+    note = tmp_path / "note"
+    search = os.pathsep.join([str(tmp_path), *sys.path])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(note)], env={**os.environ, "PYTHONPATH": search}
+    )
+    pids = family(note)
+    assert alive(pids) == pids
+    owner.send_signal(number)
+    owner.wait(30)
+    assert gone(pids)
+
+
+def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    made = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
+    pids = family(note)
+    assert {found.pid for found in made.processes()} >= set(pids)
+    os.kill(made._process.pid, signal.SIGKILL)
+    assert gone([made.pid])
+    assert made.code == -signal.SIGKILL
+    assert made.end() == ()
+    for pid in alive(pids):  # an orphan of no one's
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_how_a_command_ended() -> None:
+    made = Supervised([sys.executable, "-c", "raise SystemExit(3)"], environment=os.environ)
+    assert made.wait() == 3
+    assert made.end() == ()
+    with pytest.raises(OSError, match="No such file"):
+        Supervised(["/no/such/program"], environment=os.environ)

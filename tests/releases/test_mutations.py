@@ -1,0 +1,141 @@
+"""Each constant that a patch's definitions read, and each class header around them, counts.
+
+Which these are is found here by other means than the judge's: by what the compiled code loads, and
+by the lines of the file.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+import tiers
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.judge.definition import Definition
+from sglang_perf_patches.judge.verdict import judge, judge_each
+from sglang_perf_patches.model.patch import module_of, qualname_of
+
+RELEASES = ("0.5.9", "0.5.17", "0.5.23")
+APART = 5
+"""The default tier plays one change of so many."""
+
+_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
+_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_NAME"}
+
+_Change = tuple[str, int, str]
+"""A module, the index of a line in its file, and what that line is to be."""
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_changed_constant_or_header_refuses(
+    release: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    whole = source.Tree(source.find(downloads.tree(release)))
+    applying = [each for each in judge_each(sets.load(), whole) if each.word == "applies"]
+    concerned: dict[_Change, set[str]] = {}
+    for verdict in applying:
+        for definition in (verdict.definitions or {}).values():
+            for change in changes(whole, definition):
+                concerned.setdefault(change, set()).add(verdict.patch.id)
+    assert len(concerned) > 20
+    assert {id for ids in concerned.values() for id in ids} == {each.patch.id for each in applying}
+
+    root = copy_of(whole, tmp_path)
+    known = {patch.id: (patch, each.known) for each in sets.load() for patch in each.patches}
+    apart = 1 if tiers.is_whole(pytestconfig) else APART
+    for change in sorted(concerned)[::apart]:
+        module, index, text = change
+        path = root / whole_path(whole, module).relative_to(whole.root)
+        kept = path.read_bytes()
+        lines = source.lines_of(path)
+        lines[index] = text
+        path.write_text("\n".join(lines))
+        compile(path.read_bytes(), path, "exec")
+        tree = source.Tree(root)
+        tree._modules = {name: each for name, each in whole._modules.items() if name != module}
+        found = {id: judge(*known[id], tree).word for id in concerned[change]}
+        path.write_bytes(kept)
+        assert found == dict.fromkeys(found, "refused"), change
+
+
+def copy_of(whole: source.Tree, folder: Path) -> Path:
+    """What verdicts read of a tree, to be changed and restored."""
+    root = folder / "sglang"
+    for module in (*whole._modules, "sglang"):
+        path = whole_path(whole, module)
+        target = root / path.relative_to(whole.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    (root / "srt").mkdir(exist_ok=True)
+    return root
+
+
+def whole_path(tree: source.Tree, module: str) -> Path:
+    path = tree.path(module)
+    assert path
+    return path
+
+
+def changes(tree: source.Tree, definition: Definition) -> Iterator[_Change]:
+    """One change to each class header around a definition and to each constant that it reads."""
+    module = module_of(definition.reference)
+    lines = source.lines_of(definition.path)
+    *classes, last = qualname_of(definition.reference).split(".")
+    for name in [*classes, *([last] if definition.is_class else [])]:
+        for index, line in enumerate(lines):
+            if re.match(rf"class {name}\b", line):
+                text = re.sub(r"^class \w+", rf"\g<0>(Other{'' if '(' in line else ')'}", line)
+                yield module, index, re.sub(r"(\(Other)\(", r"\1, ", text)
+                yield from fields(module, lines, index, names_read(definition, _ATTRIBUTES))
+    read = names_read(definition, _GLOBALS)
+    for index, line in enumerate(lines):
+        found = re.match(r"(\w+)(\s*:[^=]+)?\s*=(?!=)", line)
+        if found and found[1] in read and found[1] != last:
+            yield module, index, f"{found[0]} None if None else{line[found.end() :]}"
+    for whence, name in imported(lines):
+        path = tree.path(whence) if name in read else None
+        for index, line in enumerate(source.lines_of(path) if path else ()):
+            if re.match(rf"{name}(\s*:[^=]+)?\s*=(?!=)", line):
+                tree._parsed(whence, whole_path(tree, whence))
+                yield whence, index, re.sub("=", "= None if None else", line, count=1)
+
+
+def fields(module: str, lines: list[str], first: int, read: set[str]) -> Iterator[_Change]:
+    """A change to each value that the body of the class in a line gives to a name that is read."""
+    for index in range(first + 1, len(lines)):
+        if re.match(r"[^\s#)]", lines[index]):
+            return
+        found = re.match(r"    (\w+)(\s*:[^=]+)?\s*=(?!=)", lines[index])
+        if found and found[1] in read:
+            yield module, index, f"{found[0]} None if None else{lines[index][found.end() :]}"
+
+
+def names_read(definition: Definition, how: set[str]) -> set[str]:
+    """The names that a definition's compiled code loads by some kinds of instructions."""
+    try:
+        waiting = [compile(definition.text, "m.py", "exec")]
+    except SyntaxError:  # pieces of it stand in another block
+        return set()
+    found: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+        found |= {str(each.argval) for each in dis.get_instructions(code) if each.opname in how}
+    return found
+
+
+def imported(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Constants that a file imports by name at its beginning, and from where."""
+    text = "\n".join(lines)
+    for whence, group, single in re.findall(
+        r"^from (sglang[\w.]+) import (?:\(([^)]*)\)|(.*))$", text, re.MULTILINE
+    ):
+        for name in re.findall(r"\b_?[A-Z][A-Z0-9_]+\b", group or single):
+            yield whence, name

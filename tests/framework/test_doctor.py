@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.cli.verbs import stock_switches
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant
 from tests.maintain import fingerprints
 
@@ -82,6 +84,43 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
 
     without = doctor(throwaway, "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
     assert without.returncode == 0
+
+
+def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other: Path) -> None:
+    (other / "srt" / "environ.py").write_text(
+        "class Envs:\n"
+        "    SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK = EnvBool(False)\n"
+        "    SGLANG_ENABLE_METADATA_GLUE_GRAPH = EnvBool(True)\n"
+    )
+    data = json.loads(doctor(throwaway, "--sglang-path", str(other), "--json").stdout)
+    (found,) = data["stock_switches"]
+    assert found["name"] == "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1"
+    assert found["gains"]
+    assert found["costs"]
+    told = doctor(throwaway, "--sglang-path", str(other)).stdout
+    assert f"  {found['name']}\n    gains: {found['gains']}\n    costs: {found['costs']}" in told
+    (other / "srt" / "environ.py").unlink()
+    assert "own switches" not in doctor(throwaway, "--sglang-path", str(other)).stdout
+
+
+SWITCHES = {
+    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1": "0.5.17",
+    "SGLANG_ENABLE_METADATA_GLUE_GRAPH=1": "0.5.19",
+    "--cuda-graph-backend-prefill full": "0.5.16",
+    "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=1": "0.5.23",
+    "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1": "0.5.23",
+    "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH=1": "0.5.23",
+}
+"""Name → the first release that has it."""
+
+
+@pytest.mark.parametrize("release", ["0.5.13", "0.5.17", "0.5.23"])
+def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
+    known = releases.KNOWN
+    found = {each.name for each in stock_switches.of(source.at(downloads.tree(release)))}
+    assert found == {
+        name for name, first in SWITCHES.items() if known.index(first) <= known.index(release)
+    }
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:

@@ -10,7 +10,7 @@ from ...judge import upgrade
 from ...judge.source import Tree, TreeError
 from ...model.selection import Selection
 from .. import render
-from . import add_json, add_tree, hinting, judged, listing, selected, tree_at
+from . import add_json, add_tree, hinting, judged, listing, selected, stock_switches, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "If no sglang is installed here, it says what the patches would do to the other one."
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 for prospect in prospects
             ],
             "lost": lost,
+            "stock_switches": _switches(there),
             **hints,
         }
         print(json.dumps(data, indent=2))
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         print(render.table(rows, column=3, colours=_COLOURS))
         if lost:
             print(f"\nchosen, and lost: {', '.join(lost)}")
+        _print_switches(there)
         if hints:
             print(f"\n{hinting.hint(args).text}")
     return 1 if lost else 0
@@ -106,6 +108,7 @@ def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> in
                 for verdict in verdicts
             ],
             "lost": lost,
+            "stock_switches": _switches(there),
             **({"hint": hinting.data(args)} if args.model is not None else {}),
         }
         print(json.dumps(data, indent=2))
@@ -117,6 +120,20 @@ def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> in
         print(render.table(table, column=1, colours=listing.COLOURS))
         if lost:
             print(f"\nchosen, and refused: {', '.join(lost)}")
+        _print_switches(there)
         if args.model is not None:
             print(f"\n{hinting.hint(args).text}")
     return 1 if lost else 0
+
+
+def _switches(there: Tree) -> list[dict[str, str]]:
+    return [
+        {"name": switch.name, "gains": switch.gains, "costs": switch.costs}
+        for switch in stock_switches.of(there)
+    ]
+
+
+def _print_switches(there: Tree) -> None:
+    told = stock_switches.text(stock_switches.of(there))
+    if told:
+        print(f"\n{told}")

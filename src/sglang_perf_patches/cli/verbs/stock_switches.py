@@ -1,0 +1,98 @@
+"""Switches of stock sglang that do the work of a patch, or work like it, and that are off.
+
+``doctor`` names those that a tree has. What is said of each was read in the released code; nothing
+was measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...judge.source import Tree, TreeError
+
+_ENVIRON = "sglang.srt.environ"
+_PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A switch that is off by default.
+
+    Attributes:
+        name: how an operator turns it on.
+        gains: what it does for whom.
+        costs: what it costs, or where it has no effect.
+        module: whose source says that a release has it.
+        marker: the text that says so, and that it is off.
+    """
+
+    name: str
+    gains: str
+    costs: str
+    module: str
+    marker: str
+
+
+def _off(variable: str, gains: str, costs: str) -> Switch:
+    return Switch(f"{variable}=1", gains, costs, _ENVIRON, f"{variable} = EnvBool(False)")
+
+
+SWITCHES = (
+    _off(
+        "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR",
+        "a FlashInfer draft is planned from the host's lengths, without a blocking copy a step",
+        "it has no effect where the draft has a window or a batch has no lengths on the host",
+    ),
+    _off(
+        "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN",
+        "a FlashInfer verify is planned from the host's lengths, without waiting for the GPU",
+        "EAGLE's verify with topk = 1 in a CUDA graph alone, with the fa2 kernels",
+    ),
+    _off(
+        "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
+        "preparing a replayed decode's attention metadata is one graph launch, not many small ones",
+        "experimental; only unpadded batches, and neither two-batch overlap nor LoRA nor DFlash",
+    ),
+    _off(
+        "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH",
+        "filling a graph's inputs skips the reset of padding for an unpadded batch",
+        "it has no effect on padded batches",
+    ),
+    _off(
+        "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
+        "a hybrid model's running request holds one state slot less, so that more may run",
+        "the state of a matched prefix may be evicted while its request decodes; unified tree only",
+    ),
+    Switch(
+        "--cuda-graph-backend-prefill full",
+        "a prefill is one graph of a fixed number of requests, not segments between eager layers",
+        "experimental: sglang itself advises the breakable backend for production",
+        _PREFILL,
+        "Backend.FULL",
+    ),
+)
+
+
+def of(tree: Tree) -> list[Switch]:
+    """The switches that a tree has; none of a file that can't be read."""
+    found = []
+    for switch in SWITCHES:
+        try:
+            path = tree.path(switch.module)
+            text = path.read_text(encoding="utf-8") if path else ""
+        except (TreeError, OSError, UnicodeDecodeError):
+            continue
+        if switch.marker in text:
+            found.append(switch)
+    return found
+
+
+def text(switches: Sequence[Switch]) -> str:
+    """What ``doctor`` says of them; empty for none."""
+    if not switches:
+        return ""
+    lines = ["Stock's own switches there, all off by default, as its code says:"]
+    for switch in switches:
+        lines += [f"  {switch.name}", f"    gains: {switch.gains}", f"    costs: {switch.costs}"]
+    return "\n".join(lines)

@@ -71,6 +71,7 @@ def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) ->
         patch.gain,
         _table(patch.figures),
         f"**Condition.** {patch.condition}",
+        _worth(patch),
         f"## Why\n\n{patch.why}",
         f"## How\n\n{patch.how}",
         f"## On which releases\n\n{_releases(patch, words)}",
@@ -121,6 +122,23 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _switch(patch: Patch) -> str:
     return "On by default." if patch.is_default else "A policy: opt-in, by its full name."
+
+
+def _worth(patch: Patch) -> str:
+    """Why it is on by default."""
+    if patch.worth is None:
+        return ""
+    told = {
+        "a": "it was measured to gain",
+        "b": "it prevents a fault",
+        "c": "it is an upstream change for which the project was made",
+    }
+    if patch.worth.rule == "in doubt":
+        return f"**In doubt** whether it stays on by default: {patch.worth.because}."
+    because = patch.worth.because
+    if patch.worth.rule == "c":
+        because = f"[#{because.rpartition('#')[2]}]({patch.upstream_links()[0]})"
+    return f"**On by default, because** {told[patch.worth.rule]}: {because}."
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

@@ -69,6 +69,26 @@ class Variant:
         return function
 
 
+@dataclass(frozen=True)
+class Worth:
+    """Why a patch is on by default.
+
+    Attributes:
+        rule: ``a``: something that an operator runs was measured to gain at least 3 % of time to
+            first token, time per token or throughput, or 10 % of memory, beyond the spread;
+            ``b``: it prevents a fault; ``c``: it is one of the upstream changes that the project
+            was made for; ``in doubt``: neither is shown yet.
+        because: one line: what gains or fails, or what is not shown.
+        source: of ``a``, the committed results, below a checkout.
+        row: of ``a``, a text of them that holds the figure.
+    """
+
+    rule: Literal["a", "b", "c", "in doubt"]
+    because: str
+    source: str = ""
+    row: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patch:
     """The smallest thing that can be on or off.
@@ -82,6 +102,7 @@ class Patch:
         gain: who gains how much, and who does not.
         figures: what was measured: rows of cells, of which the first is the heading. A row with
             nothing but its first cell is a heading too.
+        worth: why it is on by default; None for a policy.
         condition: when there is a gain, and when there is none.
         upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
         upstream_note: what upstream has of it that is not built in, as half a sentence.
@@ -104,6 +125,7 @@ class Patch:
     how: str
     gain: str
     figures: tuple[tuple[str, ...], ...] = ()
+    worth: Worth | None = None
     condition: str
     upstream: tuple[str, ...] = ()
     upstream_note: str = ""

@@ -1,6 +1,6 @@
 """Tracking of mamba states without querying the device for what the host knows."""
 
-from ...model.patch import Marker, Patch, Variant
+from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
 from .situations import UTILS
@@ -90,6 +90,10 @@ _ZERO_SYNC = Patch(
         ("syncs of a prefill of 36 layers, 0.5.9", "122", "0"),
         ("the same, 0.5.10.post1", "120", "0"),
     ),
+    worth=Worth(
+        "c",
+        "sgl-project/sglang#20522",
+    ),
     condition=(
         "Prefills that the host's launches limit: short prompts and small batches. A prefill of "
         "32k tokens gains 3 to 4 %. A decode step that replays a graph or runs without one is "
@@ -158,9 +162,14 @@ _LIGHTNING_ROWS = Patch(
         ("time with minimax, 0.5.23", "5.0 ms", "4.1 ms"),
         ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
     ),
+    worth=Worth(
+        "in doubt",
+        "only forwards of 2 layers were shown to gain; no Engine was run",
+    ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     anchors=(_LIGHTNING,),
     absent_because="this release has no lightning-attention backend of this kind",
+    anchors=_LIGHTNING_TARGETS,
     variants=(
         Variant(
             releases=between("0.5.10", "0.5.12.post1"),
@@ -217,6 +226,10 @@ _CHUNK_INDICES = Patch(
         ("waits, 64 requests", "318", "0"),
         ("waits, 16 requests", "78", "0"),
         ("waits, 2 requests", "8", "0"),
+    ),
+    worth=Worth(
+        "in doubt",
+        "only a prefill's metadata was shown to gain; no Engine was run",
     ),
     condition=(
         "Mamba2 models. The gain is largest with a prefix hit, or in a later chunk of a chunked "
@@ -288,6 +301,12 @@ _PREFILL_GRAPH = Patch(
             "no difference beyond the spread",
         ),
         ("memory and time of the capture", "", "to be measured with two boots"),
+    ),
+    worth=Worth(
+        "a",
+        "the first token of 519 tokens, Triton's GDN prefill, takes 0.53",
+        "tests/mamba/gpu/results.md",
+        "| 27.8 (27.0, 28.6) | 14.9 (14.7, 15.1) | 0.53 (0.53-0.55) |",
     ),
     condition=(
         "Prefills of up to 2048 tokens, with Triton's gated-delta-net kernels and breakable "
@@ -466,6 +485,10 @@ _PD_STATE_INDEX = Patch(
         ("to send one of 64 requests, busy device", "326 µs", "74 µs"),
         ("to send one request, idle device", "122 µs", "132 µs"),
         ("to allot 8 rows", "482 µs", "532 µs"),
+    ),
+    worth=Worth(
+        "in doubt",
+        "only the scheduler's own code was shown to gain; no prefill server was run",
     ),
     condition="A prefill server of a hybrid model that transfers with Mooncake.",
     anchors=(_LATE_PAGES,),

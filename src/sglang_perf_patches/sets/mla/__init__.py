@@ -1,6 +1,6 @@
 """Speculative decoding with MLA, and the attention backends that draft and verify for it."""
 
-from ...model.patch import Marker, Patch, Variant
+from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 
 SUMMARY = "host syncs and dead metadata work in speculative decoding"
@@ -114,6 +114,10 @@ _DRAFT_METADATA = Patch(
         ("4 steps, 0.5.13.post1, 0.5.17 and 0.5.23", "1", "0.34 to 0.44"),
         ("3 steps, the same releases", "1", "0.57 to 0.62"),
     ),
+    worth=Worth(
+        "c",
+        "sgl-project/sglang#26241",
+    ),
     condition=(
         "EAGLE or MTP with --attention-backend trtllm_mla (or cutedsl_mla, tokenspeed_mla) for the "
         "draft, from 0.5.13 on with three or more steps. The attention kernel itself needs a "
@@ -208,6 +212,10 @@ _VERIFY_MASK_FILL = Patch(
             "1",
             "1.02 to 1.14",
         ),
+    ),
+    worth=Worth(
+        "in doubt",
+        "only building a verify was shown to gain; an Engine of 0.5.17 showed no difference",
     ),
     condition=(
         "EAGLE or MTP with spec v2, --attention-backend triton for the verify, and CUDA graphs. "
@@ -331,6 +339,10 @@ _SYNC_OPT_OUT = Patch(
         ("time per token, 1 request, two boots a side", "1.09 and 1.12 ms", "0.96 and 1.01 ms"),
         ("time per token, 64 requests, two boots a side", "4.48 and 4.55 ms", "4.27 and 4.33 ms"),
     ),
+    worth=Worth(
+        "c",
+        "sgl-project/sglang#26824",
+    ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with spec v2, and --attention-backend triton or "
         "trtllm_mla for target and draft. 0.5.13 and 0.5.13.post1 gain unless piecewise CUDA "
@@ -447,6 +459,10 @@ _SHARED_DRAFT_TABLES = Patch(
         ("preparing the replay of a draft of 5 steps", "stock", "patched"),
         ("time", "110 to 143 µs", "62 to 87 µs"),
         ("ratio", "1", "0.53 to 0.60"),
+    ),
+    worth=Worth(
+        "in doubt",
+        "only preparing a draft of 5 steps was shown to gain; no Engine was run",
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1, four or more steps, --attention-backend "
@@ -681,6 +697,12 @@ _DRAFT_EXTEND_METADATA = Patch(
         ),
         ("launches of that, context of 32,768 to 262,144 tokens", "9 to 10", "1"),
     ),
+    worth=Worth(
+        "a",
+        "time per token of 16 requests, a small target on one H200, takes 0.945",
+        "tests/mla/gpu/results.md",
+        "| 0.5.23, 16 requests | 4.06 | 3.85 | 0.945 (0.911-0.960) |",
+    ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with --attention-backend fa3 for the draft: on 0.5.23, "
         "and on 0.5.16 to 0.5.22 with mla.draft-extend-graph. The gain grows with the number of "
@@ -739,6 +761,10 @@ _PAGE_TABLE_BOUND = Patch(
         ("preparing an eager draft-extend, 1 request", "174 µs", "181 µs"),
         ("preparing an eager draft-extend, 64 requests", "184 µs", "210 µs"),
         ("preparing a replay", "", "as stock"),
+    ),
+    worth=Worth(
+        "b",
+        "a server near its context limit dies of an illegal memory access in stock",
     ),
     condition=(
         "EAGLE, EAGLE3, MTP or STANDALONE with topk = 1 and --attention-backend fa3, and requests "

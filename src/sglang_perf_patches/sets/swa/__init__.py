@@ -1,7 +1,7 @@
 """Sliding-window KV: in disaggregated decode, and on ordinary servers."""
 
 from ...model import releases
-from ...model.patch import Marker, Patch, Variant
+from ...model.patch import Marker, Patch, Variant, Worth
 
 SUMMARY = "sliding-window KV: reserved at full length, freed with waits, in a pool of a fixed ratio"
 
@@ -122,6 +122,10 @@ TAIL_PREALLOC = Patch(
         ("median time to the first token, prompts of 32k", "1.19 s", "0.81 s"),
         ("last first token, prompts of 8k", "4.14 s", "1.66 s"),
         ("last first token, prompts of 32k", "3.32 s", "0.81 s"),
+    ),
+    worth=Worth(
+        "c",
+        "sgl-project/sglang#24857",
     ),
     condition=(
         "Prompts longer than the window, and a sliding-window pool that is the scarcer one. With r "
@@ -287,6 +291,12 @@ PAGE_SIZE_1 = Patch(
         ("The same queue, 64 requests of 1000 + 400 tokens, the pool of 16512 that stock makes",),
         ("tokens per decode step", "21.0", "63.7"),
     ),
+    worth=Worth(
+        "a",
+        "10 prompts of 8,000 tokens on 0.5.23 have their first token after 0.55 of the time",
+        "tests/swa/gpu/results.md",
+        "| patched, first | 10 | 0.144 s |",
+    ),
     condition=(
         "Page size 1, prompts longer than the window, and a sliding-window pool that is the "
         "scarcer one: see swa.tail-prealloc."
@@ -430,6 +440,10 @@ IDLE_ADMISSION = Patch(
         ("admitted, page 1, for 8 running requests", "0 of 3", "3 of 3"),
         ("admitted, page 64, for 5 running requests", "0 of 3", "3 of 3"),
         ("time to the first token, kernels compiled", "none in 15 s", "0.005 s"),
+    ),
+    worth=Worth(
+        "b",
+        "requests that fit an idle decode server's pool are never answered in stock",
     ),
     condition=(
         "A sliding-window pool smaller than the window plus 4096 tokens. Such requests are served "
@@ -618,6 +632,10 @@ FREE_WITHOUT_SYNC = Patch(
         ("syncs in a step that evicts", "512", "0"),
         ("time in the 4 steps that evict", "0.146 s", "0.094 s"),
         ("replies of 400 tokens, tokens a second, four rounds", "39.8k to 43.0k", "40.1k to 46.3k"),
+    ),
+    worth=Worth(
+        "in doubt",
+        "7 to 11 % at page 1, with evictions eight times as frequent as by default",
     ),
     condition=(
         "A model with a window, up to 0.5.19. If the GPU is the bottleneck, the host's wait costs "

@@ -113,6 +113,9 @@ class _Keeper:
             with contextlib.suppress(Exception):
                 logger.debug("%s failed", getattr(task, "__qualname__", task), exc_info=True)
                 self.warn(error)
+            in_main = threading.current_thread() is threading.main_thread()
+            if in_main and not isinstance(error, Exception):
+                raise  # a Ctrl-C is not ours to keep
             return None
 
     def begin(self, at_once: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench import report, timing
+from sglang_perf_patches.bench import nvidia, report, timing
 from sglang_perf_patches.bench.report import Report, Table
 from sglang_perf_patches.bench.timing import Ratio
 
@@ -133,3 +134,28 @@ def test_what_differs_is_exit_1() -> None:
     assert report.worst(["equal", "skipped"]) == 0
     assert report.worst(["equal", "different"]) == 1
     assert report.worst(["failed"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("echo NVIDIA H200; echo NVIDIA L4", ["NVIDIA H200", "NVIDIA L4"]),
+        ("echo 1; exit 9", []),
+        ("exec sleep 60", []),
+    ],
+)
+def test_a_tool_that_fails_or_hangs_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: list[str]
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(nvidia, "_LIMIT_S", 0.5)
+    assert nvidia.smi("name") == found
+    assert report.machine().get("gpu", "") == ", ".join(found)
+    for process in nvidia._abandoned:
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    nvidia._abandoned.clear()

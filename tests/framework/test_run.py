@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -71,6 +72,32 @@ def test_an_existing_sitecustomize_still_runs(throwaway: Throwaway) -> None:
     )
     expected = str(throwaway.site / "sitecustomize.py")
     assert done.stdout.split() == ["sitecustomize", expected, expected], done.stderr
+
+
+def test_what_every_python_executes_has_a_syntax_that_every_python_reads() -> None:
+    source = (bootstrap.FOLDER / "sitecustomize.py").read_text(encoding="ascii")
+    for node in ast.walk(ast.parse(source)):
+        assert not isinstance(node, ast.JoinedStr | ast.AnnAssign | ast.NamedExpr)
+        assert getattr(node, "annotation", None) is None
+        assert getattr(node, "returns", None) is None
+        assert not isinstance(node, ast.ImportFrom) or node.module != "__future__"
+        assert not isinstance(node, ast.Name) or node.id != "print"
+        assert not getattr(node, "kwonlyargs", None)
+
+
+OLD = sorted((Path.home() / ".pyenv" / "versions").glob("[23].[0-9].*/bin/python"))
+
+
+@pytest.mark.parametrize("python", OLD, ids=lambda path: path.parts[-3])
+def test_an_older_python_says_nothing(throwaway: Throwaway, python: Path) -> None:
+    throwaway.put("sitecustomize.py", "import sys\nsys.theirs_ran = 1\n")
+    script = "import sys; sys.stdout.write(str(sys.theirs_ran) + str(len(sys.meta_path)))"
+    search = os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)])
+    environment = {"PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([python, "-c", script], env=environment, capture_output=True, text=True)
+    alone = [python, "-c", "import sys; sys.stdout.write(str(len(sys.meta_path)))"]
+    finders = subprocess.run(alone, capture_output=True, text=True).stdout
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"1{finders}", "")
 
 
 def test_a_python_that_never_imports_sglang_is_untouched(throwaway: Throwaway) -> None:

@@ -265,14 +265,36 @@ def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
     ]
     damaged += [{**whole, "patches": [0]}, {**whole, "patches": [{"id": "one.step"}]}]
     damaged += [{**whole, "started": "x"}, {k: v for k, v in whole.items() if k != "role"}]
-    for text in ("{", "[]", '{"pid": "x"}', "\udcff", *map(json.dumps, damaged)):
+    damaged += [{**whole, "started": odd} for odd in (float("inf"), float("nan"), 1e30, -1, "x")]
+    odd = ('{"pid": 1e999}', "[" * 100_000, '{"pid": ' + "1" * 5000 + "}")
+    for text in ("{", "[]", '{"pid": "x"}', "\udcff", *odd, *map(json.dumps, damaged)):
         path.write_text(text, errors="surrogateescape")
         code, out, err = status(throwaway)
-        assert (code, err) == (0, "")
+        assert code == 0
+        assert re.fullmatch(rf"sglang-perf-patches: {path.name} is not a record: .+\n", err), err
         assert "no running sglang process" in out
     assert path.exists()
     path.write_text(json.dumps(whole))
     assert [each["pid"] for each in processes(throwaway)] == [os.getpid()]
+
+
+def test_what_a_record_says_does_not_steer_the_terminal(throwaway: Throwaway) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    evil = "a\x1b]0;title\x07\x9b2J\u202e\nserver 1: live 9"
+    patch = {"id": evil, "state": "failed", "reason": evil, "ran": False}
+    data = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 1.0, "role": evil}
+    data |= {"sglang": evil, "selection": evil, "image": "", "patches": [patch]}
+    (folder / f"{records.name_of(os.getpid())}.json").write_text(json.dumps(data))
+    for number in ("\u00b2", "\x1b[2J", "1\n2", "9" * 40, ""):
+        (folder / f"{procfs.namespace()}-{number}-1.json").write_text("{}")
+    for words in ((), ("--all",), ("--json",)):
+        code, out, err = status(throwaway, *words)
+        assert code == 0, err
+        assert "a\\x1b]0;title\\x07" in out.replace("\\\\", "\\")
+        assert not set(out + err) & set("\x1b\x07\x9b\u202e")
+        assert len([line for line in err.splitlines() if "is not named as a record" in line]) == 5
+        assert len(err.splitlines()) == 5
 
 
 def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Path) -> None:
@@ -562,6 +584,31 @@ def test_records_of_another_pid_namespace_are_neither_shown_nor_removed(
     old.write_text("{}")
     assert processes(throwaway) == []
     assert sorted(path.name for path in folder.iterdir()) == [other.name, old.name]
+    for path in (other, old):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    assert processes(throwaway) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_sweep_of_many_records_takes_little_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir(mode=0o700)
+    long_ago = time.time() - 90_000
+    for number in range(5000):
+        path = folder / f"0badcafe-{number}-1.json"
+        path.touch()
+        if number % 2:
+            os.utime(path, (long_ago,) * 2)
+    sweeper = records.Sweeper(folder)
+    counts = []
+    for _ in range(25):
+        before = len(os.listdir(folder))
+        began = time.process_time()
+        sweeper.step()
+        counts.append(time.process_time() - began)
+        assert before - len(os.listdir(folder)) <= 200
+    assert len(list(folder.iterdir())) == 2500
+    assert sorted(counts)[12] < 0.02, counts
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")

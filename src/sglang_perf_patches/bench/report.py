@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -15,7 +13,7 @@ from typing import Literal
 
 from .. import __version__
 from ..model.errors import OperatorError
-from . import page
+from . import nvidia, page
 from .timing import Ratio
 
 Cell = str | int | float | Ratio | None
@@ -76,12 +74,7 @@ def machine() -> dict[str, str]:
         "sglang-perf-patches": __version__,
         "measured": datetime.now(timezone.utc).isoformat(" ", "minutes"),
     }
-    tool = shutil.which("nvidia-smi")
-    if tool:
-        asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            found["gpu"] = ", ".join(done.stdout.split("\n")).strip(", ")
+    found["gpu"] = ", ".join(nvidia.smi("name"))
     return {key: value for key, value in found.items() if value}
 
 

@@ -2,30 +2,28 @@
 
 Whatever goes wrong here, the interpreter starts: an exception out of ``sitecustomize`` would end
 every Python of the process tree. Processes that never import sglang stay as they are, and import
-nothing for it.
+nothing for it. Every Python below ``run`` executes this file, whatever its version: it has the
+syntax of 2.7.
 """
-
-from __future__ import annotations
 
 import os
 import sys
 
 TYPE_CHECKING = False  # as in typing, which costs more to import than all that is done here
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from collections.abc import Sequence  # noqa: F401 - in comments, as 2.7 has no annotations
+    from importlib.machinery import ModuleSpec  # noqa: F401
+    from types import ModuleType  # noqa: F401
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OFF = {"", "none", "off", "0", "no", "false"}  # as in model/switch.py
+_OFF = ("", "none", "off", "0", "no", "false")  # as in model/switch.py
 
 
 class _Watcher:
     """Asked before every other finder, until sglang is looked for."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
         """None for everything; for sglang what is found after ours has been registered."""
         if name != "sglang":
             return None
@@ -37,15 +35,19 @@ class _Watcher:
         try:
             return bootstrap.register(name)
         except Exception as error:
-            print(f"sglang-perf-patches: no patch is applied: {error}", file=sys.stderr)
+            sys.stderr.write("sglang-perf-patches: no patch is applied: " + str(error) + "\n")
             return None
 
 
-def _chain() -> None:
+def _chain():
+    # type: () -> None
     """Run the ``sitecustomize`` that this one hides, under its own name, if there is one."""
+    elsewhere = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
+    if sys.version_info < (3, 5):  # noqa: UP036 - see above
+        _chain_as_of_old(elsewhere)
+        return
     from importlib.machinery import PathFinder
 
-    elsewhere = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return
@@ -56,6 +58,19 @@ def _chain() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("SGLANG_PERF_PATCHES", "all").strip().lower() not in _OFF:
+def _chain_as_of_old(elsewhere):
+    # type: (list[str]) -> None
+    imp = __import__("imp")
+    try:
+        file, path, about = imp.find_module("sitecustomize", elsewhere)
+    except ImportError:
+        return
+    imp.load_module("sitecustomize", file, path, about)
+
+
+# Older ones have no sglang that this project supports.
+if sys.version_info >= (3, 10) and (
+    os.environ.get("SGLANG_PERF_PATCHES", "all").strip().lower() not in _OFF
+):
     sys.meta_path.insert(0, _Watcher())
 _chain()

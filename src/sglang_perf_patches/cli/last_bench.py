@@ -6,10 +6,12 @@ import contextlib
 import os
 from pathlib import Path
 
+from ..judge.cache import user_folder
+
 
 def keep(text: str) -> None:
     """Keep a report's JSON, readable by this user alone; without a place for it, don't."""
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError):
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -26,10 +28,9 @@ def read() -> str | None:
         if path.lstat().st_uid != os.getuid():
             return None
         return path.read_text(encoding="utf-8")
-    except (OSError, RuntimeError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError):
         return None
 
 
 def _path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sglang-perf-patches" / "last-bench.json"
+    return user_folder() / "last-bench.json"

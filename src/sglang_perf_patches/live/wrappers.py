@@ -12,12 +12,12 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
 
 import wrapt
 
+from . import naming
 from .trampoline import callee_of
 
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former from wrapt 2 on
@@ -138,7 +138,7 @@ def describe(held: Any) -> str:
     # functools.wraps gives a function the wrapped one's name; its code keeps its own name.
     name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
     name = name or type(link).__qualname__
-    return f"{module}.{name} of {_distribution(module.partition('.')[0]) or file or module}"
+    return f"{module}.{name} of {naming.distribution(module.partition('.')[0]) or file or module}"
 
 
 def _calls(outer: Any, inner: Any) -> bool:
@@ -235,14 +235,6 @@ def _hook_inside(link: Any) -> Any:
     if is_function(link) and link.__code__.co_filename.endswith("hook_registry.py"):
         return _cells(link).get("hook")
     return None
-
-
-def _distribution(package: str) -> str | None:
-    """The distribution that brings a top-level package, also where it is installed editable."""
-    for entry_point in metadata.entry_points(group="sglang.srt.plugins"):
-        if entry_point.value.partition(":")[0].partition(".")[0] == package and entry_point.dist:
-            return entry_point.dist.name
-    return next(iter(metadata.packages_distributions().get(package, [])), None)
 
 
 def _module_at(file: str | None) -> str | None:

@@ -3,7 +3,10 @@
 Code on a hot path only sets a flag in memory; the thread looks at it once a second. A forked child
 gets no thread and no record by the fork alone, because most such children are about to become
 another program: its keeper starts when a patch changes there, when it activates, or when
-multiprocessing begins to work in it.
+multiprocessing begins to work in it. The thread is away while its process forks.
+
+Nothing here raises: patches are live whether they are recorded or not. What fails is said once, in
+a line, and tried again at the next tick.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import metrics, procfs, ready, records
 from .records import RecordError
@@ -28,8 +31,11 @@ if TYPE_CHECKING:
     from ..model.state import Report
 
 logger = logging.getLogger("sglang_perf_patches")
+_T = TypeVar("_T")
 
 _TICK_S = 1.0
+_PAUSE_S = 0.25
+"""How long a fork waits for the thread, which may itself wait for the one that forks."""
 
 
 def keep(
@@ -44,26 +50,27 @@ def keep(
     drop()
     keeper = _Keeper(report, look_again)
     _keepers.append(keeper)
-    keeper.begin()
+    keeper.guarded(keeper.begin)
 
 
 def changed() -> None:
     """Notify the keeper of a change; nothing is read or written here."""
-    for keeper in _keepers:
-        keeper.begin(at_once=False)
+    for keeper in list(_keepers):
+        keeper.guarded(keeper.begin, False)
         keeper.wake.set()
 
 
 def resume() -> None:
     """Start a record in this process too, if it was forked from one that has a record."""
-    for keeper in _keepers:
-        keeper.begin()
+    for keeper in list(_keepers):
+        keeper.guarded(keeper.begin)
 
 
 def drop() -> None:
     """Remove this process's record and stop keeping it."""
     while _keepers:
-        _keepers.pop().stop()
+        keeper = _keepers.pop()
+        keeper.guarded(keeper.stop)
 
 
 class _Keeper:
@@ -84,6 +91,11 @@ class _Keeper:
         self.has_begun = False
         self.has_forked = False
         self.pid = os.getpid()
+        self.thread: threading.Thread | None = None
+        self.paused = threading.Event()
+        self.due = 0.0
+        self.retry_at = 0.0
+        self.starting = threading.RLock()
         self.wake = threading.Event()
         self.writing = threading.RLock()
         self.path: Path | None = None
@@ -91,44 +103,108 @@ class _Keeper:
         self.written: dict[str, Any] = {}
         self.announcement = ready.Announcement()
         self.exporter = metrics.Exporter()
+        self.sweeper: records.Sweeper | None = None
 
-    def begin(self, *, at_once: bool = True) -> None:
+    def guarded(self, task: Callable[..., _T], *given: Any) -> _T | None:
+        """Do one task. What it raises is said once and ends nothing but the task."""
+        try:
+            return task(*given)
+        except BaseException as error:  # whatever: the thread must come to its next task
+            with contextlib.suppress(Exception):
+                logger.debug("%s failed", getattr(task, "__qualname__", task), exc_info=True)
+                self.warn(error)
+            in_main = threading.current_thread() is threading.main_thread()
+            if in_main and not isinstance(error, Exception):
+                raise  # a Ctrl-C is not ours to keep
+            return None
+
+    def begin(self, at_once: bool = True) -> None:
         """Start the thread, once in a process.
 
         Args:
             at_once: whether the first record is written here, and not by the thread.
         """
-        if self.has_begun or self.over:
+        if self.over or self.has_thread() or self.paused.is_set():
             return
-        self.has_begun = True
-        self.started = time.time()
-        try:
-            folder = records.folder_to_write()
-            self.image = procfs.image(self.pid)
-            self.name = records.name_of(self.pid)
-            self.server = records.topmost(folder, self.pid)
-            self.path = folder / f"{self.name}.json"
-        except (OSError, RecordError) as error:
-            self.warn(error)
-        if at_once:
-            self.try_to_write()
-        name = "sglang-perf-patches-record"
-        threading.Thread(target=self.run, name=name, daemon=True).start()
+        if not self.has_begun:
+            self.has_begun = True
+            self.started = time.time()
+            try:
+                folder = records.folder_to_write()
+                self.image = procfs.image(self.pid)
+                self.name = records.name_of(self.pid)
+                self.server = records.topmost(folder, self.pid)
+                self.path = folder / f"{self.name}.json"
+            except Exception as error:
+                self.warn(error)
+            self.due = time.monotonic() + _TICK_S
+            if at_once:
+                self.guarded(self.try_to_write)
+        if time.monotonic() >= self.retry_at:
+            self.start_thread()
+
+    def start_thread(self) -> None:
+        """Start it; where it can't be, nothing would keep the record true, so there is none."""
+        with self.starting:
+            if self.has_thread() or self.over:
+                return
+            name = "sglang-perf-patches-record"
+            thread = threading.Thread(target=self.run, name=name, daemon=True)
+            try:
+                thread.start()
+            except Exception as error:  # no more threads, or a subinterpreter
+                self.retry_at = time.monotonic() + _TICK_S
+                self.due = 0.0
+                self.remove()
+                self.warn(error)
+            else:
+                self.thread = thread
 
     def run(self) -> None:
-        while not self.over:
-            self.wake.wait(_TICK_S)
-            self.wake.clear()
-            if self.over:
+        while True:
+            self.wake.wait(max(0.0, self.due - time.monotonic()))
+            if self.over or self.paused.is_set():
                 return
-            self.look_again()
-            data = self.try_to_write()
+            self.wake.clear()
+            self.due = time.monotonic() + _TICK_S
+            self.guarded(self.look_again)
+            data = self.guarded(self.try_to_write)
             if data is not None:
-                self.announce(data)
-                self.exporter.export(data)
+                self.guarded(self.announce, data)
+                self.guarded(self.exporter.export, data)
             if self.has_forked and self.path is not None:
-                records.sweep(self.path.parent)  # of children that ended without cleanup
-            time.sleep(_TICK_S / 4)  # changes come in bursts
+                self.guarded(self.sweep)  # of children that ended without cleanup
+            self.paused.wait(_TICK_S / 4)  # changes come in bursts
+
+    def pause(self) -> None:
+        """Have no thread while this process forks: a child would lack it, and Python warns."""
+        thread = self.thread
+        if thread is None or thread is threading.current_thread():
+            return
+        self.paused.set()
+        self.wake.set()
+        deadline = time.monotonic() + _PAUSE_S
+        thread.join(_PAUSE_S)
+        # Up to Python 3.12 a joined thread may still be there for the system.
+        task = f"/proc/self/task/{thread.native_id}"
+        while not thread.is_alive() and time.monotonic() < deadline and os.path.exists(task):
+            time.sleep(0.0002)
+
+    def go_on(self) -> None:
+        """Have the thread again after a fork, also where it did not end in time."""
+        self.paused.clear()
+        if self.has_begun and self.thread is not None:
+            self.start_thread()
+
+    def has_thread(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def sweep(self) -> None:
+        """Remove some of what others left."""
+        if self.sweeper is None and self.path is not None:
+            self.sweeper = records.Sweeper(self.path.parent)
+        if self.sweeper is not None:
+            self.sweeper.step()
 
     def try_to_write(self) -> dict[str, Any] | None:
         """Bring the record up to date, and back where a cleaner of temporary files took it.
@@ -152,11 +228,10 @@ class _Keeper:
         with self.writing:
             if self.over or self.path is None:
                 return data
-            if data == self.written and self.path.exists():
-                return data
             try:
-                records.write(self.path, data)
-                self.written = data
+                if data != self.written or not records.is_there(self.path):
+                    records.write(self.path, data)
+                    self.written = data
             except (OSError, RecordError) as error:
                 self.warn(error)
         return data
@@ -168,44 +243,60 @@ class _Keeper:
         others = records.of_server(self.path.parent, self.server) if self.path else []
         self.announcement.look([data, *(other for other in others if other["pid"] != self.pid)])
 
-    def warn(self, error: Exception) -> None:
-        """Say once in a process that `status` will not show it."""
+    def warn(self, error: BaseException) -> None:
+        """Say once in a process that `status` may not show what is true of it."""
         if not self.has_warned:
             self.has_warned = True
+            said = "" if isinstance(error, RecordError) else f"{type(error).__name__}: "
             logger.warning(
-                "sglang-perf-patches: `status` will not show process %d: %s", self.pid, error
+                "sglang-perf-patches: the record is not kept, "
+                "`status` will not show process %d: %s%s",
+                *(self.pid, said, error),
             )
+
+    def remove(self) -> None:
+        """Remove the record."""
+        self.written = {}
+        if self.path is not None and self.pid == os.getpid():
+            with self.writing, contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
     def tell_multiprocessing(self) -> None:
         """Begin in the children that multiprocessing forks to work, and end with them."""
         util = sys.modules.get("multiprocessing.util")
-        if util is None or self.is_known_to_multiprocessing:
+        register = getattr(util, "register_after_fork", None)  # not yet while it is imported
+        if register is None or self.is_known_to_multiprocessing:
             return
-        self.is_known_to_multiprocessing = True
 
         def begin_and_end(keeper: _Keeper) -> None:
-            keeper.begin()
-            util.Finalize(None, keeper.stop, exitpriority=0)  # a multiprocessing child skips atexit
+            keeper.guarded(keeper.begin)
+            stop: Any = util  # a multiprocessing child skips atexit
+            stop.Finalize(None, keeper.guarded, args=(keeper.stop,), exitpriority=0)
 
-        util.register_after_fork(self, begin_and_end)
+        register(self, begin_and_end)
+        self.is_known_to_multiprocessing = True
 
     def stop(self) -> None:
         self.over = True
         self.wake.set()
-        if self.path is not None and self.pid == os.getpid():
-            with self.writing, contextlib.suppress(OSError):
-                self.path.unlink(missing_ok=True)
-            if self.has_forked:
-                records.sweep(self.path.parent)
+        self.remove()
+        if self.has_forked and self.pid == os.getpid():
+            self.sweep()
 
 
 _keepers: list[_Keeper] = []  # at most one; a container, so that nothing rebinds it
 
 
 def _before_fork() -> None:
-    for keeper in _keepers:
+    for keeper in list(_keepers):
         keeper.has_forked = True
-        keeper.tell_multiprocessing()
+        keeper.guarded(keeper.tell_multiprocessing)
+        keeper.guarded(keeper.pause)
+
+
+def _after_fork() -> None:
+    for keeper in list(_keepers):
+        keeper.guarded(keeper.go_on)
 
 
 def _after_fork_in_child() -> None:
@@ -214,7 +305,9 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(drop)
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
 
 
 def _role() -> str:
@@ -222,10 +315,10 @@ def _role() -> str:
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     name = spec.name if spec else os.path.basename(getattr(main, "__file__", "") or "python")
-    if "multiprocessing" in sys.modules:
-        process = sys.modules["multiprocessing"].current_process()
-        if process.name != "MainProcess":
-            return str(process.name)
+    ask = getattr(sys.modules.get("multiprocessing"), "current_process", None)
+    process_name = ask().name if ask is not None else "MainProcess"
+    if process_name != "MainProcess":
+        return str(process_name)
     # `sglang serve` is the console script `sglang`, or the module behind it.
     serves = sys.argv[1:2] == ["serve"] and name.split(".")[0] == "sglang"
     return "launcher" if serves or name.endswith(("launch_server", "serve")) else str(name)

@@ -3,16 +3,19 @@
 A record is called after its process: PID namespace, PID and start time. Its ``server`` names the
 topmost of its ancestors that has a record, which is the launcher. It is readable by its user
 alone. What a killed process left is removed by the next reader that can be sure of it: one in the
-same PID namespace.
+same PID namespace. Of another namespace it is removed when it is old: older than a day, or than
+this machine's boot. A process that lives writes its record again within a second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +24,11 @@ from . import procfs
 
 _FOLDER = "sglang-perf-patches"
 _RUN, _TEMPORARY = "/run/user", "/tmp"  # noqa: S108
-_OF_PROCESS: dict[str, Callable[[Any], Any]] = {
-    "pid": int,
-    "server": str,
-    "started": float,
-    "role": str,
-    "sglang": str,
-    "selection": str,
-    "image": str,
-}
-_OF_STATE: dict[str, Callable[[Any], Any]] = {"id": str, "state": str, "reason": str, "ran": bool}
+_OLD_S = 24 * 3600.0
+_SKEW_S = 2 * 3600.0
+_STEP = 200
+_LIST_AGAIN_S = 60.0
+_LATEST = 253_402_214_400.0  # the last day of the year 9999
 
 
 class RecordError(OperatorError, RuntimeError):
@@ -69,8 +67,11 @@ def folders_to_read() -> Iterator[Path]:
     yield from dict.fromkeys(found)
 
 
-def read_all() -> list[dict[str, Any]]:
+def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[str, Any]]:
     """The records of this user's running processes, by server and PID; stale ones are removed.
+
+    Args:
+        on_bad: called with a line about each file that should be a record and is none.
 
     Raises:
         RecordError: the folder in which this environment's processes have their records is there
@@ -86,8 +87,8 @@ def read_all() -> list[dict[str, Any]]:
             if number == 0:
                 raise
             continue
-        for path, pid in _of_living(folder):
-            if path.name not in found and (data := _read(path, pid)):
+        for path, pid in _of_living(folder, on_bad, with_others=True):
+            if path.name not in found and (data := _read(path, pid, on_bad=on_bad)):
                 found[path.name] = data
     return sorted(found.values(), key=lambda data: (data["server"], data["pid"]))
 
@@ -107,11 +108,43 @@ def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
     return sorted((data for data in found if data), key=lambda data: data["pid"])
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes that have ended left in a folder."""
-    with contextlib.suppress(OSError, RecordError):
-        for _ in _of_living(folder):
-            pass
+class Sweeper:
+    """Removes, bit by bit, what processes that have ended left in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing is looked at yet."""
+        self._folder = folder
+        self._names: list[str] = []
+        self._list_again_at = 0.0
+
+    def step(self, limit: int = _STEP) -> None:
+        """Look at some of the files, and at the others in the steps that follow.
+
+        Args:
+            limit: at how many.
+        """
+        with contextlib.suppress(OSError, RecordError):
+            if not self._names and time.monotonic() >= self._list_again_at:
+                self._names = os.listdir(self._folder)
+                # A large folder takes a while to list.
+                pause = 0.0 if len(self._names) <= limit else _LIST_AGAIN_S
+                self._list_again_at = time.monotonic() + pause
+            names, self._names = self._names[:limit], self._names[limit:]
+            for _ in _swept(self._folder, names, lambda line: None, with_others=True):
+                pass
+
+
+def is_there(path: Path) -> bool:
+    """Whether a record is there.
+
+    Raises:
+        OSError: it can't be seen.
+    """
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
@@ -175,35 +208,72 @@ def _temporary_folder() -> str:
         raise RecordError(f"no folder for records: {error.strerror}") from error
 
 
-def _of_living(folder: Path) -> Iterator[tuple[Path, int]]:
-    """The records of processes of this namespace that live, with their PIDs; others are removed."""
+def _of_living(
+    folder: Path, on_bad: Callable[[str], object] = lambda line: None, *, with_others: bool = False
+) -> Iterator[tuple[Path, int]]:
+    """The records of processes of this namespace that live, with their PIDs; others are removed.
+
+    Args:
+        folder: where they are.
+        on_bad: see `read_all`.
+        with_others: whether records of other namespaces are removed if they are old.
+    """
     try:
-        paths = sorted(folder.iterdir())
+        names = os.listdir(folder)
     except OSError as error:
         raise RecordError(f"{folder} can't be read: {error.strerror}") from error
-    for path in paths:
-        space, _, rest = path.stem.partition("-")
-        pid, _, token = rest.partition("-")
-        if path.suffix not in {".json", ".part"} or not pid.isdigit():
+    return _swept(folder, sorted(names), on_bad, with_others=with_others)
+
+
+def _swept(
+    folder: Path, names: Iterable[str], on_bad: Callable[[str], object], *, with_others: bool
+) -> Iterator[tuple[Path, int]]:
+    here = procfs.namespace()
+    for name in names:
+        stem, dot, suffix = name.rpartition(".")
+        space, _, rest = stem.partition("-")
+        if not dot or suffix not in {"json", "part"} or not space.isalnum():
             continue
-        if space != procfs.namespace():
-            continue  # from here it is unknown whether that process lives
+        if space != here:  # it is unknown whether that process lives
+            if with_others:
+                _remove_if_old(folder / name)
+            continue
+        pid, _, token = rest.partition("-")
+        if not (pid.isascii() and pid.isdecimal() and len(pid) < 12):
+            on_bad(f"{harmless(name)} is not named as a record")
+            continue
         if procfs.start_token(int(pid)) != token:
             with contextlib.suppress(OSError):
-                path.unlink()
-        elif path.suffix == ".json":
-            yield path, int(pid)
+                os.unlink(folder / name)
+        elif suffix == "json":
+            yield folder / name, int(pid)
 
 
-def _read(path: Path, pid: int, server: str | None = None) -> dict[str, Any] | None:
+def _remove_if_old(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        written = path.lstat().st_mtime
+        now = time.time()
+        booted = now - time.clock_gettime(time.CLOCK_BOOTTIME) if _TELLS_BOOT else 0.0
+        if written < max(now - _OLD_S, booted - _SKEW_S):
+            path.unlink()
+
+
+def _read(
+    path: Path,
+    pid: int,
+    server: str | None = None,
+    on_bad: Callable[[str], object] = lambda line: None,
+) -> dict[str, Any] | None:
     """The record of a process (of `server` only), written by this user; None for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, encoding="utf-8") as file:
             if os.fstat(descriptor).st_uid != os.getuid():
-                return None
+                raise PermissionError("it is another user's")
             data = json.load(file)
         record = {key: convert(data[key]) for key, convert in _OF_PROCESS.items()}
+        if record["pid"] != pid:
+            raise ValueError("it names another process")
         if server not in {None, record["server"]}:
             return None
         record["server"] = int(record["server"].split("-")[1])
@@ -211,14 +281,54 @@ def _read(path: Path, pid: int, server: str | None = None) -> dict[str, Any] | N
             {key: convert(state[key]) for key, convert in _OF_STATE.items()}
             for state in data["patches"]
         ]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # it is being replaced, or has an unknown format
-    if record["pid"] != pid:
+    except FileNotFoundError:
+        return None  # its process has just ended
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        on_bad(f"{harmless(path.name)} is not a record: {harmless(f'{why}')[:200]}")
         return None
     before, now = record.pop("image"), procfs.image(pid)
     if before and now and before != now:  # the process runs another program after exec
         with contextlib.suppress(OSError):
             path.unlink()
         return None
-    record["role"] = procfs.title(pid) or record["role"]
+    record["role"] = harmless(procfs.title(pid)) or record["role"]
     return record
+
+
+def harmless(text: str) -> str:
+    r"""Text that a terminal only shows: what would steer it is written out, as ``\x1b``."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} instead of text")
+    return harmless(value)
+
+
+def _time(value: Any) -> float:
+    seconds = float(value)
+    if not (math.isfinite(seconds) and 0 <= seconds < _LATEST):
+        raise ValueError("no time")
+    return seconds
+
+
+_TELLS_BOOT = hasattr(time, "CLOCK_BOOTTIME")
+_OF_PROCESS: dict[str, Callable[[Any], Any]] = {
+    "pid": int,
+    "server": _text,
+    "started": _time,
+    "role": _text,
+    "sglang": _text,
+    "selection": _text,
+    "image": _text,
+}
+_OF_STATE: dict[str, Callable[[Any], Any]] = {
+    "id": _text,
+    "state": _text,
+    "reason": _text,
+    "ran": bool,
+}

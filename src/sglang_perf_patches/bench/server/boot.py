@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import nvidia
 from . import BenchError, client, command, load, patches, processes, tokens
 from .command import Served
 
@@ -210,10 +209,5 @@ def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
 
 def _gpu_bytes() -> int | None:
     """The memory in use on all NVIDIA GPUs of this machine; None if there is no such GPU."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    asked = [tool, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
-    numbers = [word for word in done.stdout.split() if word.isdigit()]
-    return sum(map(int, numbers)) * 1024 * 1024 if done.returncode == 0 and numbers else None
+    numbers = [word for word in nvidia.smi("memory.used") if word.isdecimal()]
+    return sum(map(int, numbers)) * 1024 * 1024 if numbers else None

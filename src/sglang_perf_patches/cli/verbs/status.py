@@ -25,6 +25,7 @@ PARSER: dict[str, Any] = {
 _TROUBLE = {"refused", "conflict", "failed", "gated"}
 _COLOURS = {"live": "green", "refused": "red", "conflict": "red", "failed": "red"}
 _EVERY_S = 2.0
+_BAD_SHOWN = 10
 
 Record = dict[str, Any]
 
@@ -65,7 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace) -> int:
-    processes = records.read_all()
+    bad: list[str] = []
+    processes = records.read_all(bad.append)
+    for line in bad[:_BAD_SHOWN]:
+        print(f"sglang-perf-patches: {line}", file=sys.stderr)
+    if len(bad) > _BAD_SHOWN:
+        print(f"sglang-perf-patches: and {len(bad) - _BAD_SHOWN} more", file=sys.stderr)
     if args.json:
         shown = [{k: v for k, v in data.items() if k != "selection"} for data in processes]
         print(json.dumps({"processes": shown}, indent=2))

@@ -167,7 +167,6 @@ _LIGHTNING_ROWS = Patch(
         "only forwards of 2 layers were shown to gain; no Engine was run",
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
-    anchors=(_LIGHTNING,),
     absent_because="this release has no lightning-attention backend of this kind",
     variants=(
         Variant(

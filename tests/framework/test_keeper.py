@@ -1,0 +1,179 @@
+"""The keeper goes on, whatever fails in it, and what it observes does not notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+HEAD = """
+import importlib, json, logging, os, sys, threading, time
+from pathlib import Path
+from throwaway_patches import *
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.seen import keeper, records
+keeper._TICK_S = 0.1
+use(STEP)
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        if record.levelno >= logging.WARNING:
+            lines.append(record.getMessage())
+logging.getLogger("sglang_perf_patches").addHandler(Lines())
+
+def record():
+    path = keeper._keepers[0].path
+    return json.loads(path.read_text()) if path.exists() else None
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, (lines, threading.enumerate())
+        time.sleep(0.05)
+
+def undone():
+    a.Worker.step = lambda self, x: x
+    wait_for(lambda: (record() or {"patches": [{}]})["patches"][0].get("state") == "conflict")
+"""
+
+BROKEN = {
+    "multiprocessing that is being imported": (
+        "import types; sys.modules['multiprocessing'] = types.ModuleType('multiprocessing')"
+    ),
+    "a file with an odd name": (
+        "from sglang_perf_patches.seen import procfs\n"
+        "(keeper._keepers[0].path.parent / f'{procfs.namespace()}-\\u00b2-1.json').touch()"
+    ),
+    "a deep record": (
+        "import sglang_perf_patches.seen.procfs as p\n"
+        "(keeper._keepers[0].path.parent / f'{records.name_of(os.getppid())}.json')"
+        ".write_text('[' * 100_000)"
+    ),
+    "an announcement": "keeper._keepers[0].announce = lambda data: 1 / 0",
+    "metrics": "keeper._keepers[0].exporter.export = lambda data: sys.exit()",
+    "a sweep": ("keeper._keepers[0].sweep = lambda: 1 / 0; keeper._keepers[0].has_forked = True"),
+    "a fork": "child = os.fork()\nif not child: os._exit(0)\nos.waitpid(child, 0)",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_task_stops_neither_the_others_nor_the_next_tick(
+    throwaway: Throwaway, broken: str
+) -> None:
+    throwaway.run(
+        HEAD
+        + "import warnings; warnings.simplefilter('ignore')\n"
+        + "import sglang.srt.a as a\nours.activate()\n"
+        + BROKEN[broken]
+        + """
+time.sleep(0.3)
+undone()
+said = [line for line in lines if "the record is not kept" in line]
+assert len(said) <= 1, lines
+"""
+    )
+
+
+def test_looking_again_that_fails_is_said_and_tried_again(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+ours.activate()
+look = keeper._keepers[0].look_again
+def fails():
+    raise MemoryError("no room")
+keeper._keepers[0].look_again = fails
+wait_for(lambda: lines)
+time.sleep(0.3)
+assert len(lines) == 1 and "MemoryError: no room" in lines[0], lines
+keeper._keepers[0].look_again = look
+undone()
+"""
+    )
+
+
+def test_a_folder_that_is_no_longer_accessible_is_one_line(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import sglang.srt.a as a
+ours.activate()
+def refuses(*_):
+    raise PermissionError(13, "Permission denied")
+stat, records.is_there = records.is_there, refuses
+wait_for(lambda: lines)
+time.sleep(0.3)
+assert len(lines) == 1 and "the record is not kept" in lines[0], lines
+records.is_there = stat
+undone()
+"""
+    )
+
+
+@pytest.mark.parametrize("strict", ["", "1"])
+def test_a_thread_that_cannot_start_leaves_the_patches_live(
+    throwaway: Throwaway, strict: str
+) -> None:
+    throwaway.run(
+        HEAD
+        + """
+start = threading.Thread.start
+def refuses(self):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuses
+import sglang.srt.a as a
+from sglang_perf_patches import plugin
+plugin.load()
+assert engine.report().of("one.step").state == "live" and a.Worker().step(1) == 102
+assert len(lines) == 1 and "the record is not kept" in lines[0], lines
+assert "can't start new thread" in lines[0]
+assert record() is None             # nothing would keep it true
+plugin.load()
+threading.Thread.start = start
+time.sleep(0.2)
+ours.activate()
+wait_for(record)
+assert record()["patches"][0]["state"] == "live"
+""",
+        SGLANG_PERF_PATCHES="one.step",
+        SGLANG_PERF_PATCHES_STRICT=strict,
+    )
+
+
+FORKS = """
+import os, sys, threading, time, warnings
+warnings.simplefilter("error")
+from types import SimpleNamespace
+from sglang_perf_patches.model.state import PatchState, Report
+from sglang_perf_patches.seen import keeper
+keeper._TICK_S, keeper._PAUSE_S = 0.2, 10.0
+looks = []
+report = Report("all", "1.0", (PatchState("one.step", "live", "", False),))
+keeper.keep(lambda: report, lambda: looks.append(1))
+for _ in range(8):
+    child = os.fork()
+    if not child:
+        os._exit(threading.active_count() - 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    time.sleep(0.06)
+assert keeper._keepers[0].has_thread()
+assert len(looks) >= 2, looks     # forks don't keep it from its work
+"""
+
+
+def test_a_fork_has_no_thread_of_ours_beside_it(throwaway: Throwaway) -> None:
+    """Python warns of such a fork from 3.12 on, where one is here."""
+    pyenv = (Path.home() / ".pyenv" / "versions").glob("3.1[2-9].*/bin/python")
+    pythons = [sys.executable, *map(str, pyenv)]
+    source = str(Path(__file__).parents[2] / "src")
+    for python in pythons:
+        environment = {**throwaway.environment(), "PYTHONPATH": source}
+        done = subprocess.run(
+            [python, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, ""), (python, done.stderr)

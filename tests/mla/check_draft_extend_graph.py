@@ -36,6 +36,10 @@ NAME = (
 LISTED = getattr(module, NAME)
 
 
+class Worker(SimpleNamespace):
+    """Attributes alone; it can be referenced weakly, as stock's worker can."""
+
+
 def run() -> None:
     """See it captured, and see each exception left to stock."""
     assert captured() is None, "stock does it by itself here"
@@ -111,7 +115,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
         for name, value in more.items():
             if name not in _OPTIONS:
                 setattr(backend, name, value)
-        worker = SimpleNamespace(
+        worker = Worker(
             server_args=given,
             draft_runner=runner,
             target_worker=Room(device="cuda"),

@@ -51,6 +51,11 @@ class Verifier:
                 stock = check(each, self.compiled)
                 if stock is not None and reference in variant.targets:
                     wrappers += stock.wrappers
+        known = {
+            each.reference
+            for definition in member.definitions.values()
+            for each in (definition, *definition.members)
+        }
         for reference in variant.adds:
             slot = self._placed(member, reference)
             if slot is not None:
@@ -59,7 +64,7 @@ class Verifier:
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
                 raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
-            check_relatives(reference, member.definitions)
+            check_relatives(reference, known)
         return wrappers
 
     def slot(self, member: Member, reference: str) -> Slot:

@@ -257,6 +257,9 @@ _RADIX = "sglang.srt.layers.radix_linear_attention"
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 _POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
+_GRAPHS = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
+_LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
+_UTILS_COMMON = "sglang.srt.utils.common"
 
 _PREFILL_GRAPH = Patch(
     id="mamba.gdn-prefill-graph",
@@ -347,7 +350,13 @@ _PREFILL_GRAPH = Patch(
                 f"{_RUNNER}.can_replay_locally",
                 f"{_RUNNER}._init_forward_metadata_for_capture",
                 f"{_RUNNER}._prepare_forward_metadata_for_replay",
+                f"{_RUNNER}._shape_key",
+                f"{_GRAPHS}.capture_one",
+                f"{_GRAPHS}.replay",
                 f"{_BASE}.supports_prefill_graph_extend",
+                f"{_BASE}.prefill_graph_extend_active",
+                f"{_BASE}.init_prefill_graph_metadata",
+                f"{_BASE}.refresh_prefill_graph_metadata",
                 f"{_BASE}._forward_metadata",
                 f"{_BASE}._has_cpu_prefill_track_metadata",
                 f"{_BASE}._init_track_conv_indices",
@@ -361,7 +370,10 @@ _PREFILL_GRAPH = Patch(
                 f"{_METADATA}:ForwardMetadata",
                 f"{_ATTENTION}.mamba.prefill_track_metadata:build_prefill_track_plan",
                 f"{_BATCH}.mamba_track_aligned_lens",
+                f"{_POOL}.mamba2_layer_index",
                 f"{_POOL}.mamba2_layer_cache",
+                f"{_LOADS}.wait_until",
+                f"{_UTILS_COMMON}:require_mlp_sync",
                 f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
                 f"{_ATTENTION}.mamba.causal_conv1d:causal_conv1d_fn",
                 f"{_CONV}:causal_conv1d_fn",

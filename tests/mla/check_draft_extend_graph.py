@@ -39,6 +39,8 @@ LISTED = getattr(module, NAME)
 class Worker(SimpleNamespace):
     """Attributes alone; it can be referenced weakly, as stock's worker can."""
 
+    __hash__ = object.__hash__
+
 
 def run() -> None:
     """See it captured, and see each exception left to stock."""

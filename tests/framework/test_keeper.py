@@ -145,6 +145,34 @@ assert record()["patches"][0]["state"] == "live"
     )
 
 
+ISOLATED = """
+import sys
+import _xxsubinterpreters as interpreters
+script = '''
+import logging, sys
+logging.basicConfig()
+sys.path[:0] = %r
+from throwaway_patches import *
+use(STEP)
+import sglang.srt.a as a
+from sglang_perf_patches import plugin
+plugin.load()
+from sglang_perf_patches.live import engine
+assert engine.report().of("one.step").state == "live" and a.Worker().step(1) == 102
+'''
+made = interpreters.create(isolated=True)
+interpreters.run_string(made, script % sys.path)
+interpreters.destroy(made)
+"""
+
+
+@pytest.mark.skipif("sys.version_info >= (3, 12)", reason="wrapt can't be imported there")
+def test_a_subinterpreter_without_threads_has_live_patches(throwaway: Throwaway) -> None:
+    done = throwaway.run(ISOLATED, SGLANG_PERF_PATCHES="one.step", SGLANG_PERF_PATCHES_STRICT="1")
+    (line,) = done.stderr.splitlines()
+    assert "the record is not kept" in line
+
+
 FORKS = """
 import os, sys, threading, time, warnings
 warnings.simplefilter("error")

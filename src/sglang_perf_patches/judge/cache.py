@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..model import private
 
 NOTHING: Any = object()
 """What `Cache.get` gives where it has nothing; None is a value."""
@@ -129,9 +130,7 @@ def _private_folder(*, create: bool) -> Iterator[int]:
         path.mkdir(mode=0o700, exist_ok=True)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        about = os.fstat(folder)
-        if about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise PermissionError(f"{path} is not a private folder of this user (mode 0700)")
+        private.require(path, os.fstat(folder))
         yield folder
     finally:
         os.close(folder)

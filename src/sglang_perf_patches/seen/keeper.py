@@ -279,6 +279,7 @@ class _Keeper:
     def stop(self) -> None:
         self.over = True
         self.wake.set()
+        self.paused.set()  # it may be resting
         self.remove()
         if self.has_forked and self.pid == os.getpid():
             self.sweep()
@@ -304,7 +305,17 @@ def _after_fork_in_child() -> None:
         keeper.forget()
 
 
-atexit.register(drop)
+def _leave() -> None:
+    """At the interpreter's end: a subinterpreter must have no thread then."""
+    threads = [keeper.thread for keeper in _keepers]
+    drop()
+    for thread in threads:
+        if thread is not None and thread is not threading.current_thread():
+            with contextlib.suppress(RuntimeError):  # it never started
+                thread.join(_PAUSE_S)
+
+
+atexit.register(_leave)
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
 )

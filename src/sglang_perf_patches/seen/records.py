@@ -13,12 +13,12 @@ import contextlib
 import json
 import math
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..model import private
 from ..model.errors import OperatorError
 from . import procfs
 
@@ -191,8 +191,10 @@ def require_private(folder: Path) -> None:
         about = folder.lstat()
     except OSError as error:
         raise RecordError(f"{folder} can't be read: {error.strerror}") from error
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise RecordError(f"{folder} is not a private folder of this user (mode 0700)")
+    try:
+        private.require(folder, about)
+    except PermissionError as error:
+        raise RecordError(str(error)) from error
 
 
 def _in_temporary(folder: str) -> Path:

@@ -732,6 +732,19 @@ def together() -> dict[str, Any]:
     return found
 
 
+def leaving() -> dict[str, Any]:
+    """What patches do that are to be taken off while they hold something."""
+    release = installed_release()
+    import leaving as plays
+
+    found = {"running": plays.running_requests(release)}
+    if release != "0.5.10.post1":
+        found["postponed"] = plays.postponed_write()
+    if release == "0.5.11":
+        found["small buffers"] = plays.small_buffers()
+    return found
+
+
 def states() -> dict[str, dict[str, str]]:
     """The state of each patch of the set, by the selection."""
     import sglang_perf_patches

@@ -65,7 +65,6 @@ _POOL_DEPENDS = (
 _BUFFER_DEPENDS = (
     f"{_RUNNER}._acquire_cache",
     f"{_RUNNER}.remove_request",
-    f"{_RUNNER}.prefill_start",
 )
 
 _TURN_TARGETS = (
@@ -209,6 +208,7 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_CONTIGUOUS_CACHE}._grow",
                     f"{_CONTIGUOUS_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}.prefill_start",
                     f"{_RUNNER}.clear",
                 ),
                 depends=_BUFFER_DEPENDS,
@@ -223,6 +223,7 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_ATTENTION_CACHE}._grow",
                     f"{_ATTENTION_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}.prefill_start",
                     f"{_RUNNER}._cache_arrays",
                 ),
                 depends=(
@@ -244,6 +245,7 @@ PATCHES: tuple[Patch, ...] = (
                 ),
                 depends=(
                     *_BUFFER_DEPENDS,
+                    f"{_RUNNER}.prefill_start",
                     f"{_ATTENTION_CACHE}.write_token",
                     f"{_RUNNER}._materialize_pool_backed_attention",
                     f"{_RUNNER}.clear",
@@ -757,12 +759,19 @@ PATCHES: tuple[Patch, ...] = (
         variants=(
             Variant(
                 releases=releases.between("0.5.11", "0.5.12.post1"),
-                install=f"{_HERE}.next_turn:install",
+                install=f"{_HERE}.next_turn:install_contiguous",
                 targets=_TURN_TARGETS,
                 depends=(*_TURN_DEPENDS, _CONTIGUOUS_CACHE),
             ),
             Variant(
-                releases=releases.between("0.5.13", "0.5.17"),
+                releases=releases.between("0.5.13", "0.5.14"),
+                install=f"{_HERE}.next_turn:install_attention_without_growth",
+                targets=_TURN_TARGETS,
+                depends=(*_TURN_DEPENDS, _ATTENTION_CACHE),
+                note="stock's code runs for models with a recurrent state",
+            ),
+            Variant(
+                releases=releases.between("0.5.15", "0.5.17"),
                 install=f"{_HERE}.next_turn:install",
                 targets=_TURN_TARGETS,
                 depends=(*_TURN_DEPENDS, _ATTENTION_CACHE),

@@ -48,6 +48,7 @@ def install_eager(patching: Patching) -> None:
 
 def _install(patching: Patching, methods: tuple[str, ...]) -> None:
     heads = _Heads(patching)
+    patching.anytime("a prefill's graph is built within one call, which gives the model back")
 
     def make(inner: Callable[..., Any]) -> Callable[..., Any]:
         def start(self: Any, *arguments: Any, **options: Any) -> Any:

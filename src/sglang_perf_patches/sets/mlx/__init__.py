@@ -268,8 +268,9 @@ PATCHES: tuple[Patch, ...] = (
             "only its last position, so its head computes one row. MLX's wheels for Linux multiply "
             "a single row as they multiply it among others, and two small products show whether "
             "the CPU's library does. A GPU and OpenBLAS have another kernel for a single row. "
-            "There the first prompt of each size, by powers of two, is computed both ways, and "
-            "the head gets as many rows as give stock's bits: one, 32 or 256. If none does, and "
+            "There the first prompt of each size is computed both ways, and the head gets as many "
+            "rows as give stock's bits: one, 32 or 256. A size is the number of tokens up to 32, "
+            "and a power of two beyond. If none does, and "
             "in float32, stock's code runs, and one log line names the model. Stock's code also "
             "runs for a model without a trunk of that name."
         ),

@@ -65,7 +65,7 @@ def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_nee
     found: Found,
 ) -> None:
     of = found("0.5.23", "few_rows")
-    for rows in (1, 2, 280):
+    for rows in (1, 2, 12, 280):
         assert of[f"{rows} mlx.last-row"]["played"] == of[f"{rows} none"]["played"]
     one, two, never = (of[f"{rows} mlx.last-row"] for rows in (1, 2, 280))
     # Prompts of 300 and 310 tokens have one size; the first of a size is computed both ways.
@@ -74,6 +74,8 @@ def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_nee
     assert never["state"]["state"] == "gated"
     assert "mlx_lm.models.qwen3" in never["state"]["reason"]
     assert never["counts"] == {"whole": 3, "checks": 1}
+    # Prompts of 9 and 14 tokens, between which the kernel changes: each has its own verdict.
+    assert of["12 mlx.last-row"]["counts"] == {"whole": 3, "cut": 1, "checks": 2}
 
 
 def test_on_a_cpu_whose_blas_takes_one_row_in_another_way_the_head_is_checked(

@@ -633,18 +633,16 @@ def few_rows() -> dict[str, Any]:
 
         def __call__(self, hidden: Any) -> Any:
             logits = self._head(hidden)
-            return (
-                logits
-                if hidden.shape[1] >= self._rows
-                else logits + logits.astype(mx.float32).max().astype(logits.dtype)
-            )
+            return logits if hidden.shape[1] >= self._rows else logits + logits
 
-    schedule = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
+    few = [("join", who, tokens) for who, tokens in (("a", 9), ("b", 14), ("c", 9), ("d", 14))]
+    many = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
     found: dict[str, Any] = {}
     with models.model("qwen3", "bfloat16") as made:
         head = made.model.lm_head
-        for rows in (1, 2, 280):
+        for rows in (1, 2, 12, 280):
             dict.__setitem__(made.model, "lm_head", Head(head, rows))
+            schedule = few if rows == 12 else many
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
                 with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
@@ -729,6 +727,19 @@ def together() -> dict[str, Any]:
                 of_model[selection] = [asdict(player.play(each)) for each in schedules]
                 of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
                 sglang_perf_patches.deactivate()
+    return found
+
+
+def leaving() -> dict[str, Any]:
+    """What patches do that are to be taken off while they hold something."""
+    release = installed_release()
+    import leaving as plays
+
+    found = {"running": plays.running_requests(release)}
+    if release != "0.5.10.post1":
+        found["postponed"] = plays.postponed_write()
+    if release == "0.5.11":
+        found["small buffers"] = plays.small_buffers()
     return found
 
 

@@ -440,8 +440,11 @@ class Player:
 
         self.runner._extract_logits = keep
 
-    def play(self, schedule: Sequence[Step]) -> Played:
-        """Play a schedule on an empty runner, and empty it again."""
+    def play(self, schedule: Sequence[Step], *, ends: bool = True) -> Played:
+        """Play a schedule on an empty runner, and empty it again.
+
+        Unless it `ends`, its requests stay for the next one.
+        """
         played = Played()
         for kind, who, *more in schedule:
             if kind == "join":
@@ -468,10 +471,11 @@ class Player:
                 played.logits.append(digest(logits))
                 self.note(logits)
             self.pending.clear()
-        for who in list(self._held):
-            self._note(who, played)
-            self.leave(who)
-        self._note_pool(played)
+        if ends:
+            for who in list(self._held):
+                self._note(who, played)
+                self.leave(who)
+            self._note_pool(played)
         return played
 
     def join(self, who: str, length: int) -> None:

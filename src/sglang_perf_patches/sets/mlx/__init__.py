@@ -65,7 +65,6 @@ _POOL_DEPENDS = (
 _BUFFER_DEPENDS = (
     f"{_RUNNER}._acquire_cache",
     f"{_RUNNER}.remove_request",
-    f"{_RUNNER}.prefill_start",
 )
 
 _TURN_TARGETS = (
@@ -219,6 +218,7 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_CONTIGUOUS_CACHE}._grow",
                     f"{_CONTIGUOUS_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}.prefill_start",
                     f"{_RUNNER}.clear",
                 ),
                 depends=_BUFFER_DEPENDS,
@@ -233,6 +233,7 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_ATTENTION_CACHE}._grow",
                     f"{_ATTENTION_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
+                    f"{_RUNNER}.prefill_start",
                     f"{_RUNNER}._cache_arrays",
                 ),
                 depends=(
@@ -254,6 +255,7 @@ PATCHES: tuple[Patch, ...] = (
                 ),
                 depends=(
                     *_BUFFER_DEPENDS,
+                    f"{_RUNNER}.prefill_start",
                     f"{_ATTENTION_CACHE}.write_token",
                     f"{_RUNNER}._materialize_pool_backed_attention",
                     f"{_RUNNER}.clear",
@@ -276,8 +278,9 @@ PATCHES: tuple[Patch, ...] = (
             "only its last position, so its head computes one row. MLX's wheels for Linux multiply "
             "a single row as they multiply it among others, and two small products show whether "
             "the CPU's library does. A GPU and OpenBLAS have another kernel for a single row. "
-            "There the first prompt of each size, by powers of two, is computed both ways, and "
-            "the head gets as many rows as give stock's bits: one, 32 or 256. If none does, and "
+            "There the first prompt of each size is computed both ways, and the head gets as many "
+            "rows as give stock's bits: one, 32 or 256. A size is the number of tokens up to 32, "
+            "and a power of two beyond. If none does, and "
             "in float32, stock's code runs, and one log line names the model. Stock's code also "
             "runs for a model without a trunk of that name."
         ),
@@ -801,12 +804,19 @@ PATCHES: tuple[Patch, ...] = (
         variants=(
             Variant(
                 releases=releases.between("0.5.11", "0.5.12.post1"),
-                install=f"{_HERE}.next_turn:install",
+                install=f"{_HERE}.next_turn:install_contiguous",
                 targets=_TURN_TARGETS,
                 depends=(*_TURN_DEPENDS, _CONTIGUOUS_CACHE),
             ),
             Variant(
-                releases=releases.between("0.5.13", "0.5.17"),
+                releases=releases.between("0.5.13", "0.5.14"),
+                install=f"{_HERE}.next_turn:install_attention_without_growth",
+                targets=_TURN_TARGETS,
+                depends=(*_TURN_DEPENDS, _ATTENTION_CACHE),
+                note="stock's code runs for models with a recurrent state",
+            ),
+            Variant(
+                releases=releases.between("0.5.15", "0.5.17"),
                 install=f"{_HERE}.next_turn:install",
                 targets=_TURN_TARGETS,
                 depends=(*_TURN_DEPENDS, _ATTENTION_CACHE),

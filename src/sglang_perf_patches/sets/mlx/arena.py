@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 CUDNN_STEP = 256
 """MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
@@ -39,7 +40,7 @@ class Layer:
         values: (batch, n_kv_heads, capacity, head_dim).
     """
 
-    __slots__ = ("arena", "caches", "held", "keys", "values")
+    __slots__ = ("__weakref__", "arena", "caches", "held", "keys", "values")
 
     def __init__(self, arena: Arena, caches: list[Any], keys: Any, values: Any) -> None:
         """Set up a layer; its buffers hold the rows in the order of the caches."""
@@ -96,10 +97,23 @@ class Rows:
         # While a cache is a row, stock's two slots hold its layer and its number in that layer.
         self._keys, self._values = cache_class.keys, cache_class.values
         self.row_class = _row_class(self, cache_class)
+        self._layers: WeakSet[Layer] = WeakSet()
+
+    def has_any(self) -> bool:
+        """Whether some request's KV is in an arena; any thread may ask."""
+        try:
+            return any(layer.keys is not None for layer in self._layers)
+        except RuntimeError:  # the set has grown meanwhile
+            return True
+
+    def forget(self, layer: Layer) -> None:
+        """A layer's rows are copies of requests' caches, and no request's."""
+        self._layers.discard(layer)
 
     def put(self, cache: Any, layer: Layer, number: int) -> None:
         """Turn a cache into a row of a layer, or move a row to another place."""
         cache.__class__ = self.row_class
+        self._layers.add(layer)
         self._keys.__set__(cache, layer)
         self._values.__set__(cache, number)
 

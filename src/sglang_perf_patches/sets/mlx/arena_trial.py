@@ -66,6 +66,8 @@ class Trial:
                 return None
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             self._arena = self._choice.build(copies, lengths)
+            for layer in filter(None, self._arena.layers):
+                self._rows.forget(layer)
         if not any(self._arena.layers) or max(lengths) + 1 > self._arena.capacity:
             self._drop()  # the next one is built from stock's caches
             return None

@@ -27,6 +27,7 @@ def install_attention(patching: Patching) -> None:
 
 def _install(patching: Patching, cache: str) -> None:
     ran = patching.ran
+    patching.anytime("what has grown is stock's own buffer, which stock's code reads")
 
     def make(inner: Callable[..., None]) -> Callable[..., None]:
         def write_token(self: Any, k: Any, v: Any) -> None:

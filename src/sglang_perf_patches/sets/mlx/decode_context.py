@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def install(patching: Patching) -> None:
     """Let the layers of a step share the arrays computed from the sequence lengths."""
+    patching.anytime("what layers share is stock's own arrays, kept on the context of their step")
     patching.override(CORE, lambda inner: _LengthArrays(inner, patching))
 
 

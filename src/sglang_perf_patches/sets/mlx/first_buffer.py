@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...model.patching import Gated, Patching
+from .buffer_ending import Ending
 from .device import CUDNN_ATTENTION, attends_by_cudnn
 
 _MLX = "sglang.srt.hardware_backend.mlx"
@@ -47,15 +48,14 @@ def refuse_cudnn(core: Any) -> None:
 
 def install_contiguous(patching: Patching) -> None:
     """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
-    _install(patching, CONTIGUOUS)
-    _grow_in_decode(patching, CONTIGUOUS)
+    _install_without_growth(patching, CONTIGUOUS)
     core, cache_class = _core_and_class(patching, CONTIGUOUS)
 
     def make(inner: Callable[..., None]) -> Callable[..., None]:
         def clear(self: Any) -> None:
             """Free the buffers of the caches that this runner keeps by itself."""
             for cache in self._req_caches.values():
-                _let_go(cache, core, cache_class)
+                _let_go(cache, core, cache_class, self._max_seq_len)
             inner(self)
 
         return clear
@@ -65,13 +65,18 @@ def install_contiguous(patching: Patching) -> None:
 
 def install_attention_without_growth(patching: Patching) -> None:
     """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
-    install_attention(patching)
-    _grow_in_decode(patching, ATTENTION)
+    _install_without_growth(patching, ATTENTION)
+    _collect_arrays(patching)
 
 
 def install_attention(patching: Patching) -> None:
     """Serve releases from 0.5.15 on."""
-    _install(patching, ATTENTION)
+    patching.anytime("stock's code grows a buffer of any size, in every kind of step")
+    _install(patching, ATTENTION, None)
+    _collect_arrays(patching)
+
+
+def _collect_arrays(patching: Patching) -> None:
     cache_class = patching.get(ATTENTION)
 
     def make(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -88,12 +93,43 @@ def install_attention(patching: Patching) -> None:
     patching.override(f"{RUNNER}._cache_arrays", make)
 
 
-def _install(patching: Patching, cache: str) -> None:
+def _install_without_growth(patching: Patching, cache: str) -> None:
+    ending = Ending(*_core_and_class(patching, cache))
+    patching.drain(ending.is_idle, "the next prompt starts, which widens the requests' buffers")
+    _install(patching, cache, ending)
+
+    def make_write(inner: Callable[..., None]) -> Callable[..., None]:
+        def write_token(self: Any, k: Any, v: Any) -> None:
+            """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
+            if self.offset >= self.max_seq_len:
+                self._grow(self.offset + 1)
+            inner(self, k, v)
+
+        return write_token
+
+    def make_prefill(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def prefill_start(self: Any, *arguments: Any, **options: Any) -> Any:
+            """Begin a prompt."""
+            ending.begin(self)
+            prefill = inner(self, *arguments, **options)
+            ending.note(self, prefill)
+            return prefill
+
+        return prefill_start
+
+    patching.override(f"{cache}.write_token", make_write)
+    patching.override(f"{RUNNER}.prefill_start", make_prefill)
+
+
+def _install(patching: Patching, cache: str, ending: Ending | None) -> None:
     ran = patching.ran
     core, cache_class = _core_and_class(patching, cache)
     refuse_cudnn(core)
 
     zeros: dict[tuple[Any, ...], Any] = {}
+
+    def is_near() -> bool:
+        return ending is not None and ending.is_near()
 
     def padded(array: Any, room: int) -> Any:
         """A prompt's K or V, (1, n_kv_heads, tokens, head_dim), with zeros behind it."""
@@ -110,10 +146,13 @@ def _install(patching: Patching, cache: str) -> None:
             Stock fills buffers with zeros and writes the prompt over them. Where buffers have the
             room that fits, the zeros are a tenth of them, so the prompt is written once.
             """
+            if ending is not None and not self.offset and not ending.is_near():
+                _let_go([self], core, cache_class, STEP)  # since its last request it has stock's
             tokens, held = keys.shape[2], self.keys
             if (
                 self.offset
                 or tokens == 1
+                or is_near()
                 or keys.dtype != values.dtype
                 or (held is not None and held.dtype != keys.dtype)
             ):
@@ -129,9 +168,10 @@ def _install(patching: Patching, cache: str) -> None:
     def make_allocate(inner: Callable[..., None]) -> Callable[..., None]:
         def _allocate(self: Any, keys: Any) -> None:
             """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
-            self.max_seq_len = room_for(keys.shape[2])
+            if not is_near():
+                self.max_seq_len = room_for(keys.shape[2])
+                ran.seen = True
             inner(self, keys)
-            ran.seen = True
 
         return _allocate
 
@@ -142,7 +182,7 @@ def _install(patching: Patching, cache: str) -> None:
             For a prompt in chunks, that includes the next chunk.
             """
             new = required - self.offset
-            if new > 1:
+            if new > 1 and not is_near():
                 # Why this trick: stock doubles this number until it is enough, and copies as many
                 # tokens as the offset says. So it creates buffers of exactly this capacity.
                 self.max_seq_len = room_for(required + new if self.offset else required)
@@ -154,7 +194,7 @@ def _install(patching: Patching, cache: str) -> None:
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def _release_cache(self: Any, cache: list[Any]) -> None:
             """Free the buffers of caches that the next request will reuse."""
-            _let_go(cache, core, cache_class)
+            _let_go(cache, core, cache_class, STEP if ending is None else self._max_seq_len)
             inner(self, cache)
 
         return _release_cache
@@ -165,26 +205,13 @@ def _install(patching: Patching, cache: str) -> None:
     patching.override(f"{RUNNER}._release_cache", make_release)
 
 
-def _grow_in_decode(patching: Patching, cache: str) -> None:
-    def make(inner: Callable[..., None]) -> Callable[..., None]:
-        def write_token(self: Any, k: Any, v: Any) -> None:
-            """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
-            if self.offset >= self.max_seq_len:
-                self._grow(self.offset + 1)
-            inner(self, k, v)
-
-        return write_token
-
-    patching.override(f"{cache}.write_token", make)
-
-
 def _core_and_class(patching: Patching, cache: str) -> tuple[Any, Any]:
     core: Any = patching.module("mlx.core")
     return core, patching.get(cache)
 
 
-def _let_go(caches: list[Any], core: Any, cache_class: Any) -> None:
-    """Put empty buffers into a finished request's caches.
+def _let_go(caches: list[Any], core: Any, cache_class: Any, room: int) -> None:
+    """Put empty buffers of `room` tokens into a finished request's caches.
 
     Stock gives the caches to another request. Where the buffers' dtype differs from the model's,
     that request is computed in the buffers' dtype, so the dtype stays. Zeros take no memory until
@@ -193,7 +220,7 @@ def _let_go(caches: list[Any], core: Any, cache_class: Any) -> None:
     for cache in caches:
         if type(cache) is cache_class and cache.keys is not None:
             batch, heads, _, head_dim = cache.keys.shape
-            shape = (batch, heads, STEP, head_dim)
+            shape = (batch, heads, room, head_dim)
             cache.keys = core.zeros(shape, dtype=cache.keys.dtype)
             cache.values = core.zeros(shape, dtype=cache.values.dtype)
-            cache.offset, cache.max_seq_len = 0, STEP
+            cache.offset, cache.max_seq_len = 0, room

@@ -63,6 +63,9 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
     choice = Choice(rows, Moves(rows))
     trial = None if is_proven(core) else Trial(rows, choice, patching.gate)
     ran = patching.ran
+    # Stock would write and read row by row, and MLX copies a shared buffer each time. In the
+    # middle of a step the layers' lengths would differ.
+    patching.drain(lambda: not rows.has_any(), "no request's KV is in a batch's buffers")
 
     def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
         def batched_decode(self: Any, x: Any, ctx: Any) -> Any:

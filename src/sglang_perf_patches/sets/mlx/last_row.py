@@ -32,6 +32,10 @@ _ROWS = (1, 32, 256)
 """Candidate numbers of positions for the head; the first one that gives stock's bits is used. A GPU
 uses different matrix kernels for one row, for some rows and for thousands of rows."""
 
+_EXACT = 32
+"""Up to so many positions each number has a verdict of its own; beyond, each power of two has.
+Metal's kernels for quantized matrices change at 6, 10 or 12 rows, by the device."""
+
 _PROBES = (33, 128, 512), (65, 256, 512)
 """Matrix products that show the difference, as rows, inner size and columns."""
 
@@ -48,6 +52,7 @@ def install_eager(patching: Patching) -> None:
 
 def _install(patching: Patching, methods: tuple[str, ...]) -> None:
     heads = _Heads(patching)
+    patching.anytime("a prefill's graph is built within one call, which gives the model back")
 
     def make(inner: Callable[..., Any]) -> Callable[..., Any]:
         def start(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -105,7 +110,7 @@ class _Heads:
             on_cpu = self._core.default_device() == self._core.Device(self._core.cpu)
             self._is_proven = on_cpu and gives_rows_alone(self._core)
         # The size of a matrix product selects its kernel.
-        size = id(model), (tokens - 1).bit_length()
+        size = id(model), _size(tokens)
         rows = _ROWS[0] if self._is_proven else self._rows.get(size)
         trunk = _Trunk(owner[_TRUNK], rows)
         with _in_place_of(owner, trunk):
@@ -140,7 +145,7 @@ class _Heads:
         if tokens > _ROWS[-1]:
             device = self._core.default_device()
             self._leave(model, f"its head gives other bits for a few positions on {device}")
-        return tokens
+        return _size(tokens)
 
     def _leave(self, model: Any, why: str) -> None:
         if not self._is_off:
@@ -204,6 +209,11 @@ def _in_place_of(owner: Any, trunk: _Trunk) -> Iterator[None]:
         yield
     finally:
         dict.__setitem__(owner, _TRUNK, before)
+
+
+def _size(tokens: int) -> int:
+    """The most positions that have the same verdict as so many."""
+    return tokens if tokens <= _EXACT else 1 << (tokens - 1).bit_length()
 
 
 def _owner_of_trunk(model: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -30,6 +30,9 @@ def install(patching: Patching) -> None:
     ran = patching.ran
     core: Any = patching.module("mlx.core")
     batch_cache = patching.module("mlx_lm.models.cache").BatchKVCache
+    # A batch lives as long as a row of it that is not copied out, and as long as its step.
+    batches: WeakSet[_Batch] = WeakSet()
+    patching.drain(lambda: not batches, "no request's cache is part of a merged one")
 
     def make_merge(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def merge_kv_caches(caches_list: list[Any]) -> list[Any]:
@@ -50,7 +53,9 @@ def install(patching: Patching) -> None:
             for old in left.values():
                 old.dissolve(core, taken)
             if merged and all(_can_be_kept(cache, batch_cache) for cache in merged):
-                return _Batch(merged, len(caches_list), inner_extract[0]).begin()
+                made = _Batch(merged, len(caches_list), inner_extract[0])
+                batches.add(made)
+                return made.begin()
             return merged
 
         return merge_kv_caches

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -28,6 +28,9 @@ def install(patching: Patching) -> None:
     ran = patching.ran
     arrays_cache = patching.module("mlx_lm.models.cache").ArraysCache
     row_class, merged_class = _row_class(arrays_cache), _merged_class(arrays_cache)
+    # A batch lives as long as a row of it that is not copied out, and as long as its step.
+    batches: WeakSet[_Batch] = WeakSet()
+    patching.drain(lambda: not batches, "no request's recurrent state is part of a merged one")
 
     def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
         def decode_auxiliary_layer(
@@ -53,7 +56,9 @@ def install(patching: Patching) -> None:
             COUNTS["merges"] += 1
             merged = inner(layer_caches)
             if type(merged) is arrays_cache and _is_plain(merged):
-                return _Batch(merged, len(layer_caches), merged_class).begin()
+                made = _Batch(merged, len(layer_caches), merged_class)
+                batches.add(made)
+                return made.begin()
             return merged
 
         return merge_auxiliary_caches

@@ -10,6 +10,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from .buffer_ending import Ending
+from .first_buffer import ATTENTION, CONTIGUOUS
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -26,19 +30,53 @@ COUNTS: Counter[str] = Counter()
 """Counts for this process: finished requests that were ``kept``, prefills ``continued`` from one,
 and kept requests ``let go`` for others."""
 
-_TURNS = "_sglang_perf_patches_turns"
 _WORTH = 64
 """Minimum advantage in tokens over the radix cache's prefix, for a prefill to use it."""
 
 
 def install(patching: Patching) -> None:
-    """Keep caches, hand them to prefills, and drop them when stock clears its caches."""
+    """Serve releases from 0.5.15 on, whose batched decode grows a buffer."""
+    _install(patching, lambda runner, caches: None)
+
+
+def install_contiguous(patching: Patching) -> None:
+    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
+    _install_without_growth(patching, CONTIGUOUS)
+
+
+def install_attention_without_growth(patching: Patching) -> None:
+    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
+    _install_without_growth(patching, ATTENTION)
+
+
+def _install_without_growth(patching: Patching, cache: str) -> None:
+    ending = Ending(patching.module("mlx.core"), patching.get(cache))
+    # Of the time when mlx.first-buffer was on, which may have been taken off since.
+    _install(patching, lambda runner, caches: ending.widen(caches, runner._max_seq_len))
+
+
+def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> None:
+    """Keep caches, hand them to prefills, and drop them when stock clears its caches.
+
+    Args:
+        patching: names in, changes out.
+        widen: called with a runner and the caches that a prefill of it gets.
+    """
     ran = patching.ran
+    # Here and on no object of stock's: kept turns are no requests, and go with the patch.
+    turns_by_runner: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
+    patching.anytime("kept turns are no requests; they are freed with the patch")
+
+    def turns_of(runner: Any) -> _Turns:
+        turns = turns_by_runner.get(runner)
+        if turns is None:
+            turns = turns_by_runner[runner] = _Turns()
+        return turns
 
     def make_remove(inner: Callable[..., None]) -> Callable[..., None]:
         def remove_request(self: Any, req_id: str) -> None:
             """Note the tokens of the request whose caches stock is about to release."""
-            turns = _turns_of(self)
+            turns = turns_of(self)
             turns.leaving = list(self._req_token_ids.get(req_id, ()))
             try:
                 inner(self, req_id)
@@ -50,7 +88,7 @@ def install(patching: Patching) -> None:
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def release_cache(self: Any, cache: list[Any]) -> None:
             """Keep a finished request's caches; stock releases others and the oldest ones."""
-            turns = _turns_of(self)
+            turns = turns_of(self)
             if turns.leaving is None or not turns.keep(turns.leaving, cache):
                 inner(self, cache)
             for released in turns.take_surplus():
@@ -61,7 +99,7 @@ def install(patching: Patching) -> None:
     def make_acquire(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def acquire_cache(self: Any) -> list[Any]:
             """Caches for a prefill: those of the previous turn, if there are any."""
-            handed, _turns_of(self).handed = _turns_of(self).handed, None
+            handed, turns_of(self).handed = turns_of(self).handed, None
             return inner(self) if handed is None else handed
 
         return acquire_cache
@@ -78,13 +116,14 @@ def install(patching: Patching) -> None:
             **options: Any,
         ) -> Any:
             """Run only the tokens that are new since the previous turn."""
-            turns, prefix = _turns_of(self), len(prefix_slot_ids)
+            turns, prefix = turns_of(self), len(prefix_slot_ids)
             tokens = list(full_token_ids)
             found = turns.find(tokens, prefix)
             if found is None or len(new_token_ids) + prefix != len(tokens):
                 words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
                 return inner(self, req_id, *words, *more, **options)
             start, turns.handed = found
+            widen(self, turns.handed)
             COUNTS["continued"] += 1
             ran.seen = True
             # Why this trick: without a prefix and without slots, stock acquires caches that it
@@ -105,7 +144,7 @@ def install(patching: Patching) -> None:
         def clear(self: Any) -> None:
             """Drop all turns when stock clears its caches."""
             inner(self)
-            vars(self).pop(_TURNS, None)
+            turns_by_runner.pop(self, None)
 
         return clear
 
@@ -234,8 +273,3 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     if one[:most] == other[:most]:
         return most
     return next(at for at in range(most) if one[at] != other[at])
-
-
-def _turns_of(runner: Any) -> _Turns:
-    turns: _Turns = vars(runner).setdefault(_TURNS, _Turns())
-    return turns

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -39,6 +40,7 @@ class _Writes:
     """The writes into a pool since its last evaluation.
 
     Attributes:
+        waiting: all that have something postponed or copied; this one enters and leaves it.
         postponed: writes to queue when the device has its work, instead of before.
         copies: unevaluated copies of the tokens, (layers, tokens, n_kv_heads, head_dim).
         is_read: an unfinished prefill reads the pool. Until it is done, MLX would copy the pool
@@ -46,10 +48,16 @@ class _Writes:
         is_queued: the pool has unevaluated writes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: WeakSet[_Writes]) -> None:
+        self.waiting = waiting
         self.postponed: list[Callable[[], None]] = []
         self.copies: list[Any] = []
         self.is_read = self.is_queued = False
+
+    def postpone(self, write: Callable[[], None]) -> None:
+        """Queue a write later."""
+        self.waiting.add(self)
+        self.postponed.append(write)
 
     def queue(self) -> None:
         """Queue the postponed writes, in their order."""
@@ -62,6 +70,7 @@ class _Writes:
         if self.copies:
             core.async_eval(self.copies)
             self.copies = []
+        self.waiting.discard(self)
 
     def evaluate(self, core: Any, pool: Any) -> None:
         """Write; while a prefill reads the pool, only copy: a later write or read evaluates it."""
@@ -75,6 +84,16 @@ class _Writes:
 def _install(patching: Patching, pool: str, attribute: str) -> None:
     core: Any = patching.module("mlx.core")
     ran = patching.ran
+    waiting: WeakSet[_Writes] = WeakSet()
+    # Without the patch nothing does a postponed write, and later prefix hits would read slots that
+    # hold other tokens. The prefill's end does it, or whatever reads or writes the pool next.
+    patching.drain(lambda: not waiting, "what a prefill has computed is in the pool")
+
+    def writes_of(pool: Any) -> _Writes:
+        writes: _Writes | None = vars(pool).get(_WRITES)
+        if writes is None or writes.waiting is not waiting:
+            writes = vars(pool)[_WRITES] = _Writes(waiting)
+        return writes
 
     def make_postponed(inner: Callable[..., None]) -> Callable[..., None]:
         def _sync_new_kv_to_pool(self: Any, cache: Any, cache_start: int, slot_ids: Any) -> None:
@@ -88,7 +107,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
             if pool is None or not slot_ids:
                 inner(self, cache, cache_start, slot_ids)
                 return
-            _writes_of(pool).postponed.append(partial(inner, self, cache, cache_start, slot_ids))
+            writes_of(pool).postpone(partial(inner, self, cache, cache_start, slot_ids))
 
         return _sync_new_kv_to_pool
 
@@ -100,7 +119,8 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
             """
             inner(self, slots, _layers(k_all), _layers(v_all))
             ran.seen = True
-            writes = _writes_of(self)
+            writes = writes_of(self)
+            waiting.add(writes)
             writes.copies += [k_all, v_all]
             writes.is_queued = True
 
@@ -109,7 +129,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
     def make_get(inner: Callable[..., Any]) -> Callable[..., Any]:
         def get_kv(self: Any, layer_id: int, slots: Any) -> Any:
             """Note that a prefill reads the pool, and queue what it may read."""
-            writes = _writes_of(self)
+            writes = writes_of(self)
             writes.queue()
             writes.is_read = True
             return inner(self, layer_id, slots)
@@ -119,7 +139,9 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
     def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
         def clear(self: Any) -> None:
             """Forget the writes, and zero all buffers."""
-            vars(self).pop(_WRITES, None)
+            writes = vars(self).pop(_WRITES, None)
+            if writes is not None:
+                writes.waiting.discard(writes)
             inner(self)
 
         return clear
@@ -130,7 +152,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
             read = getattr(self, attribute)
             if read is None:
                 return inner(self, pending)
-            writes = _writes_of(read)
+            writes = writes_of(read)
             writes.copy(core)
             token = inner(self, pending)
             writes.is_read = False
@@ -143,7 +165,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
             """Write while stock waits for the chunk."""
             written = getattr(self, attribute)
             if written is not None:
-                _writes_of(written).evaluate(core, written)
+                writes_of(written).evaluate(core, written)
             return inner(self, pending)
 
         return extend_finalize
@@ -154,7 +176,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
             inner(self, *arguments, **options)
             written = getattr(self, attribute)
             if written is not None:
-                _writes_of(written).evaluate(core, written)
+                writes_of(written).evaluate(core, written)
 
         return sync_decode_kv_to_pool
 
@@ -170,10 +192,3 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 def _layers(stacked: Any) -> list[Any]:
     """Each layer's part of an array, without a copy."""
     return [stacked[layer : layer + 1].squeeze(0) for layer in range(stacked.shape[0])]
-
-
-def _writes_of(pool: Any) -> _Writes:
-    writes: _Writes | None = vars(pool).get(_WRITES)
-    if writes is None:
-        writes = vars(pool)[_WRITES] = _Writes()
-    return writes

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def install(patching: Patching) -> None:
     """Let the layers of a step share their padding and their mask."""
+    patching.anytime("what layers share is stock's own arrays, kept on the context of their step")
     patching.override(CORE, lambda inner: PaddingAndMask(inner, patching))
 
 

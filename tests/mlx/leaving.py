@@ -1,0 +1,190 @@
+"""What happens when patches are taken off while they hold something; on a release's real runner."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import mlx.core as mx
+
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.proof.mlx import models, playing
+
+# Requests of equal and unequal lengths; to be asked while they run, and after they have left.
+RUNNING: tuple[playing.Step, ...] = (
+    ("join", "a", 9),
+    ("join", "b", 12),
+    ("decode", "ab", 4),
+)
+GOING_ON: tuple[playing.Step, ...] = (
+    ("decode", "ba", 3),
+    ("decode", "ab"),
+    ("leave", "a"),
+    ("leave", "b"),
+)
+AFTERWARDS: tuple[playing.Step, ...] = (
+    ("join", "c", 12),
+    ("join", "d", 9),
+    ("decode", "cd", 3),
+    ("leave", "c"),
+    ("leave", "d"),
+)
+HITS: tuple[playing.Step, ...] = (
+    ("hit", "e", "a", 8, 5),
+    ("hit", "f", "b", 14, 2),
+    ("chain", "ef", 3),
+)
+
+
+def postponed_write() -> dict[str, Any]:
+    """``mlx.pool-write`` is to go between a prompt's forward pass and its write into the pool."""
+    schedule = [("join", "a", 40), ("decode", "a", 2), ("leave", "a"), ("hit", "b", "a", 30, 5)]
+    found: dict[str, Any] = {"asked": []}
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.pool-write"):
+            ours.activate(selection, strict=True)
+            player = playing.Player(made, radix=True)
+
+            def finalize(pending: Any, player: playing.Player = player) -> int:
+                del player.runner.prefill_finalize
+                found["asked"].append(asked())
+                return int(player.runner.prefill_finalize(pending))
+
+            if selection != "none":
+                player.runner.prefill_finalize = finalize
+            # In two parts, for the second of which it must be gone.
+            played = [asdict(player.play(schedule[:1], ends=False))]
+            found["afterwards"] = gone()
+            played.append(asdict(player.play(schedule[1:])))
+            found[selection] = played
+            ours.deactivate()
+    return found
+
+
+def running_requests(release: str) -> dict[str, Any]:
+    """Each patch that holds something of running requests: what it says, and what they get."""
+    cases = {
+        "0.5.10.post1": [("mlx.merged-cache", "qwen3")],
+        "0.5.11": [("mlx.kv-arena", "qwen3"), ("mlx.first-buffer", "qwen3")],
+        "0.5.23": [("mlx.kv-arena", "qwen3"), ("mlx.merged-state", "qwen3_next")],
+    }
+    found: dict[str, Any] = {}
+    for patch, name in cases[release]:
+        radix = patch in {"mlx.kv-arena", "mlx.first-buffer"}
+        with models.model(name, "float32") as made:
+            of = found[patch] = {"none": _in_parts(made, "none", radix=radix)}
+            of["patched"] = _in_parts(made, patch, radix=radix)
+    return found
+
+
+def _in_parts(made: Any, selection: str, *, radix: bool) -> dict[str, Any]:
+    player = playing.Player(made, radix=radix)
+    ours.activate(selection, strict=True)
+    found: dict[str, Any] = {"played": [asdict(player.play(RUNNING, ends=False))]}
+    if selection != "none":
+        found["asked"] = asked()
+    found["played"].append(asdict(player.play(GOING_ON, ends=False)))
+    found["afterwards"] = gone()
+    more = AFTERWARDS + HITS * radix
+    found["played"].append(asdict(player.play(more)))
+    ours.deactivate()
+    return found
+
+
+def small_buffers() -> dict[str, Any]:
+    """0.5.11, whose batched decode does not grow a buffer, with requests that cross 256 tokens.
+
+    "running": the patch goes while requests run. "only turns": with kept turns it goes at once.
+    "before the turns": ``mlx.next-turn`` stays, and continues from a turn of before.
+    """
+    found: dict[str, Any] = {}
+    crossing: list[playing.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
+    finished: list[playing.Step] = [("join", "z", 9), ("leave", "z")]
+    turn: list[playing.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    with models.model("qwen3", "float32") as made:
+
+        def parts(
+            selection: str, *schedules: Sequence[playing.Step], between: Callable[[], Any]
+        ) -> dict[str, Any]:
+            ours.activate(selection, strict=True)
+            player, said = playing.Player(made, radix=True), []
+            played = []
+            for schedule in schedules:
+                played.append(asdict(player.play(schedule, ends=False)))
+                if selection != "none":
+                    said.append(between())
+            held = player.runner._req_caches.values()
+            rooms = sorted({cache.max_seq_len for caches in held for cache in caches})
+            ours.deactivate()
+            return {"played": played, "said": said, "rooms": rooms}
+
+        plays = {
+            "running": (
+                "mlx.first-buffer",
+                (
+                    finished + crossing,
+                    [("decode", "ab", 2)],
+                    [("join", "c", 9)],
+                    [("join", "d", 250), ("decode", "abcd", 12), ("chain", "dcba", 10)],
+                ),
+                _asked_for_long,
+            ),
+            "only turns": ("mlx.first-buffer, mlx.next-turn", (turn,), _asked_and_kept),
+            "before the turns": (
+                "mlx.first-buffer, mlx.next-turn",
+                (
+                    turn,
+                    [("hit", "b", "a", 201, 40), ("join", "c", 230)],
+                    [("decode", "bc", 30), ("chain", "cb", 5)],
+                ),
+                _without_first_buffer,
+            ),
+        }
+        for name, (selection, schedules, between) in plays.items():
+            found[name] = {
+                what: parts(what, *schedules, between=between) for what in ("none", selection)
+            }
+            found[name]["patched"] = found[name].pop(selection)
+    return found
+
+
+def _asked_for_long() -> str:
+    asked()
+    time.sleep(0.6)
+    return asked()
+
+
+def _asked_and_kept() -> dict[str, Any]:
+    before, said = mx.get_active_memory(), asked()
+    gc.collect()
+    return {"said": said, "freed": before - mx.get_active_memory()}
+
+
+def _without_first_buffer() -> str:
+    engine._current[0].take_off("mlx.first-buffer")
+    engine.look_again()
+    return _states()
+
+
+def asked() -> str:
+    """Ask everything to leave; what is still on then, and why."""
+    ours.deactivate()
+    engine.look_again()
+    return _states()
+
+
+def gone() -> str:
+    """What is still on after another look."""
+    engine.look_again()
+    return _states()
+
+
+def _states() -> str:
+    report = engine.report()
+    if report is None:
+        return ""
+    return "; ".join(f"{each.id} {each.reason}" for each in report.patches if each.state == "live")

@@ -168,6 +168,7 @@ _LIGHTNING_ROWS = Patch(
     ),
     condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
+    anchors=_LIGHTNING_TARGETS,
     variants=(
         Variant(
             releases=between("0.5.10", "0.5.12.post1"),

@@ -303,7 +303,8 @@ _PREFILL_GRAPH = Patch(
             "",
             "no difference beyond the spread",
         ),
-        ("memory and time of the capture", "", "to be measured with two boots"),
+        ("GPU memory after the boot, 0.5.23", "73,392 MiB", "73,496 MiB"),
+        ("boot, two a side", "73, 79 s", "88, 92 s"),
     ),
     worth=Worth(
         "a",

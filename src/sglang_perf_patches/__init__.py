@@ -42,7 +42,12 @@ def activate(selection: str | None = None, *, strict: bool | None = None) -> Rep
 
 
 def deactivate() -> None:
-    """Take every patch of this process off again: stock's own objects are back in their places."""
+    """Take every patch of this process off again: stock's own objects are back in their places.
+
+    A patch that holds work, or that another thread is in a call of, stays on until that is over. A
+    warning says what it waits for; the process goes on with it once a second, and so does the next
+    call of this function.
+    """
     from .live import engine
 
     engine.deactivate()

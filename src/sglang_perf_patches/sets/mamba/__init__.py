@@ -289,7 +289,8 @@ _PREFILL_GRAPH = Patch(
         "that may replay what was captured, the patch can't be taken off."
     ),
     gain=(
-        "Short prompts get their first token in about half the time. Others that keep the GPU busy "
+        "Short prompts of a small model get their first token in about half the time; with the "
+        "dimensions of Qwen3.5-35B-A3B it takes 0.85 (0.72 to 1.01). Others that keep the GPU busy "
         "gain nothing. One H200, a model of 24 layers, in turns in one Engine; tokens and states "
         "were the same on both releases:"
     ),
@@ -407,7 +408,7 @@ _PREFILL_GRAPH_TRITON = Patch(
     why=(
         "On Hopper GPUs recent releases run a gated delta net's prefill with FlashInfer's kernel "
         "if CuTe DSL is installed. That kernel is the faster one for long prefills. But it picks "
-        "its algorithm by the batch, so it can't be captured, and a short prefill waits for "
+        "its algorithm by the batch, so it is not captured, and a short prefill waits for "
         "launches."
     ),
     how=(

@@ -47,9 +47,14 @@ def install_in_stock_rule(patching: Patching) -> None:
     growth.limit_growth(patching, serves)
 
     def make_budget(inner: Any) -> Any:
-        def _swa_tail_allocatable_token_budget(self: Any, *args: Any, **named: Any) -> int:
+        def _swa_tail_allocatable_token_budget(
+            self: Any,
+            retractable_tokens: Any = None,
+            retractable: Any = None,
+            *args: Any,
+            **named: Any,
+        ) -> int:
             running = self.scheduler.running_batch.reqs
-            retractable = named.get("retractable_swa_tokens")
             if retractable is not None and running and serves(self):
                 # Stock subtracts this from the largest need among running requests.
                 wants = [
@@ -57,8 +62,8 @@ def install_in_stock_rule(patching: Patching) -> None:
                     for r in running
                 ]
                 beyond = max(0, max(wants) - growth.bound(self))
-                named["retractable_swa_tokens"] = retractable + beyond
-            budget: int = inner(self, *args, **named)
+                retractable += beyond
+            budget: int = inner(self, retractable_tokens, retractable, *args, **named)
             return budget
 
         return _swa_tail_allocatable_token_budget

@@ -743,6 +743,59 @@ def leaving() -> dict[str, Any]:
     return found
 
 
+def whose_turn() -> dict[str, Any]:
+    """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
+    import gc
+
+    installed_release()
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import next_turn
+
+    turn: list[playing.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    again: list[playing.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
+
+        def continued(schedule: Sequence[Any], change: Any = None) -> int:
+            next_turn.COUNTS.clear()
+            player = playing.Player(made, radix=True)
+            player.play(schedule[:-1], ends=False)
+            if change is not None:
+                change(player)
+            player.play(schedule[-1:])
+            return next_turn.COUNTS["continued"]
+
+        def evicted(player: Any) -> None:
+            player._prefill("c", player._donated["a"][0], [])
+
+        def elsewhere(player: Any) -> None:
+            tokens, slots = player._donated["a"]
+            player._donated["a"] = tokens, [slot - 300 for slot in slots]
+
+        def flushed(player: Any) -> None:
+            player.evaluate_pool()  # its queued writes hold the buffers too
+            gc.collect()
+            before = mx.get_active_memory()
+            player._pool.clear()
+            found["freed by a flush"] = before - mx.get_active_memory()
+
+        found["same prefix in the radix cache"] = continued(again)
+        found["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
+        found["in other slots"] = continued(again, elsewhere)
+        found["after a flush"] = continued(again, flushed)
+        player = playing.Player(made, radix=True)
+        player.play(turn, ends=False)
+        sglang_perf_patches.deactivate()
+        gc.collect()
+        player._pool.clear()
+        found["of stock when taken off"] = "clear" not in vars(player._pool)
+    return found
+
+
 def states() -> dict[str, dict[str, str]]:
     """The state of each patch of the set, by the selection."""
     import sglang_perf_patches

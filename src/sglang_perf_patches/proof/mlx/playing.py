@@ -32,7 +32,8 @@ Step = tuple[Any, ...]
 - ``("leave", request)``,
 - ``("drop", request)``: the request leaves and its decoded tokens do not enter the pool, as after a
   retraction,
-- ``("clear", "")``: all caches are cleared, as by ``/flush_cache``,
+- ``("clear", "")``: the scheduler's caches are cleared, as by ``/flush_cache``; the runner removes
+  requests only afterwards,
 - ``("decode", requests)``,
 - ``("chain", requests, steps)``: steps, each built before the previous one is read,
 - ``("fail", requests, layer)``: a step in which an attention layer raises an exception."""
@@ -607,9 +608,13 @@ class Player:
     def _clear(self, played: Played) -> None:
         for who in self._held:
             self._note(who, played)
-        self._held.clear()
         self._note_pool(played)
-        self.runner.clear()
+        gone = list(self._held)
+        self._held.clear()
+        if self._pool is not None:
+            self._pool.clear()
+        for who in gone:
+            self.runner.remove_request(who)
 
     def _note_pool(self, played: Played) -> None:
         for who, (_, slots) in self._donated.items():
@@ -645,6 +650,9 @@ class _RequestPool:
         self._free = cycle(range(slots, 0, -1))
         self._rows: dict[str, int] = {}
         self.req_to_token = _Table()
+
+    def clear(self) -> None:
+        """Free all rows; they stay readable, as in a pool whose rows nobody has taken again."""
 
     def open(self, who: str, prefix_slots: list[int]) -> int:
         """Add a row for a request that begins with these slots."""

@@ -72,9 +72,9 @@ _TURN_TARGETS = (
     f"{_RUNNER}._release_cache",
     f"{_RUNNER}._acquire_cache",
     f"{_RUNNER}.prefill_start",
-    f"{_RUNNER}.clear",
 )
 _TURN_DEPENDS = (
+    f"{_RUNNER}.clear",
     f"{_RUNNER}._sync_new_kv_to_pool",
     f"{_RUNNER}._sync_decode_kv_to_pool",
     f"{_RUNNER}.prefill_finalize",
@@ -219,9 +219,8 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_CONTIGUOUS_CACHE}.write_token",
                     f"{_RUNNER}._release_cache",
                     f"{_RUNNER}.prefill_start",
-                    f"{_RUNNER}.clear",
                 ),
-                depends=_BUFFER_DEPENDS,
+                depends=(*_BUFFER_DEPENDS, f"{_RUNNER}.clear"),
                 note="a batched decode also goes on past the end of a buffer",
             ),
             Variant(
@@ -516,8 +515,13 @@ PATCHES: tuple[Patch, ...] = (
             Variant(
                 releases=releases.between("0.5.11", "0.5.12.post1"),
                 install=f"{_HERE}.kv_arena:install_contiguous",
-                targets=(*_ARENA_TARGETS, f"{_RUNNER}.clear"),
-                depends=(*_ARENA_DEPENDS, f"{_RUNNER}._cache_state_arrays", _CONTIGUOUS_CACHE),
+                targets=_ARENA_TARGETS,
+                depends=(
+                    *_ARENA_DEPENDS,
+                    f"{_RUNNER}._cache_state_arrays",
+                    f"{_RUNNER}.clear",
+                    _CONTIGUOUS_CACHE,
+                ),
                 note="for every layer; a batched decode also goes on past 4096 tokens",
             ),
             Variant(
@@ -779,10 +783,12 @@ PATCHES: tuple[Patch, ...] = (
         ),
         how=(
             "The caches of up to 16 finished requests, 2 GiB together, are kept. The longest "
-            "unused go first, and all go when stock clears its caches. A prompt that begins with "
+            "unused go first, and all go when stock flushes its cache. A prompt that begins with "
             "what they hold gets them, cut back to the point where it goes on, and runs from "
-            "there. Its new tokens go into the pool as in stock. If the radix cache has the same "
-            "tokens, give or take 64, the same tokens run as in stock and the logits are the same."
+            "there. Its new tokens go into the pool as in stock. Only a turn counts that the radix "
+            "cache has too, in the same slots. So prompts with another extra_key or cache_salt get "
+            "none. If the radix cache has the same tokens, give or take 64, the same tokens run as "
+            "in stock and the logits are the same."
         ),
         gain=(
             "The first token comes sooner from the second turn on. With a sliding window the gain "

@@ -49,18 +49,6 @@ def refuse_cudnn(core: Any) -> None:
 def install_contiguous(patching: Patching) -> None:
     """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
     _install_without_growth(patching, CONTIGUOUS)
-    core, cache_class = _core_and_class(patching, CONTIGUOUS)
-
-    def make(inner: Callable[..., None]) -> Callable[..., None]:
-        def clear(self: Any) -> None:
-            """Free the buffers of the caches that this runner keeps by itself."""
-            for cache in self._req_caches.values():
-                _let_go(cache, core, cache_class, self._max_seq_len)
-            inner(self)
-
-        return clear
-
-    patching.override(f"{RUNNER}.clear", make)
 
 
 def install_attention_without_growth(patching: Patching) -> None:

@@ -32,24 +32,13 @@ ATTENTION = f"{_KV_CACHE}.attention_kv_cache:ContiguousAttentionKVCache"
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
 RELEASE = f"{RUNNER}._release_cache"
-CLEAR = f"{RUNNER}.clear"
 
 _STEP = "_sglang_perf_patches_arena"
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1, whose runner's `clear` does not release each cache."""
-    rows = _install(patching, CONTIGUOUS, "layer_caches")
-
-    def make(inner: Callable[..., None]) -> Callable[..., None]:
-        def clear(self: Any) -> None:
-            for cache in self._req_caches.values():
-                _release(rows, cache)
-            inner(self)
-
-        return clear
-
-    patching.override(CLEAR, make)
+    """Serve 0.5.11 to 0.5.12.post1."""
+    _install(patching, CONTIGUOUS, "layer_caches")
 
 
 def install_attention(patching: Patching) -> None:
@@ -57,7 +46,7 @@ def install_attention(patching: Patching) -> None:
     _install(patching, ATTENTION, "attention_layer_caches")
 
 
-def _install(patching: Patching, cache_class: str, field: str) -> Rows:
+def _install(patching: Patching, cache_class: str, field: str) -> None:
     core: Any = patching.module("mlx.core")
     rows = Rows(core, patching.get(cache_class))
     choice = Choice(rows, Moves(rows))
@@ -111,7 +100,6 @@ def _install(patching: Patching, cache_class: str, field: str) -> Rows:
     patching.override(CORE, lambda inner: _Core(inner, patching))
     patching.override(BATCHED_DECODE, make_decode)
     patching.override(RELEASE, make_release)
-    return rows
 
 
 def _begin(choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str) -> _Step | None:

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from .buffer_ending import Ending
 from .first_buffer import ATTENTION, CONTIGUOUS
@@ -56,7 +56,7 @@ def _install_without_growth(patching: Patching, cache: str) -> None:
 
 
 def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> None:
-    """Keep caches, hand them to prefills, and drop them when stock clears its caches.
+    """Keep caches, hand them to prefills, and drop them when stock flushes its cache.
 
     Args:
         patching: names in, changes out.
@@ -77,7 +77,9 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
         def remove_request(self: Any, req_id: str) -> None:
             """Note the tokens of the request whose caches stock is about to release."""
             turns = turns_of(self)
-            turns.leaving = list(self._req_token_ids.get(req_id, ()))
+            slots = turns.slots.pop(req_id, None)
+            if slots:
+                turns.leaving = list(self._req_token_ids.get(req_id, ())), slots
             try:
                 inner(self, req_id)
             finally:
@@ -89,7 +91,7 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
         def release_cache(self: Any, cache: list[Any]) -> None:
             """Keep a finished request's caches; stock releases others and the oldest ones."""
             turns = turns_of(self)
-            if turns.leaving is None or not turns.keep(turns.leaving, cache):
+            if turns.leaving is None or not turns.keep(*turns.leaving, cache):
                 inner(self, cache)
             for released in turns.take_surplus():
                 inner(self, released)
@@ -118,7 +120,9 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
             """Run only the tokens that are new since the previous turn."""
             turns, prefix = turns_of(self), len(prefix_slot_ids)
             tokens = list(full_token_ids)
-            found = turns.find(tokens, prefix)
+            _watch(self, turns)
+            turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
+            found = turns.find(tokens, prefix_slot_ids)
             if found is None or len(new_token_ids) + prefix != len(tokens):
                 words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
                 return inner(self, req_id, *words, *more, **options)
@@ -140,19 +144,10 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
 
         return prefill_start
 
-    def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
-        def clear(self: Any) -> None:
-            """Drop all turns when stock clears its caches."""
-            inner(self)
-            turns_by_runner.pop(self, None)
-
-        return clear
-
     patching.override(f"{RUNNER}.remove_request", make_remove)
     patching.override(f"{RUNNER}._release_cache", make_release)
     patching.override(f"{RUNNER}._acquire_cache", make_acquire)
     patching.override(f"{RUNNER}.prefill_start", make_prefill)
-    patching.override(f"{RUNNER}.clear", make_clear)
 
 
 @dataclass(eq=False)
@@ -161,11 +156,13 @@ class _Turn:
 
     Attributes:
         tokens: the tokens that its caches were computed from.
+        slots: the radix cache's slots of its prompt, or of the prompt's first chunk.
         caches: stock's caches, by layer.
         size: size of the caches, in bytes.
     """
 
     tokens: list[int]
+    slots: list[int]
     caches: list[Any]
     size: int
 
@@ -174,16 +171,24 @@ class _Turns:
     """The turns that one runner keeps, the longest unused first.
 
     Attributes:
-        leaving: the tokens of the request that stock is removing; None at other times.
+        slots: for each running request, those of its prompt.
+        leaving: tokens and slots of the request that stock is removing; None at other times.
         handed: the caches for the current prefill.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, _Turn] = OrderedDict()
-        self.leaving: list[int] | None = None
+        self.slots: dict[str, list[int]] = {}
+        self.leaving: tuple[list[int], list[int]] | None = None
         self.handed: list[Any] | None = None
+        self.watched: Callable[[], Any] = lambda: None
 
-    def keep(self, tokens: Sequence[int], caches: list[Any]) -> bool:
+    def forget(self) -> None:
+        """Drop all turns, also those of requests that are still to be removed."""
+        self._kept.clear()
+        self.slots.clear()
+
+    def keep(self, tokens: Sequence[int], slots: list[int], caches: list[Any]) -> bool:
         """Keep caches that start at the first token; False if they can't be continued."""
         lengths = {cache.offset for cache in caches if hasattr(cache, "offset")}
         # A layer without an offset has a recurrent state, which can't be truncated to a prefix.
@@ -197,7 +202,7 @@ class _Turns:
             if leave is not None:
                 leave()
         size = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
-        turn = _Turn(list(tokens[:length]), caches, size)
+        turn = _Turn(list(tokens[:length]), slots[:length], caches, size)
         self._kept[id(turn)] = turn
         COUNTS["kept"] += 1
         return True
@@ -212,18 +217,27 @@ class _Turns:
             COUNTS["let go"] += 1
         return surplus
 
-    def find(self, prompt: Sequence[int], prefix: int) -> tuple[int, list[Any]] | None:
+    def find(
+        self, prompt: Sequence[int], prefix_slots: Sequence[int]
+    ) -> tuple[int, list[Any]] | None:
         """The end of a prompt's longest kept prefix, and the caches truncated to it.
+
+        Only a turn that is in the radix cache counts, in the same slots. The radix cache separates
+        prompts by `extra_key` and `cache_salt`, each with slots of its own. So nobody can tell from
+        the time that a prompt takes what somebody else has sent, or what was sent before a flush.
 
         Args:
             prompt: the tokens of the whole prompt.
-            prefix: number of its tokens that the radix cache has.
+            prefix_slots: the slots of those that the radix cache has.
 
         Returns:
             None where stock runs as few tokens by itself.
         """
-        best, most = None, 0
+        best, most, prefix = None, 0, len(prefix_slots)
         for turn in self._kept.values():
+            seen = min(len(turn.slots), prefix)
+            if not seen or turn.slots[:seen] != list(prefix_slots[:seen]):
+                continue
             common = min(_common(turn.tokens, prompt), len(prompt) - 1)
             start = _start(turn.caches, common, prefix)
             if start > most:
@@ -234,6 +248,32 @@ class _Turns:
         for cache in best.caches:
             _cut_back(cache, most)
         return most, best.caches
+
+
+def _watch(runner: Any, turns: _Turns) -> None:
+    """Drop the turns when stock flushes its cache.
+
+    A flush calls nothing of the MLX backend. It clears the scheduler's pool of requests, which the
+    runner has too. So the pool, one object, gets a `clear` of its own, which goes with the turns.
+    """
+    pool = runner._req_to_token_pool
+    if pool is None or turns.watched() is pool:
+        return
+    turns.watched = ref(pool)
+    watched: Callable[[], Any] = turns.watched
+    kept = ref(turns)
+
+    def clear() -> None:
+        """Free all rows, as the pool's class does, and drop the turns."""
+        pool, turns = watched(), kept()
+        assert pool is not None  # it is called on the pool
+        if turns is None:  # the patch has been taken off
+            vars(pool).pop("clear", None)
+        else:
+            turns.forget()
+        type(pool).clear(pool)
+
+    vars(pool)["clear"] = clear
 
 
 def _start(caches: Sequence[Any], common: int, prefix: int) -> int:

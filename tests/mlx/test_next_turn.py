@@ -1,0 +1,95 @@
+"""``mlx.next-turn``: a flush of the cache reaches the turns, and tenants don't share them."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from linux_mlx.environments import sglang_environment
+from linux_mlx.patches import live_and_run
+from linux_mlx.server import Server, running_server
+from mlx_server_on_cpu import write_model
+
+Found = Callable[..., Any]
+
+_SOURCE = Path(__file__).parents[2] / "src"
+_RECORD_S = 3.0  # a record is written once a second
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+def test_who_continues_a_turn(found: Found, release: str) -> None:
+    of = found(release, "whose_turn")
+    assert of["same prefix in the radix cache"] == 1
+    assert of["not in the radix cache"] == 0
+    assert of["in other slots"] == 0
+    assert of["after a flush"] == 0
+    # K and V of a turn of 256 tokens, 2 heads of 32, in 4 layers in float32.
+    assert of["freed by a flush"] >= 2 * 256 * 2 * 32 * 4 * 4
+    assert of["of stock when taken off"] is True
+
+
+@pytest.mark.whole_matrix  # a server each
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
+def test_a_flush_and_another_tenant_in_a_real_server(release: str, tmp_path: Path) -> None:
+    environment = sglang_environment(release)
+    model = write_model(environment, tmp_path)
+    words, others = Random(1), Random(2)
+    with running_server(
+        environment,
+        model,
+        selection="mlx.next-turn",
+        log=tmp_path / "log",
+        launcher=(environment.python, "-m", "sglang_perf_patches", "run"),
+        python_path=(_SOURCE,),
+    ) as server:
+
+        def say(tokens: list[int], tenant: str) -> None:
+            _generate(server, tokens, tenant)
+            # Stock removes a finished request only when another one decodes.
+            _generate(server, _words(others, 9), "other")
+
+        def has_continued() -> bool:
+            time.sleep(_RECORD_S)
+            return "mlx.next-turn" in live_and_run(server, patience_s=0)
+
+        first = _words(words, 90)
+        say(first, "a")
+        say(first + _words(words, 40), "b")
+        assert not has_continued()
+        assert _post(server, "/flush_cache", None).startswith("Cache flushed")
+        again = first + _words(words, 40)
+        say(again, "a")
+        assert not has_continued()
+        say(again + _words(words, 40), "a")
+        assert has_continued()
+
+
+def _words(chance: Random, count: int) -> list[int]:
+    return [chance.randrange(3, 200) for _ in range(count)]
+
+
+def _generate(server: Server, tokens: list[int], tenant: str) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+    _post(
+        server,
+        "/generate",
+        {"input_ids": tokens, "sampling_params": sampling, "extra_key": tenant},
+    )
+
+
+def _post(server: Server, path: str, content: Any) -> str:
+    request = urllib.request.Request(
+        server.url + path,
+        data=json.dumps(content).encode() if content is not None else b"",
+        headers={"Content-Type": "application/json"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return str(reply.read().decode())

@@ -11,7 +11,13 @@ import torch
 
 from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
 from sglang_perf_patches.proof.swa.frees import states as states_of_episodes
-from sglang_perf_patches.proof.swa.loads import admitted, alone_without_limit, history, pressed
+from sglang_perf_patches.proof.swa.loads import (
+    admitted,
+    alone_without_limit,
+    backed_up,
+    history,
+    pressed,
+)
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.growth import NEVER, bound, eviction_interval
@@ -362,6 +368,13 @@ def the_host_backs_the_window_up(page_size: int) -> None:
             assert expected.eq(named).all()
 
 
+def none_fails_for_the_host(swa_tokens: int = 6000, new: int = 400) -> None:
+    """Where retracted KV exceeds the host's pool, which stock never fills: each request ends."""
+    found = backed_up(swa_tokens, 1000, new)
+    assert (found["finished"], found["aborted"]) == (64, 0), found
+    assert found["retractions"] > 64, "more is to be retracted than the host's pool holds"
+
+
 def evicts_only_where_it_would_retract() -> None:
     """Where the step fits, the check evicts nothing, and a fresh request is left alone."""
     shape = Shape(
@@ -394,6 +407,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
 } | {
     "admitted": admitted,
     "alone_without_limit": alone_without_limit,
+    "backed_up": backed_up,
     "history": history,
     "pressed": pressed,
     "states_of_episodes": states_of_episodes,

@@ -31,6 +31,7 @@ SHAPES = st.builds(
     transfer=st.integers(0, 2),
     over=st.sampled_from(episodes.OVER_ALLOCATIONS),
     layout=st.sampled_from(episodes.LAYOUTS),
+    backup=st.sampled_from(episodes.BACKUPS),
 )
 
 

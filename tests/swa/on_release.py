@@ -50,12 +50,13 @@ def main() -> int:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
+    import leaving_checks
     import pool_checks
     from checks import CHECKS
     from machine import play
 
     own = {"select": select, "states": states, "prove": prove, "broken": broken}
-    return {**CHECKS, **pool_checks.CHECKS, "play": play, **own}
+    return {**CHECKS, **leaving_checks.CHECKS, **pool_checks.CHECKS, "play": play, **own}
 
 
 def select(text: str) -> None:
@@ -112,12 +113,17 @@ def _out_of_work(names: list[str]) -> Iterator[None]:
         cpu_copy,
         free_without_sync,
         growth,
+        host_copies,
+        leaving,
         page_size_1,
         tail_allocation,
         tail_prealloc,
     )
 
-    modules = (cpu_copy, free_without_sync, growth, page_size_1, tail_allocation, tail_prealloc)
+    modules = (
+        *(cpu_copy, free_without_sync, growth, host_copies, leaving),
+        *(page_size_1, tail_allocation, tail_prealloc),
+    )
     kept = []
     for name in names:
         holders = [module for module in modules if hasattr(module, name)]

@@ -46,6 +46,8 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         (["limit_growth"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
         (["record_evicted"], "play", EPISODES),
+        (["keep_beside_the_pool"], "none_fails_for_the_host", {}),
+        (["hold_if_long"], "a_long_request_is_served_to_its_end", {"page_size": 1}),
     ),
 }
 """Which functions of the patches to disable on a release, and the job that notices.
@@ -77,8 +79,35 @@ def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
     return jobs
 
 
-def plan_in_depth(release: str, episodes: int, pages: Sequence[int] = (1, 64)) -> Plan:
-    """Every check of a release, with so many random episodes; the slowest at these page sizes."""
+def plan_of_leaving(release: str, whole: bool) -> Plan:
+    """Patches are taken off in the middle of things; each wait costs a second."""
+    jobs: Plan = []
+    old = before(release, "0.5.12")
+    host = not before(release, "0.5.19")
+    for page in (1, 16) if old else (1,):
+        jobs += [
+            (f"leaves, long {page}", "a_long_request_is_served_to_its_end", {"page_size": page})
+        ]
+        if whole:
+            names = ("an_aborted_request_keeps_nothing_on", "short_requests_keep_nothing_on")
+            jobs += [(f"leaves, {name} {page}", name, {"page_size": page}) for name in names]
+        if old or host:
+            given = {"page_size": page, "backup": "default" if host else "cpu_tensor"}
+            jobs.append((f"leaves, copy {page}", "a_copy_is_loaded_first", given))
+    return [*jobs, ("left: select", "select", {"text": "none"})]
+
+
+def plan_in_depth(
+    release: str, episodes: int, pages: Sequence[int] = (1, 64), whole: bool = True
+) -> Plan:
+    """Every check of a release, with so many random episodes; the slowest at these page sizes.
+
+    Args:
+        release: which one.
+        episodes: how many of them.
+        pages: the page sizes of the slowest checks.
+        whole: whether every check of leaving, and of the host's pool, is among them.
+    """
     jobs: Plan = []
 
     def add(key: str, job: str, /, **arguments: Any) -> None:
@@ -141,6 +170,10 @@ def plan_in_depth(release: str, episodes: int, pages: Sequence[int] = (1, 64)) -
         add("left to stock", "left_to_stock")
         add("hint", "the_hint_is_what_the_patch_does")
         add("exact once more: select", "select", text=EXACT)
+    if not before(release, "0.5.19"):
+        add("host full", "none_fails_for_the_host")
+        if whole:
+            add("host full, longer", "none_fails_for_the_host", swa_tokens=8192, new=2000)
     add("exact: pressed", "pressed", **PRESSED)
     add("play exact", "play", episodes=(episodes + 1) // 2)
     add("states exact", "states")
@@ -166,7 +199,7 @@ def plan_in_depth(release: str, episodes: int, pages: Sequence[int] = (1, 64)) -
     add("guard", "evicts_only_where_it_would_retract")
     add("play all", "play", episodes=episodes // 2)
     add("states all", "states")
-    return jobs
+    return jobs + plan_of_leaving(release, whole)
 
 
 def proven(release: str) -> list[str]:
@@ -193,7 +226,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     in_depth = whole or request.param in tiers.ends_of(GROUPS)
     # In the default tier the newest release shows the slowest checks at both page sizes.
     pages = (1, 64) if whole or request.param == GROUPS[-1] else (1,)
-    jobs = plan_in_depth(request.param, episodes, pages) if in_depth else []
+    jobs = plan_in_depth(request.param, episodes, pages, whole) if in_depth else []
     jobs += plan_of_proof(request.param, _proved(shown, request.param))
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
     found = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from . import host_pool
+
 _DECODE = "sglang.srt.disaggregation.decode"
 
 
@@ -41,6 +43,8 @@ class Shape:
             disaggregated server.
         layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
             what both agreed on; ``"replicas"``, one of two with a draft model.
+        backup: where retracted KV goes, from 0.5.18 on: ``"cpu_tensor"``, or ``"default"`` for what
+            the release takes if it is not told (`host_pool`).
     """
 
     window: int | None
@@ -55,6 +59,7 @@ class Shape:
     over_allocation: int = 0
     sorts: bool = True
     layout: str = "one"
+    backup: str = "cpu_tensor"
 
 
 @dataclass
@@ -115,6 +120,8 @@ class DecodeWorker:
         )
         self.pool, self.allocator = _pools(shape)
         self.tree_cache = _tree_cache(shape, self.rows, self.allocator)
+        if _in_host_pool(shape):
+            host_pool.attach(self.tree_cache, self.pool, shape.context)
         self.transfers = _Transfers()
         self.batch = self._batch()
         self.scheduler = self._scheduler()
@@ -541,7 +548,8 @@ def _mentions(function: Any, text: str) -> bool:
 def _server_args(shape: Shape) -> Any:
     from sglang.srt import server_args as module
 
-    more = {"disaggregation_decode_retraction_backup": "cpu_tensor"}
+    backup = "host_pool" if _in_host_pool(shape) else "cpu_tensor"
+    more = {"disaggregation_decode_retraction_backup": backup}
     known = inspect.signature(module.ServerArgs).parameters
     arguments = module.ServerArgs(
         model_path="dummy",
@@ -626,11 +634,14 @@ def _tree_cache(shape: Shape, rows: Any, allocator: Any) -> Any:
     return UnifiedRadixCache(parameters)
 
 
+def _in_host_pool(shape: Shape) -> bool:
+    return shape.backup == "default" and host_pool.is_default()
+
+
 def _backs_up_in_host_pool() -> bool:
     """Whether a decode server backs retracted KV up in a pool of the host, from 0.5.18 on.
 
-    With it comes another cache. Its copies need a GPU: here KV goes to tensors instead, which is
-    the same server's other choice.
+    With it comes another cache. KV goes to tensors instead if the server is told to.
     """
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     return "disaggregation_decode_retraction_backup" in inspect.signature(arguments).parameters

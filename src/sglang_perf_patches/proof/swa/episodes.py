@@ -17,6 +17,8 @@ OUTPUTS = (1, 2, 17, 40, 90)
 LAYOUTS = ("one", "one", "stages", "replicas")
 """Of `Shape.layout`: half of the episodes are those of one rank."""
 
+BACKUPS = ("default", "cpu_tensor")
+
 
 def shape(
     *,
@@ -29,6 +31,7 @@ def shape(
     transfer: int,
     over: int,
     layout: str = "one",
+    backup: str = "default",
 ) -> Shape:
     """A small worker: sliding-window KV for so many requests' tails and so much growth."""
     return Shape(
@@ -43,6 +46,7 @@ def shape(
         transfer_steps=transfer,
         over_allocation=over,
         layout=layout,
+        backup=backup,
     )
 
 
@@ -118,6 +122,7 @@ def play(random: Random, pages: Sequence[int] = PAGES, rules: int = 10) -> int:
         reserved=random.choice(RESERVES),
         transfer=random.randint(0, 2),
         over=random.choice(OVER_ALLOCATIONS),
+        backup=random.choice(BACKUPS),
     )
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]
     episode = Episode(chosen, lengths)

@@ -119,6 +119,48 @@ def pressed(
     }
 
 
+def backed_up(
+    swa_tokens: int,
+    prompt: int,
+    new: int,
+    *,
+    window: int = 128,
+    full_tokens: int = 262_144,
+    requests: int = 64,
+    transfer_steps: int = 1,
+    backup: str = "default",
+) -> dict[str, int]:
+    """What becomes of equal requests at page size 1, retracted KV going to the release's default.
+
+    Raises:
+        Different: requests are left.
+    """
+    shape = Shape(
+        window=window,
+        page_size=1,
+        swa_tokens=swa_tokens,
+        full_tokens=full_tokens,
+        context=prompt + new + 512,
+        transfer_steps=transfer_steps,
+        backup=backup,
+    )
+    worker = DecodeWorker(shape)
+    for _ in range(requests):
+        worker.submit(prompt, new)
+    for _ in range(40 * new):
+        if worker.idle:
+            break
+        worker.step()
+    must(worker.idle, "requests are left")
+    Witness(worker).check_drained()
+    return {
+        "finished": worker.counts.finished,
+        "aborted": worker.counts.aborted,
+        "retractions": worker.counts.retractions,
+        "steps": worker.counts.steps,
+    }
+
+
 def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, Any]:
     """Requests without ``max_tokens`` and a pool far below 4096: one after the other, to the end.
 

@@ -202,7 +202,6 @@ _UNPAGED = f"{_SETS}.page_size_1"
 _GATE = f"{_QUEUE}._uses_swa_tail_prealloc"
 _STOCK_RULE = _of(
     _QUEUE,
-    "__init__",
     "_swa_tail_len",
     "_swa_retractable_len",
     "_prealloc_kv_lens",
@@ -222,12 +221,38 @@ _EVICTED = (  # reads how far a request is evicted, or copies mapped slots
 )
 
 
-def _in_function(first: str, last: str, *more: str) -> Variant:
-    """swa.page-size-1 from 0.5.16 on: one body, and what some releases have besides."""
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+_LIMIT = _of(_QUEUE, "__init__", "_check_if_req_exceed_kv_capacity")
+
+
+def _in_function(first: str, last: str, *more: str, copies: tuple[str, ...] = ()) -> Variant:
+    """swa.page-size-1 from 0.5.16 on: one body, and what some releases have besides.
+
+    Args:
+        first: the first release.
+        last: the last one.
+        more: what else it relies on.
+        copies: from 0.5.19 on the names of what keeps retracted KV in the host's pool.
+    """
+    name = "install_in_function"
+    if copies:
+        name = "install_with_copies" if copies == _COPIES else "install_with_old_copies"
+        more = (
+            *more,
+            *(f"sglang.srt.mem_cache.common:{each}" for each in ("RetractionBackup", *copies)),
+            f"{_BATCH}:Req.offload_kv_cache",
+            f"{_BATCH}:Req.load_kv_cache",
+            f"{_CACHE}._retraction_device_transfers",
+        )
     return Variant(
         releases=releases.between(first, last),
-        install=f"{_UNPAGED}:install_in_function",
-        targets=(_GATE, f"{_DECODE}:alloc_for_decode_prealloc"),
+        install=f"{_UNPAGED}:{name}",
+        targets=(
+            _GATE,
+            f"{_DECODE}:alloc_for_decode_prealloc",
+            *_LIMIT,
+            *_of(_CACHE, *copies),
+        ),
         depends=(
             *_STOCK_RULE,
             f"{_QUEUE}._pre_alloc",
@@ -238,6 +263,8 @@ def _in_function(first: str, last: str, *more: str) -> Variant:
     )
 
 
+_OLD_COPIES = ("retraction_backup", "retraction_restore", "retraction_discard")
+_COPIES = ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup")
 _SEGMENTS = (
     "sglang.srt.mem_cache.common:free_kv_row_segments",
     *_of(_NEW_ALLOCATOR, "free_swa_segment", "free_full_segment"),
@@ -257,7 +284,9 @@ PAGE_SIZE_1 = Patch(
         "the last window of tokens. Budgets, admission and eviction are stock's own, or those of "
         "swa.tail-prealloc. Stock's code runs at other page sizes, and in the cases that "
         "swa.tail-prealloc leaves to it. From 0.5.12 on, where admission is stock's own, pipeline "
-        "parallelism and data parallelism with a draft model are supported."
+        "parallelism and data parallelism with a draft model are supported. From 0.5.19 on a "
+        "retracted request that the host's pool has no room for is kept in tensors on the host, "
+        "as in older releases; stock would abort it."
     ),
     gain=(
         "A decode server that its sliding-window pool limits gains: more requests are in transfer "
@@ -314,22 +343,26 @@ PAGE_SIZE_1 = Patch(
         Variant(
             releases=releases.between("0.5.12", "0.5.12.post1"),
             install=f"{_UNPAGED}:install_in_queue",
-            targets=(_GATE, f"{_QUEUE}._pre_alloc"),
+            targets=(_GATE, f"{_QUEUE}._pre_alloc", *_LIMIT),
             depends=(*_STOCK_RULE, *_of(_OLD_ALLOCATOR, *_ALLOCATES), *_EVICTED),
         ),
         Variant(
             releases=_FIRST_WITH_ALLOCATOR_MODULE,
             install=f"{_UNPAGED}:install_in_queue",
-            targets=(_GATE, f"{_QUEUE}._pre_alloc"),
+            targets=(_GATE, f"{_QUEUE}._pre_alloc", *_LIMIT),
             depends=(*_STOCK_RULE, *_of(_NEW_ALLOCATOR, *_ALLOCATES), *_EVICTED),
         ),
         _in_function("0.5.16", "0.5.18"),
-        _in_function("0.5.19", "0.5.19", "sglang.srt.mem_cache.common:free_kv_row_segments"),
-        _in_function("0.5.20", "0.5.20", *_SEGMENTS),
+        _in_function(
+            *("0.5.19", "0.5.19", "sglang.srt.mem_cache.common:free_kv_row_segments"),
+            copies=_OLD_COPIES,
+        ),
+        _in_function("0.5.20", "0.5.20", *_SEGMENTS, copies=_OLD_COPIES),
         _in_function(
             *("0.5.21", "0.5.23", *_SEGMENTS),
             *_of(_QUEUE, "_alloc_for_decode_prealloc", "_uses_swa_reservation"),
             "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.evict_sliding_windows",
+            copies=_COPIES,
         ),
     ),
 )

@@ -18,9 +18,12 @@ from .window import ceil_align, idle, unserved
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
+_LEAVES = "beside a request that it admitted, stock's own rule admits no more than the patch does"
+
 
 def install(patching: Patching) -> None:
     """Before 0.5.12: swa.tail-prealloc uses one method for the size that a request grows to."""
+    patching.anytime(_LEAVES)
     serves = _serving(patching)
 
     def make(inner: Any) -> Any:
@@ -42,6 +45,7 @@ def install_in_stock_rule(patching: Patching) -> None:
 
     The first alone: once it has its slots, the pools are no longer whole and the server not idle.
     """
+    patching.anytime(_LEAVES)
     serves = _serving(patching)
     growth.limit_growth(patching, lambda queue: idle(queue) and serves(queue) and can_end(queue))
 

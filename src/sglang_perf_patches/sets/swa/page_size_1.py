@@ -6,10 +6,12 @@ Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...model.patching import MISSING
+from . import host_copies, leaving
 from .tail_allocation import record_evicted, tail_only
 from .tail_prealloc import DECODE, QUEUE
 from .window import fill_length, unserved, unserved_by_tails
@@ -24,15 +26,52 @@ def install(patching: Patching) -> None:
 
 
 def _install_condition(patching: Patching, reason: Callable[[Any], str | None]) -> None:
+    patching.drain(leaving.is_idle, leaving.WAITS_FOR)
+
     def make(inner: Any) -> Any:
         return _uses_swa_tail_prealloc(patching, inner, reason)
 
     patching.override(f"{QUEUE}._uses_swa_tail_prealloc", make)
 
 
+def _install_limit(patching: Patching) -> None:
+    """From 0.5.12: the longest prompt is one that the full pool holds, while the patch is on.
+
+    Stock decides on it once, when the queue is made, by the same condition.
+    """
+
+    def make_init(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+            inner(self, *args, **named)
+            unpaged = self.token_to_kv_pool_allocator.page_size == 1
+            if unpaged and self._uses_swa_tail_prealloc():
+                windows = self.scheduler.tp_worker.model_runner.swa_max_total_num_tokens
+                longest = self.max_total_num_tokens
+                leaving.keep_limit(self, longest, min(longest, windows))
+
+        return __init__
+
+    def make_check(inner: Any) -> Any:
+        def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
+            if "_swa_longest" not in vars(self):
+                return bool(inner(self, req))
+            with leaving.longer(self):
+                exceeds = bool(inner(self, req))
+            if not exceeds:
+                leaving.hold_if_long(self, req)
+            return exceeds
+
+        return _check_if_req_exceed_kv_capacity
+
+    patching.override(f"{QUEUE}.__init__", make_init)
+    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+
+
 def install_in_queue(patching: Patching) -> None:
     """0.5.12 to 0.5.15.post1: the queue's own method allocates."""
     _install_condition(patching, unserved_by_tails)
+    _install_limit(patching)
     decode = patching.module(DECODE)
 
     def make(inner: Any) -> Any:
@@ -55,6 +94,7 @@ def install_in_queue(patching: Patching) -> None:
 def install_in_function(patching: Patching) -> None:
     """From 0.5.16: a function of the module allocates."""
     _install_condition(patching, unserved_by_tails)
+    _install_limit(patching)
     decode = patching.module(DECODE)
 
     def make(inner: Any) -> Any:
@@ -73,6 +113,18 @@ def install_in_function(patching: Patching) -> None:
     patching.override(f"{DECODE}:alloc_for_decode_prealloc", make)
 
 
+def install_with_old_copies(patching: Patching) -> None:
+    """0.5.19 and 0.5.20: besides, retracted KV goes to a host pool that may be full."""
+    install_in_function(patching)
+    host_copies.keep_beside_the_pool(patching, host_copies.OLD_NAMES)
+
+
+def install_with_copies(patching: Patching) -> None:
+    """From 0.5.21: as `install_with_old_copies`, by other names."""
+    install_in_function(patching)
+    host_copies.keep_beside_the_pool(patching, host_copies.NAMES)
+
+
 def _uses_swa_tail_prealloc(
     patching: Patching, inner: Any, why_not: Callable[[Any], str | None]
 ) -> Any:
@@ -88,6 +140,7 @@ def _uses_swa_tail_prealloc(
             self._swa_tail_served_unpaged = reason is None
             if reason is None:
                 patching.ran.seen = True
+                self.token_to_kv_pool_allocator._swa_tails_unpaged = True
             else:
                 patching.gate(reason)
         return bool(self._swa_tail_served_unpaged)

@@ -22,6 +22,7 @@ CONFIGURATOR = "sglang.srt.model_executor.pool_configurator:HybridSWAPoolConfigu
 
 def install(patching: Patching) -> None:
     """Give stock's own arithmetic another ratio, if the operator set none."""
+    patching.anytime("pools keep the sizes that they were made with, whoever computed them")
 
     def make_init(inner: Any) -> Any:
         @functools.wraps(inner)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from . import cpu_copy, tail_allocation
+from . import cpu_copy, leaving, tail_allocation
 from .window import ceil_align, fill_length, idle, tail_length, unserved
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
 
 def install(patching: Patching) -> None:
     """The change itself, on releases before 0.5.12."""
+    patching.drain(leaving.is_idle, leaving.WAITS_FOR)
     _install_allocation(patching)
     _install_condition(patching)
     _install_capacity(patching)
@@ -99,7 +100,7 @@ def _install_capacity(patching: Patching) -> None:
             if self._uses_swa_tail_prealloc():
                 self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 given = signature.bind(self, *args, **named).arguments
-                self.max_total_num_tokens = given["max_total_num_tokens"]
+                leaving.keep_limit(self, given["max_total_num_tokens"], self.max_total_num_tokens)
             else:
                 patching.gate(unserved(self) or "the page size is 1")
 
@@ -107,10 +108,14 @@ def _install_capacity(patching: Patching) -> None:
 
     def make_check(inner: Any) -> Any:
         def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
-            if inner(self, req):
-                return True
-            message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
+            with leaving.longer(self):
+                if inner(self, req):
+                    return True
+            if not self._uses_swa_tail_prealloc():
+                return False
+            message = _never_fits(self, req)
             if message is None:
+                leaving.hold_if_long(self, req)
                 return False
             logger.error(message)
             decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
@@ -201,10 +206,13 @@ def install_fixes_moved(patching: Patching) -> None:
 
 def install_page_price(patching: Patching) -> None:
     """On 0.5.14 to 0.5.17: a request is priced in whole pages, as it is allocated."""
+    patching.anytime("it only prices requests that are not admitted yet")
     _install_price(patching, reserve_swa=True)
 
 
 def _install_tracking(patching: Patching, allocator: str) -> None:
+    patching.anytime("what it records of a request is what stock's own evictions record")
+
     def make_pre_alloc(inner: Any) -> Any:
         def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
             slots = inner(self, req, *args, **named)

@@ -24,6 +24,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 def install(patching: Patching) -> None:
     """Before 0.5.12: swa.tail-prealloc uses one method for the size that a request grows to."""
+    patching.anytime("it holds nothing of a request that it admitted: stock's rule counts more")
     serves = _serving(patching)
 
     def make(inner: Any) -> Any:
@@ -42,6 +43,7 @@ def install(patching: Patching) -> None:
 
 def install_in_stock_rule(patching: Patching) -> None:
     """From 0.5.12 on: stock's own rule with bounded figures."""
+    patching.anytime("it holds nothing of a request that it admitted: stock's rule counts more")
     decode = patching.module(DECODE)
     serves = _serving(patching)
     growth.limit_growth(patching, serves)

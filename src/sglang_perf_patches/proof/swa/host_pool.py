@@ -1,0 +1,158 @@
+"""The host pool of retracted KV that a decode server has by default from 0.5.19 on, without a GPU.
+
+Stock's own: what is backed up (``UnifiedRadixCache``), the order in which slots are taken and
+given back (``HostPoolGroup``), and what happens where there are none (``ScheduleBatch``). A
+stand-in takes the place of pinned memory, and of the controller whose copies need a GPU's streams.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+RATIO = 0.2
+"""Slots of the host's pools over the device's: stock's ``BACKUP_ONLY_HICACHE_RATIO``."""
+
+
+def is_default() -> bool:
+    """Whether the installed release backs retracted KV up in a pool of this size, if not told."""
+    try:
+        module = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
+    except ImportError:
+        return False
+    return bool(getattr(module, "BACKUP_ONLY_HICACHE_RATIO", None) == RATIO)
+
+
+def attach(cache: Any, pool: Any, longest: int) -> None:
+    """Give a ``UnifiedRadixCache`` the host's pools.
+
+    Args:
+        cache: whose requests are backed up.
+        pool: the ``SWAKVPool``.
+        longest: the longest sequence, in tokens: from 0.5.22 on the pool holds one at least.
+    """
+    groups = importlib.import_module("sglang.srt.mem_cache.pool_host.group")
+    names = importlib.import_module("sglang.srt.mem_cache.hicache_storage").PoolName
+    builder = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
+    ratio = RATIO
+    if hasattr(builder, "decode_retraction_max_tokens"):
+        ratio = max(ratio, min(longest - 1, pool.full_kv_pool.size) / pool.full_kv_pool.size)
+    parts = ((names.KV, pool.full_kv_pool), (names.SWA, pool.swa_kv_pool))
+    entries = [
+        groups.PoolEntry(
+            name=name,
+            host_pool=_Slots(part, ratio, cache.page_size),
+            device_pool=part,
+            layer_mapper=lambda layer: layer,
+            is_primary_index_anchor=name == names.KV,
+        )
+        for name, part in parts
+    ]
+    cache.host_pool_group = groups.HostPoolGroup(entries)
+    cache.cache_controller = _Controller(cache.host_pool_group)
+
+
+def free(cache: Any) -> list[tuple[int, int]]:
+    """Of each host pool of a cache: how many slots are free, and how many there are."""
+    entries = cache.host_pool_group.entries
+    return [(len(entry.host_pool.slots), entry.host_pool.size) for entry in entries]
+
+
+class _Slots:
+    """In the place of a ``HostKVCache``: slots in whole pages, and room for what they hold."""
+
+    layout = "layer_first"
+    device = "cpu"
+    can_use_write_back_jit = False
+    shared_allocation_domain = None
+
+    def __init__(self, part: Any, ratio: float, page_size: int) -> None:
+        import torch
+
+        self.page_size = page_size
+        pages = int(part.size * ratio) // page_size + 1
+        self.size = self.logical_size = pages * page_size
+        self.slots = torch.arange(self.size)
+        self.buffers = [
+            torch.zeros((self.size, *buffer.shape[1:]), dtype=buffer.dtype)
+            for buffer in _buffers(part)
+        ]
+
+    def alloc(self, need_size: int) -> Any:
+        if need_size > len(self.slots):
+            return None
+        taken, self.slots = self.slots[:need_size], self.slots[need_size:]
+        return taken
+
+    def free(self, indices: Any) -> int:
+        import torch
+
+        self.slots = torch.cat([self.slots, indices])
+        return len(indices)
+
+
+class _Controller:
+    """In the place of a ``HybridCacheController``: it copies at once, on the CPU."""
+
+    layer_num = transfer_layer_id_max = 2
+    pp_prefetch_command_group = None
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.l2_transfer_engine = self
+
+    def allocate_host_transfers(self, device_indices: Any, extra: Any, *, reclaim: Any) -> Any:
+        """Slots in every pool, or in none; from 0.5.21 on this is the controller's."""
+        slots = self._group.alloc(len(device_indices), reclaim=reclaim)
+        if slots is None:
+            return None
+        resolved = self._group.resolve_host_transfers(
+            extra, primary_device_indices=device_indices, primary_host_indices=slots
+        )
+        if resolved is None and extra:
+            self._group.free(slots)
+            return None
+        return slots, resolved
+
+    def _resolve_device_transfers(self, transfers: Any, **_: Any) -> Any:
+        return transfers
+
+    def _move_op_indices(self, operation: Any) -> tuple[Any, Any, Any]:
+        return operation.host_indices, operation.device_indices, operation.pool_transfers
+
+    _move_write_operation = _move_op_indices
+
+    def _l2_transfers(self, host: Any, device: Any, pools: Sequence[Any] | None) -> list[Any]:
+        anchor = self._group.anchor_entry
+        more = [
+            (self._group.entry_map[each.name], each.host_indices, each.device_indices)
+            for each in pools or ()
+        ]
+        return [(anchor, host, device), *more]
+
+    _l2_load_transfers = _l2_transfers
+
+    def submit_device_to_host(self, transfers: Sequence[Any]) -> Any:
+        """Copy from the device's pools."""
+        for entry, host, device in transfers:
+            pairs = zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True)
+            for kept, buffer in pairs:
+                kept[host] = buffer[device]
+        return _DONE
+
+    def submit_host_to_device(self, transfers: Sequence[Any], **_: Any) -> Any:
+        """Copy back."""
+        for entry, host, device in transfers:
+            pairs = zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True)
+            for kept, buffer in pairs:
+                buffer[device] = kept[host]
+        return _DONE
+
+
+_DONE = SimpleNamespace(finish_event=SimpleNamespace(synchronize=lambda: None))
+
+
+def _buffers(part: Any) -> list[Any]:
+    return [*part.k_buffer, *part.v_buffer]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -610,6 +611,8 @@ def on_cuda() -> dict[str, Any]:
                 "state": asdict(state("mlx.first-buffer")),
                 "arena": state("mlx.kv-arena").state,
             }
+            del player  # its requests hold buffers of the patches
+            gc.collect()
             sglang_perf_patches.deactivate()
         os.environ.pop(device.CUDNN_ATTENTION)
         found["alone"] = verified("mlx.first-buffer")

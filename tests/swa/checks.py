@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from sglang_perf_patches.live.trampoline import callee_of
 from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
 from sglang_perf_patches.proof.swa.frees import states as states_of_episodes
 from sglang_perf_patches.proof.swa.loads import (
@@ -20,7 +22,7 @@ from sglang_perf_patches.proof.swa.loads import (
 )
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
-from sglang_perf_patches.sets.swa.growth import NEVER, bound, eviction_interval
+from sglang_perf_patches.sets.swa.growth import NEVER, bound, eviction_interval, wanted
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -167,9 +169,35 @@ def a_prefix_falls_back(page_size: int = 16) -> None:
 def stock_of(worker: DecodeWorker, name: str) -> Any:
     """The function of that name in the source of the queue's class, below every patch."""
     function = vars(type(worker.queue))[name]
-    while function.__closure__ and "inner" in function.__code__.co_freevars:
-        function = function.__closure__[function.__code__.co_freevars.index("inner")].cell_contents
-    return function
+    while True:
+        names, shown = function.__code__.co_freevars, callee_of(function)
+        if shown is None and "inner" in names:
+            shown = function.__closure__[names.index("inner")].cell_contents
+        if shown is None:
+            return function
+        function = shown
+
+
+def counts_what_running_requests_give_back() -> None:
+    """The bounded budget allows for a retraction beside long requests, as stock's own calls ask."""
+    worker = DecodeWorker(
+        Shape(window=128, page_size=64, swa_tokens=4096, full_tokens=1_048_576, context=12_000)
+    )
+    reqs = [worker.submit(1000, 8000) for _ in range(4)]
+    for _ in range(8):
+        worker.step()
+    queue = worker.queue
+    assert queue.scheduler.running_batch.reqs
+    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
+    asked = {"retractable_tokens": 4000, "retractable_swa_tokens": sum(held)}
+    found = queue._swa_tail_allocatable_token_budget(**asked)
+    stock = stock_of(worker, "_swa_tail_allocatable_token_budget")
+    wants = [
+        wanted(sys.modules[type(queue).__module__], req, queue._swa_tail_len(1000)) for req in reqs
+    ]
+    more = asked["retractable_swa_tokens"] + max(wants) - bound(queue)
+    expected = stock(queue, **{**asked, "retractable_swa_tokens": more})
+    assert stock(queue, **asked) < expected == found, (stock(queue, **asked), expected, found)
 
 
 def stale_slots_are_unmapped(page_size: int = 16) -> None:

@@ -197,6 +197,8 @@ def plan_in_depth(
         add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
     add("all: pressed", "pressed", **PRESSED)
     add("guard", "evicts_only_where_it_would_retract")
+    if not before(release, "0.5.12"):
+        add("beside long requests", "counts_what_running_requests_give_back")
     add("play all", "play", episodes=episodes // 2)
     add("states all", "states")
     return jobs + plan_of_leaving(release, whole)

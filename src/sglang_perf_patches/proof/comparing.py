@@ -33,10 +33,12 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
         ran: whether code of any of them must have run by then, or must not have; None for either.
 
     Raises:
-        Different: one did not go live or did not come off, or `ran` does not hold.
+        Different: one did not go live, `ran` does not hold, or a patch of an earlier play is still
+            on though its objects are gone.
         Missing: one serves other machines than this one.
     """
     chosen = ",".join((*patches, *beside))
+    _require_stock()
     report = activation.activate(chosen, tree=installed())
     try:
         for patch in (*patches, *beside):
@@ -51,11 +53,10 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
             raise Different(f"{chosen} {'never ran' if ran else 'ran'}")
     finally:
         sglang_perf_patches.deactivate()
-    _require_stock()
 
 
 def _require_stock() -> None:
-    """Have what waited for objects of an ended play to go come off too.
+    """Have what waited for objects of an earlier play to go come off.
 
     Raises:
         Different: a patch stays on.

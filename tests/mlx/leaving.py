@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -131,7 +130,7 @@ def small_buffers() -> dict[str, Any]:
                     [("join", "c", 9)],
                     [("join", "d", 250), ("decode", "abcd", 12), ("chain", "dcba", 10)],
                 ),
-                _asked_for_long,
+                asked,
             ),
             "only turns": ("mlx.first-buffer, mlx.next-turn", (turn,), _asked_and_kept),
             "before the turns": (
@@ -150,12 +149,6 @@ def small_buffers() -> dict[str, Any]:
             }
             found[name]["patched"] = found[name].pop(selection)
     return found
-
-
-def _asked_for_long() -> str:
-    asked()
-    time.sleep(0.6)
-    return asked()
 
 
 def _asked_and_kept() -> dict[str, Any]:

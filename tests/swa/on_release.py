@@ -10,6 +10,7 @@ its ``value``, or ``error``.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import sys
@@ -61,8 +62,15 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 def select(text: str) -> None:
     """Take off what is on, and put a selection on."""
-    sglang_perf_patches.deactivate()
+    _have_stock()
     sglang_perf_patches.activate(text)
+
+
+def _have_stock() -> None:
+    """Take off what is on; the requests of earlier jobs are waited for, and gone."""
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    assert activation.report() is None, activation.report()
 
 
 def states() -> dict[str, list[Any]]:
@@ -79,7 +87,7 @@ def prove(patches: list[str]) -> list[dict[str, Any]]:
     """The lines of these patches' cases, with inputs from hypothesis."""
     from prove import drawn
 
-    sglang_perf_patches.deactivate()
+    _have_stock()
     chosen = [case for case in proof.all_cases() if case.patch in patches]
     return list(worker.run(chosen, drawn))
 

@@ -292,7 +292,10 @@ class Activation:
             member.gate = ""
             release = (member.verdict.release if member.verdict else None) or ""
             close = partial(self._close, member)
-            patching = Patching(member.patch.id, variant, release, member.ran, close)
+            patching = Patching(
+                *(member.patch.id, variant, release, member.ran, close),
+                lambda: member.end is not None,
+            )
             install(patching)
             changes = self._changes(member, patching)
         except Gated as gate:

@@ -26,6 +26,7 @@ class Patching:
         changes: ``(reference, make)``, in the order of the requests.
         drains: what the patch holds between its calls.
         leaves: whether the install function has said when the patch may be taken off.
+        is_leaving: whether it is to be taken off.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Patching:
         release: str,
         ran: RunFlag,
         on_gate: Callable[[str], None],
+        is_leaving: Callable[[], bool],
     ) -> None:
         """Belongs to the activation; sets only use it."""
         self.ran = ran
@@ -45,6 +47,7 @@ class Patching:
         self._patch = patch
         self._variant = variant
         self._on_gate = on_gate
+        self.is_leaving = is_leaving
 
     def module(self, name: str) -> ModuleType:
         """A module that has been imported."""

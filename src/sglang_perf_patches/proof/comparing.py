@@ -53,6 +53,9 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
             raise Different(f"{chosen} {'never ran' if ran else 'ran'}")
     finally:
         sglang_perf_patches.deactivate()
+        if activation.report() is not None:
+            gc.collect()
+            sglang_perf_patches.deactivate()
 
 
 def _require_stock() -> None:
@@ -96,6 +99,7 @@ def same(
     """
     if not inputs:
         raise Different(f"{patch}: no input was made")
+    _require_stock()
     expected_of = [(stock or run)(value) for value in inputs]
     with live(patch, ran=ran):
         patched = [run(value) for value in inputs]

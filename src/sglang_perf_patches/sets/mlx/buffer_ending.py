@@ -9,36 +9,32 @@ and new requests begin with such buffers.
 
 from __future__ import annotations
 
-from time import monotonic
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
 from .arena import doubled
 
-_PAUSE_S = 10.0
-"""While a patch is to be taken off, the framework asks once a second. In between it asks only when
-another patch comes or goes, at most a few times at once."""
-
-_SERIES_S = 0.5
-"""It has asked because the patch is to be taken off, if it went on asking for so long."""
-
 
 class Ending:
     """The requests of one release's cache class, and whether the patch is about to go."""
 
-    def __init__(self, core: Any, cache_class: Any) -> None:
-        """`cache_class` is stock's cache of one request and layer."""
+    def __init__(self, core: Any, cache_class: Any, is_near: Callable[[], bool]) -> None:
+        """Of stock's cache of one request and layer, `cache_class`.
+
+        Args:
+            core: the module ``mlx.core``.
+            cache_class: see above.
+            is_near: whether the patch is about to go.
+        """
         self._core, self._cache_class = core, cache_class
+        self.is_near = is_near
         # Replaced, never changed, because another thread may read them.
         self._runners: tuple[ref[Any], ...] = ()
         self._prefills: tuple[tuple[ref[Any], int], ...] = ()
-        self._asked: tuple[float, float] | None = None
 
     def is_idle(self) -> bool:
         """Whether each request has buffers of stock's size; any thread may ask."""
-        now, asked = monotonic(), self._asked
-        goes_on = asked is not None and now - asked[1] < _PAUSE_S
-        self._asked = (asked[0] if asked is not None and goes_on else now, now)
         held = [
             (caches, runner._max_seq_len)
             for runner in (each() for each in self._runners)
@@ -51,13 +47,6 @@ class Ending:
             if prefill is not None
         ]
         return not any(self._is_narrow(each, room) for caches, room in held for each in caches)
-
-    def is_near(self) -> bool:
-        """Whether the patch is about to go."""
-        if self._asked is None:
-            return False
-        first, last = self._asked
-        return last - first >= _SERIES_S and monotonic() - last < _PAUSE_S
 
     def begin(self, runner: Any) -> None:
         """A prompt starts: note its runner, and widen what the runner's requests have."""

@@ -82,7 +82,7 @@ def _collect_arrays(patching: Patching) -> None:
 
 
 def _install_without_growth(patching: Patching, cache: str) -> None:
-    ending = Ending(*_core_and_class(patching, cache))
+    ending = Ending(*_core_and_class(patching, cache), patching.is_leaving)
     patching.drain(ending.is_idle, "the next prompt starts, which widens the requests' buffers")
     _install(patching, cache, ending)
 

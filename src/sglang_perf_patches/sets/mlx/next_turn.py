@@ -50,7 +50,7 @@ def install_attention_without_growth(patching: Patching) -> None:
 
 
 def _install_without_growth(patching: Patching, cache: str) -> None:
-    ending = Ending(patching.module("mlx.core"), patching.get(cache))
+    ending = Ending(patching.module("mlx.core"), patching.get(cache), patching.is_leaving)
     # Of the time when mlx.first-buffer was on, which may have been taken off since.
     _install(patching, lambda runner, caches: ending.widen(caches, runner._max_seq_len))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,8 @@ def the_hint_is_what_the_patch_does() -> None:
 
 def _put_on() -> None:
     """Have only this patch live, whatever was live before."""
+    sglang_perf_patches.deactivate()
+    gc.collect()  # patches stay while requests of earlier checks do
     sglang_perf_patches.deactivate()
     sglang_perf_patches.activate("swa.pool-ratio")
 

@@ -57,7 +57,9 @@ def first_buffer(inputs: Inputs) -> int:
             rooms = [cache.max_seq_len, released.keys.shape[2]]
             player.join("c", 20)
             rooms.append(player.runner._req_caches["c"][0].keys.shape[2])
-        if rooms != [256, 256, 256]:
+        # Up to 0.5.14 stock would not grow the released one: it has stock's room, in zeros that
+        # nobody has computed, until the next prompt begins.
+        if rooms not in ([256, 256, 256], [256, player.runner._max_seq_len, 256]):
             raise Different(f"{patch}: room for {rooms} tokens")
     return compared
 

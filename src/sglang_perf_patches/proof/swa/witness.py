@@ -135,7 +135,8 @@ class Witness:
         fewer.
         """
         excuses = ["Out of memory"]
-        if self.worker.shape.page_size > 1 or not self.worker.queue._uses_swa_tail_prealloc():
+        tails = getattr(self.worker.queue, "_uses_swa_tail_prealloc", None)
+        if self.worker.shape.page_size > 1 or tails is None or not tails():
             excuses.append("host KV pool exhausted")
         for rid in self.worker.order:
             message = self.worker.rejected.get(rid, "")

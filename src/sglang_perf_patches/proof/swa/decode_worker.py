@@ -283,6 +283,8 @@ class DecodeWorker:
         self.scheduler.waiting_queue.clear()
         self.finish(list(self.batch.reqs))
         self.queue.queue.clear()
+        for req in self.queue.retracted_queue:
+            self._forget_backup(req)
         self.queue.retracted_queue.clear()
 
     def run(self, most_steps: int) -> None:
@@ -414,6 +416,13 @@ class DecodeWorker:
 
     def _set(self, req: Any, name: str, value: int) -> None:
         setattr(req if hasattr(req, name) else req.kv, name, value)
+
+    def _forget_backup(self, req: Any) -> None:
+        """As stock's scheduler does when a retracted request is aborted, from 0.5.18 on."""
+        for name in ("retraction_discard", "discard_kv_cache_backup"):
+            if hasattr(self._common, name):
+                backend = "host_pool" if _in_host_pool(self.shape) else "cpu_tensor"
+                getattr(self._common, name)(req, self.tree_cache, backend)
 
     def _release(self, req: Any) -> None:
         function = self._common.release_kv_cache

@@ -193,6 +193,7 @@ def plan_in_depth(
         add(f"all: plenty {page}", "history", window=100, page_size=page)
     for page in pages:
         add(f"bound {page}", "the_bound_holds", page_size=page)
+    add("bound with drafts", "the_bound_holds_with_drafts")
     for page in (1, 4):
         add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
     add("all: pressed", "pressed", **PRESSED)

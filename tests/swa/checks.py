@@ -22,7 +22,13 @@ from sglang_perf_patches.proof.swa.loads import (
 )
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
-from sglang_perf_patches.sets.swa.growth import NEVER, bound, eviction_interval, wanted
+from sglang_perf_patches.sets.swa.growth import (
+    NEVER,
+    bound,
+    eviction_interval,
+    kept_margin,
+    wanted,
+)
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -288,6 +294,31 @@ def the_bound_holds(page_size: int) -> None:
         type(req).seqlen = known
     limit = bound(worker.queue)
     assert limit - page_size <= max(needed) <= limit, (max(needed), limit)
+
+
+def the_bound_holds_with_drafts() -> None:
+    """As `the_bound_holds`, with a step of 8 draft tokens, 5 steps of the draft model, topk 4."""
+    shape = Shape(
+        window=128,
+        page_size=1,
+        swa_tokens=4096,
+        full_tokens=8192,
+        context=8192,
+        over_allocation=40,
+        reserved=0,
+        draft=(8, 5, 4),
+    )
+    worker = DecodeWorker(shape)
+    req = worker.submit(200, 3000)
+    held = []
+    for _ in range(500):
+        worker.step()
+        if worker.batch.reqs:
+            held.append(worker.allocated(req) - worker.evicted(req))
+    assert worker.counts.finished
+    limit = bound(worker.queue)
+    # Newer releases evict by tokens, not by steps, and hold less than the bound.
+    assert 260 < max(held) <= limit == 1194 + kept_margin(1), (max(held), limit)
 
 
 def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:

@@ -46,7 +46,7 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         (["limit_growth"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
         (["record_evicted"], "play", EPISODES),
-        (["keep_beside_the_pool"], "none_fails_for_the_host", {}),
+        (["_in_tensors"], "none_fails_for_the_host", {}),
         (["hold_if_long"], "a_long_request_is_served_to_its_end", {"page_size": 1}),
     ),
 }
@@ -193,6 +193,7 @@ def plan_in_depth(
         add(f"all: plenty {page}", "history", window=100, page_size=page)
     for page in pages:
         add(f"bound {page}", "the_bound_holds", page_size=page)
+    add("bound with drafts", "the_bound_holds_with_drafts")
     for page in (1, 4):
         add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
     add("all: pressed", "pressed", **PRESSED)

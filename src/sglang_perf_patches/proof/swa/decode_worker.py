@@ -39,6 +39,8 @@ class Shape:
         transfer_steps: scheduling steps from a request's allocation to the end of its transfer.
         over_allocation: slots that each step allocates beyond the committed ones, as speculative
             decoding does.
+        draft: of a speculative step, as the release resolves its arguments: draft tokens, all of
+            which it decodes, steps of the draft model, and branches. None for a token a step.
         sorts: whether freed pages are sorted before they are taken again, as in every
             disaggregated server.
         layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
@@ -57,6 +59,7 @@ class Shape:
     reserved: int = 512
     transfer_steps: int = 1
     over_allocation: int = 0
+    draft: tuple[int, int, int] | None = None
     sorts: bool = True
     layout: str = "one"
     backup: str = "cpu_tensor"
@@ -283,6 +286,8 @@ class DecodeWorker:
         self.scheduler.waiting_queue.clear()
         self.finish(list(self.batch.reqs))
         self.queue.queue.clear()
+        for req in self.queue.retracted_queue:
+            self._forget_backup(req)
         self.queue.retracted_queue.clear()
 
     def run(self, most_steps: int) -> None:
@@ -407,13 +412,24 @@ class DecodeWorker:
         self._set(req, "kv_allocated_len", held + tokens)
 
     def _after_decode(self, req: Any, at: int) -> None:
+        tokens = self.shape.draft[0] if self.shape.draft else 1
+        missing = at + tokens - self.allocated(req)
+        if missing > 0:
+            self._extend(req, missing)
         req.decode_batch_idx += 1
-        self._set(req, "kv_committed_len", at + 1)
-        self.written(req, at, at + 1)
-        req.output_ids.append(3)
+        self._set(req, "kv_committed_len", at + tokens)
+        self.written(req, at, at + tokens)
+        req.output_ids.extend([3] * tokens)
 
     def _set(self, req: Any, name: str, value: int) -> None:
         setattr(req if hasattr(req, name) else req.kv, name, value)
+
+    def _forget_backup(self, req: Any) -> None:
+        """As stock's scheduler does when a retracted request is aborted, from 0.5.18 on."""
+        for name in ("retraction_discard", "discard_kv_cache_backup"):
+            if hasattr(self._common, name):
+                backend = "host_pool" if _in_host_pool(self.shape) else "cpu_tensor"
+                getattr(self._common, name)(req, self.tree_cache, backend)
 
     def _release(self, req: Any) -> None:
         function = self._common.release_kv_cache
@@ -564,8 +580,29 @@ def _server_args(shape: Shape) -> Any:
         device="cpu",
     )
     module.set_global_server_args_for_scheduler(arguments)
+    if shape.draft:
+        names = ("num_draft_tokens", "num_steps", "eagle_topk")
+        _resolve(
+            arguments,
+            {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
+        )
     _state_ranks()
     return arguments
+
+
+def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
+    """Set arguments as stock resolves them for its draft model, where the release keeps them."""
+    try:
+        from sglang.srt.runtime_context import get_context, get_spec
+    except ImportError:
+        resolves = False
+    else:
+        resolves = all(hasattr(get_spec(), name) for name in resolved)
+    if resolves:
+        get_context().override("the proof", **resolved)
+        return
+    for name, value in resolved.items():
+        setattr(arguments, name, value)
 
 
 def _state_ranks() -> None:

@@ -84,24 +84,41 @@ def bound(queue: Any) -> int:
         window = queue.scheduler.sliding_window_size
         step, ahead = 1, 1
         if not queue.scheduler.spec_algorithm.is_none():
-            step, ahead = drafted(queue.scheduler.server_args, page)
+            step, ahead = drafted(queue.scheduler, page)
         held = window + eviction_interval(window, page) * step + page + kept_margin(page) + ahead
         queue._swa_bound = ceil_align(held, page)
     return int(queue._swa_bound)
 
 
-def drafted(arguments: Any, page_size: int) -> tuple[int, int]:
+def drafted(holder: Any, page_size: int) -> tuple[int, int]:
     """Tokens that a speculative step decodes at most, and slots allocated beyond those in use.
 
     Args:
-        arguments: the server's arguments.
+        holder: whose ``server_args`` say it where no resolved argument does: a scheduler or runner.
         page_size: in tokens.
     """
-    tokens = getattr(arguments, "speculative_num_draft_tokens", None) or 1
-    steps = getattr(arguments, "speculative_num_steps", None) or 1
-    branches = getattr(arguments, "speculative_eagle_topk", None) or 1
+    tokens = setting(holder, "speculative_num_draft_tokens") or 1
+    steps = setting(holder, "speculative_num_steps") or 1
+    branches = setting(holder, "speculative_eagle_topk") or 1
     a_step = max(tokens, branches * ceil_align(steps + page_size - 1, page_size))
     return tokens, 2 * a_step + page_size
+
+
+def setting(holder: Any, name: str) -> Any:
+    """An argument of the server as it was resolved; None if the release has none of that name.
+
+    From 0.5.17 on the resolved arguments are in groups of the process's own, and what the
+    server's parts have are those that the operator gave.
+    """
+    try:
+        from sglang.srt import runtime_context
+    except ImportError:
+        return getattr(holder.server_args, name, None)
+    for group in ("get_schedule", "get_memory", "get_disagg", "get_spec"):
+        found = getattr(runtime_context, group, lambda: None)()
+        if hasattr(found, name):
+            return getattr(found, name)
+    return getattr(holder.server_args, name, None)
 
 
 def eviction_interval(window: int, page_size: int) -> int:

@@ -38,13 +38,10 @@ def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> Non
     def make_backup(inner: Any) -> Any:
         def backup(self: Any, req: Any) -> Any:
             saved = inner(self, req)
-            allocator = self.token_to_kv_pool_allocator
-            if saved is not None or not vars(allocator).get("_swa_tails_unpaged"):
+            tails = vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged")
+            if saved is not None or not tails:
                 return saved
-            req.offload_kv_cache(self.req_to_token_pool, allocator)
-            kept = Kept(**req.kv.retraction_backup._asdict())
-            leaving.COPIES.add(kept)
-            return kept
+            return _in_tensors(self, req)
 
         return backup
 
@@ -65,3 +62,11 @@ def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> Non
 
     for name, make in zip(names, (make_backup, make_restore, make_discard), strict=True):
         patching.override(f"{CACHE}.{name}", make)
+
+
+def _in_tensors(cache: Any, req: Any) -> Kept:
+    """Copy a request's KV as stock's other backend does."""
+    req.offload_kv_cache(cache.req_to_token_pool, cache.token_to_kv_pool_allocator)
+    kept = Kept(**req.kv.retraction_backup._asdict())
+    leaving.COPIES.add(kept)
+    return kept

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from . import growth, pool_hint
+from .growth import setting
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -111,7 +112,7 @@ def needs(runner: Any) -> pool_hint.Needs:
     window = runner.sliding_window_size
     step, ahead = 1, page
     if setting(runner, "speculative_algorithm"):
-        step, ahead = growth.drafted(_Drafting(runner), page)
+        step, ahead = growth.drafted(runner, page)
     chunks = 1 if setting(runner, "disable_overlap_schedule") else 2
     tails = 0 if setting(runner, "disable_radix_cache") else setting(runner, "swa_prefix_tails")
     return pool_hint.Needs(
@@ -135,37 +136,12 @@ def replicas(runner: Any) -> int:
     return max(1, setting(runner, "dp_size") or 1)
 
 
-def setting(runner: Any, name: str) -> Any:
-    """An argument of the server as it was resolved; None if the release has none of that name.
-
-    From 0.5.17 on the resolved arguments are in groups of the process's own, and what the runner
-    has are those that the operator gave.
-    """
-    try:
-        from sglang.srt import runtime_context
-    except ImportError:
-        return getattr(runner.server_args, name, None)
-    for group in ("get_schedule", "get_memory", "get_disagg", "get_spec"):
-        found = getattr(runtime_context, group, lambda: None)()
-        if hasattr(found, name):
-            return getattr(found, name)
-    return getattr(runner.server_args, name, None)
-
-
 def swa_cell_bytes(configurator: Any) -> float:
     """Bytes of a token in the sliding-window pool, over all layers, as stock's cell counts it."""
     if hasattr(configurator, "_swa_cell_bytes"):
         return float(configurator._swa_cell_bytes())
     layers = configurator._swa_layers_num + getattr(configurator, "_draft_swa_layers_num", 0)
     return float(configurator._swa_per_token * layers)
-
-
-class _Drafting:
-    """The arguments of speculative decoding, wherever the release keeps them."""
-
-    def __init__(self, runner: Any) -> None:
-        for name in ("num_draft_tokens", "num_steps", "eagle_topk"):
-            setattr(self, f"speculative_{name}", setting(runner, f"speculative_{name}"))
 
 
 def _bend(configurator: Any, pools: pool_hint.Pools | None, patching: Patching) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sglang_perf_patches.live.board import Board
 from sglang_perf_patches.live.swap import Change, Layer, Slot
+from sglang_perf_patches.live.trampoline import callee_of
 from sglang_perf_patches.live.wrappers import wrappers_around
 from sglang_perf_patches.model.patching import MISSING
 
@@ -99,6 +100,21 @@ def test_what_a_cache_kept_of_a_patched_call_goes_with_the_patch() -> None:
     take(slot, "a")
     slot.forget_results()
     assert owner.size(1) == 1
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_stands_there_leads_to_what_is_shown(inside: bool) -> None:
+    """For whoever follows wrappers, another copy of this package among them."""
+    owner = sample()
+    stock = owner.__dict__["step"]
+    slot = Slot(Board(), owner, "step", stock, stock if inside else None)
+    put(slot, 0, "a", adding(10))
+    shown = callee_of(owner.__dict__["step"])
+    assert shown is not None
+    assert shown.__code__.co_filename == __file__
+    assert shown(owner(), 1) == 12
+    take(slot, "a")
+    assert callee_of(owner.__dict__["step"]) is None
 
 
 @pytest.mark.parametrize("arguments", [((1,), {}), ((1,), {"y": 5})])

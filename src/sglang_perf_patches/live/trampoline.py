@@ -68,14 +68,15 @@ def require_plain(function: FunctionType) -> None:
 def callee_of(function: FunctionType) -> Any:
     """What a function calls whose code is of this kind, of this copy or another; else None."""
     code = function.__code__
-    if code.co_freevars == (PREFIX,) and function.__closure__:
-        board, names = function.__closure__[0].cell_contents, code.co_names
-    elif code.co_names and code.co_names[0].startswith(PREFIX):
-        board, names = function.__globals__.get(code.co_names[0]), code.co_names[1:]
-    else:
+    # The board's own name and the key may be one: Python keeps a name once.
+    names = [name for name in code.co_names if name.startswith(PREFIX)]
+    if not names:
         return None
-    shown = getattr(board, "now", None)
-    return getattr(shown, names[1], None) if len(names) > 1 else None
+    if code.co_freevars == (PREFIX,) and function.__closure__:
+        board = function.__closure__[0].cell_contents
+    else:
+        board = function.__globals__.get(names[0])
+    return getattr(getattr(board, "now", None), names[-1], None)
 
 
 def _inner(code: CodeType, outer: str, keep: str, callee: str, free: tuple[str, ...]) -> CodeType:

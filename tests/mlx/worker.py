@@ -528,6 +528,188 @@ def broken_trial() -> dict[str, Any]:
     return found
 
 
+def queued_faults() -> dict[str, Any]:
+    """A device that counts as unproven, and is wrong where a step is queued behind another one.
+
+    Stock, patched on a device without a fault, with each fault, and with a fault while the patch
+    waits for every step that it compares.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import arena_trial, kv_arena
+
+    short: list[playing.Step] = [
+        *(("join", who, 9) for who in "ab"),
+        ("chain", "ab", 22),
+        ("join", "c", 12),
+        ("chain", "cab", 22),
+    ]
+    longer: list[playing.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    end_step = arena_trial.Trial.end_step
+
+    def waits(self: Any) -> None:
+        import mlx.core as mx
+
+        end_step(self)
+        mx.synchronize()
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
+        device = _Device(made)
+        for what, selection, fault in (
+            ("stock", "none", ""),
+            ("none", "mlx.kv-arena", ""),
+            *((fault, "mlx.kv-arena", fault) for fault in _Device.FAULTS),
+            ("waits", "mlx.kv-arena", "queued"),
+        ):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            player = playing.Player(made)
+            schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
+            ends = waits if what == "waits" else end_step
+            with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
+                found[what] = {
+                    "played": [asdict(player.play(each)) for each in schedules],
+                    "counts": dict(kv_arena.COUNTS),
+                    "faults": device.faults,
+                }
+            if selection != "none":
+                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+            del player
+            gc.collect()
+            sglang_perf_patches.deactivate()
+    return found
+
+
+class _Device:
+    """A device on which arenas go wrong in steps that are queued behind one nobody has waited for.
+
+    Attributes:
+        faults: writes that went wrong.
+    """
+
+    FAULTS = ("queued", "enlarged", "moved", "set apart", "unequal", "longer")
+    """Each is of queued steps alone, and all but the first of some of them."""
+
+    def __init__(self, made: Any) -> None:
+        self._owner = made.model.model
+        self._embed = self._owner.embed_tokens
+        self.faults = 0
+        # What was queued, with its number; then the numbers of the last decode steps, as they were
+        # begun, and of what has been waited for.
+        self._queued: dict[int, tuple[Any, int]] = {}
+        self._number = self._waited = 0
+        self._begun = [0, 0]
+
+    @contextmanager
+    def faulty(self, fault: str) -> Iterator[None]:
+        """Make writes of arenas go wrong."""
+        from sglang_perf_patches.sets.mlx import arena_moves, kv_arena
+
+        self.faults = 0
+        moves, write = arena_moves.Moves, kv_arena._Step.write
+        build, grow, set_apart = moves.build, moves.grow, moves.set_apart
+        device, happened = self, {"last": ""}
+
+        def building(self: Any, caches: Any, *more: Any) -> Any:
+            has_rows = any(type(cache) is self._rows.row_class for cache in caches[0])
+            was_apart = happened["last"] == "set apart"
+            happened["last"] = "" if not has_rows else "set apart" if was_apart else "moved"
+            return build(self, caches, *more)
+
+        def growing(self: Any, *words: Any) -> None:
+            happened["last"] = "enlarged"
+            grow(self, *words)
+
+        def setting_apart(self: Any, caches: Any) -> bool:
+            happened["last"] = "set apart"
+            return bool(set_apart(self, caches))
+
+        def writing(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+            concerned = {
+                "": False,
+                "queued": True,
+                "unequal": not self._equal,
+                "longer": self.longest > 256,
+            }.get(fault, happened["last"] == fault)
+            if concerned and device.is_busy():
+                device.faults += 1
+                values = keys
+            return write(self, layer, keys, values)
+
+        with (
+            self._watched(),
+            replaced(moves, "build", building),
+            replaced(moves, "grow", growing),
+            replaced(moves, "set_apart", setting_apart),
+            replaced(kv_arena._Step, "write", writing),
+        ):
+            yield
+
+    def is_busy(self) -> bool:
+        """Whether the step before this one is queued, and nobody has waited for it."""
+        before, now = self._begun
+        return any(before < number <= now for _, number in self._queued.values()) and not any(
+            before < number <= self._waited for _, number in self._queued.values()
+        )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note what is queued and what is waited for, by stock's code and by that of patches."""
+        import mlx.core as mx
+
+        queue = mx.async_eval
+
+        def queued(*arrays: Any) -> None:
+            self._number += 1
+            for array in _flat(arrays):
+                self._queued[id(array)] = array, self._number
+            queue(*arrays)
+
+        def of_all(wait: Any) -> Any:
+            def waits(*arrays: Any) -> Any:
+                self._waited = self._number
+                return wait(*arrays)
+
+            return waits
+
+        def of_array(wait: Any) -> Any:
+            def waits(array: Any) -> Any:
+                # Whatever was not queued is computed now, behind all that was.
+                _, number = self._queued.get(id(array), (None, self._number))
+                self._waited = max(self._waited, number)
+                return wait(array)
+
+            return waits
+
+        def embed(tokens: Any) -> Any:
+            if tokens.shape[0] > 1:
+                self._begun = [self._begun[1], self._number]
+            return self._embed(tokens)
+
+        self._queued.clear()
+        self._owner["embed_tokens"] = embed
+        try:
+            with (
+                replaced(mx, "async_eval", queued),
+                replaced(mx, "eval", of_all(mx.eval)),
+                replaced(mx, "synchronize", of_all(mx.synchronize)),
+                replaced(mx.array, "tolist", of_array(mx.array.tolist)),
+                replaced(mx.array, "item", of_array(mx.array.item)),
+            ):
+                yield
+        finally:
+            self._owner["embed_tokens"] = self._embed
+
+
+def _flat(arrays: Any) -> Iterator[Any]:
+    for each in arrays:
+        if isinstance(each, (list, tuple)):
+            yield from _flat(each)
+        else:
+            yield each
+
+
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
     from sglang_perf_patches.proof import comparing

@@ -23,6 +23,7 @@ _ARENA_TARGETS = (
     _CORE,
     f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",
     f"{_RUNNER}._release_cache",
+    f"{_RUNNER}.decode_batch_start_chained",
 )
 # Beyond those, everything that passes a request's caches on.
 _ARENA_DEPENDS = (
@@ -30,7 +31,6 @@ _ARENA_DEPENDS = (
     f"{_RUNNER}._acquire_cache",
     f"{_RUNNER}.decode_batch",
     f"{_RUNNER}.decode_batch_start",
-    f"{_RUNNER}.decode_batch_start_chained",
     f"{_RUNNER}.prefill_start",
     f"{_RUNNER}.extend_start",
     f"{_RUNNER}._sync_new_kv_to_pool",

@@ -141,7 +141,7 @@ def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> N
 
 @pytest.mark.whole_matrix
 def test_a_batch_goes_on_past_4096_tokens_where_stock_raises(found: Found) -> None:
-    patched = found("0.5.11", "crossing_4096")["mlx.kv-arena"]
+    patched = found("0.5.11", "crossing_4096")["arenas"]
     assert patched["played"] == found("0.5.17", "crossing_4096")["stock"]["played"]
 
 
@@ -196,13 +196,6 @@ def test_a_trial_that_waits_for_each_step_would_see_nothing(found: Found, releas
     assert of["waits"]["state"]["state"] == "live"
     assert of["waits"]["faults"] > 0
     assert of["waits"]["played"] != of["stock"]["played"][: len(of["waits"]["played"])]
-
-
-def test_step_mask_is_superseded_and_back_without_it(found: Found) -> None:
-    states = found("0.5.23", "states")
-    assert states["all"]["mlx.kv-arena"] == "live"
-    assert states["all"]["mlx.step-mask"] == "superseded"
-    assert states["all,-mlx.kv-arena"]["mlx.step-mask"] == "live"
 
 
 def test_a_turn_of_stocks_in_the_benchmark_is_no_conflict(found: Found) -> None:

@@ -27,18 +27,18 @@ SEEDS = range(6)
 
 
 def equivalence() -> dict[str, Any]:
-    """Each model: stock, patched, broken, and stock again, in one process."""
+    """Each model: stock, patched, broken, and stock again; every step is decoded by stock's code."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
 
     found: dict[str, Any] = {}
     for name, dtype in kinds(metadata.version("sglang")):
-        with models.model(name, dtype) as made:
+        with models.model(name, dtype) as made, by_stocks_code():
             of_model: dict[str, Any] = {"stock": outcome(made)}
-            sglang_perf_patches.activate("mlx.step-mask", strict=True)
+            sglang_perf_patches.activate("mlx.kv-arena", strict=True)
             of_model["patched"] = outcome(made)
-            of_model["state"] = asdict(state("mlx.step-mask"))
+            of_model["state"] = asdict(state("mlx.kv-arena"))
             with never_shared(StepArrays):
                 of_model["never shared"] = outcome(made)
             with kept_too_long(StepArrays, by_shape=False):
@@ -59,8 +59,9 @@ def crossing_4096() -> dict[str, Any]:
     with models.model("qwen3", "float32") as made:
         found = {"stock": outcome_of_growth(made, "none", None, [schedule])}
         if "raised" in found["stock"]:
-            for selection in ("mlx.cache-growth", "mlx.kv-arena"):
-                found[selection] = outcome_of_growth(made, selection, None, [schedule])
+            found["arenas"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+            with by_stocks_code():
+                found["stock's code"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
     return found
 
 
@@ -78,10 +79,11 @@ def small_buffers() -> dict[str, Any]:
         for name, schedules in (("many", many), ("equal lengths", equal)):
             found[name] = {
                 "stock": outcome_of_growth(made, "none", 8, schedules),
-                "patched": outcome_of_growth(made, "mlx.cache-growth", 8, schedules),
                 "all patched": outcome_of_growth(made, "mlx", 8, schedules),
                 "wide": outcome_of_growth(made, "none", 1024, schedules),
             }
+            with by_stocks_code():
+                found[name]["patched"] = outcome_of_growth(made, "mlx.kv-arena", 8, schedules)
     return found
 
 
@@ -91,8 +93,10 @@ def outcome_of_growth(
     """What schedules give with buffers of so many tokens, or of stock's size."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.sets.mlx import kv_arena
 
     sglang_perf_patches.activate(selection, strict=True)
+    kv_arena.COUNTS.clear()
     player = playing.Player(made)
     if tokens is not None:
         player.runner._max_seq_len = tokens
@@ -101,9 +105,20 @@ def outcome_of_growth(
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
     except ValueError as error:
         found["raised"] = str(error)
-    found["state"] = asdict(state("mlx.cache-growth"))
+    found["counts"] = dict(kv_arena.COUNTS)
+    del player
+    gc.collect()
     sglang_perf_patches.deactivate()
     return found
+
+
+@contextmanager
+def by_stocks_code() -> Iterator[None]:
+    """Let ``mlx.kv-arena`` leave every step to stock's code."""
+    from sglang_perf_patches.sets.mlx import kv_arena
+
+    with replaced(kv_arena, "_begin", lambda *_: None):
+        yield
 
 
 def before_23470() -> dict[str, Any]:
@@ -129,11 +144,10 @@ def before_23470() -> dict[str, Any]:
             undo(wrapper)
             outcome_of("undone")
             judge_as_before_23470()
-        for selection in ("mlx.decode-context", "mlx.decode-context, mlx.step-mask"):
-            sglang_perf_patches.activate(selection, strict=True)
-            outcome_of(selection)
-            found[selection]["state"] = asdict(state("mlx.decode-context"))
-            sglang_perf_patches.deactivate()
+        sglang_perf_patches.activate("mlx.decode-context", strict=True)
+        outcome_of("mlx.decode-context")
+        found["mlx.decode-context"]["state"] = asdict(state("mlx.decode-context"))
+        sglang_perf_patches.deactivate()
         outcome_of("again")
     return found
 
@@ -981,19 +995,6 @@ def whose_turn() -> dict[str, Any]:
     return found
 
 
-def states() -> dict[str, dict[str, str]]:
-    """The state of each patch of the set, by the selection."""
-    import sglang_perf_patches
-
-    import_module(f"{wrapper_name().rpartition('.kv_cache')[0]}.model_runner")
-    found = {}
-    for selection in ("all", "all,-mlx.kv-arena"):
-        report = sglang_perf_patches.activate(selection)
-        found[selection] = {patch.id: patch.state for patch in report.patches}
-        sglang_perf_patches.deactivate()
-    return found
-
-
 def arena_nodes() -> dict[str, Any]:
     """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
     import sglang_perf_patches
@@ -1178,7 +1179,7 @@ def judge_as_before_23470() -> None:
     patches = []
     known = {name: dict(hashes) for name, hashes in mlx.known.items()}
     for patch in mlx.patches:
-        if patch.id in {"mlx.decode-context", "mlx.step-mask"}:
+        if patch.id == "mlx.decode-context":
             (variant,) = (v for v in patch.variants if any("git-" in name for name in v.releases))
             # The class that `undo` changed would rightly count as a conflict.
             depends = [name for name in variant.depends if "BatchedDecodeContext" not in name]

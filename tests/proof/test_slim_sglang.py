@@ -42,7 +42,6 @@ BREAKS = {
         "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",
         "common = min(len(turn.tokens), len(prompt) - 1)",
     ),
-    "mlx.step-mask": ("mlx/step_mask.py", '("zeros", shape, dtype)', '("zeros", dtype)'),
     "mla.verify-mask-fill": (
         "mla/verify_mask_fill.py",
         "cells = (batch.seq_lens.long() + 1).cumsum(0) - 1",
@@ -129,7 +128,7 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     assert text.count(before) == 1
 
 
-QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.pd-state-index", "swa.pool-ratio")
+QUICK = ("mlx.last-row", "mla.page-table-bound", "mamba.pd-state-index", "swa.pool-ratio")
 """One of each set, whose proof takes seconds."""
 
 

@@ -74,6 +74,8 @@ RETIRED: dict[str, Retired] = {
 ALIASES: dict[str, Alias] = {
     "mamba.track-mask": Alias(since=_NEXT, patch="mamba.zero-sync"),
     "mla.shared-block-tables": Alias(since=_NEXT, patch="mla.draft-metadata"),
+    "mlx.cache-growth": Alias(since=_NEXT, patch="mlx.kv-arena"),
+    "mlx.step-mask": Alias(since=_NEXT, patch="mlx.kv-arena"),
 }
 """Old name → what it means."""
 

@@ -249,10 +249,23 @@ def kv_arena(inputs: Inputs) -> int:
         hits = [playing.HITTING, *drawn_hits[:_FEW]]
         compared += _same(patch, _Play(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
+        compared += _growing(patch, made, [playing.SCRIPTED, playing.SETTLING, *drawn])
+    with models.model("qwen3", "float32") as made:
         compared += _tried(
             patch, made, [playing.SCRIPTED, playing.GROWING, *drawn[:_FEW], *hits[:_FEW]]
         )
     return compared
+
+
+def _growing(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
+    """Buffers that end at once, patched, against wide ones in stock: its own attribute sets it."""
+    wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
+    with live(patch):
+        grown = [_with_buffers(made, 8, schedule) for schedule in schedules]
+    difference = differs(wide, grown)
+    if difference:
+        raise Different(f"{patch}, where buffers end: {difference}")
+    return len(schedules)
 
 
 def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
@@ -298,28 +311,9 @@ def merged_cache(inputs: Inputs) -> int:
     return compared
 
 
-def step_mask(inputs: Inputs) -> int:
-    """Equal and unequal lengths, with each kind of layer that the release can batch."""
-    return _all_models("mlx.step-mask", inputs)
-
-
 def decode_context(inputs: Inputs) -> int:
-    """The same as `step_mask`."""
+    """Equal and unequal lengths, with each kind of layer that the release can batch."""
     return _all_models("mlx.decode-context", inputs)
-
-
-def cache_growth(inputs: Inputs) -> int:
-    """Small buffers, patched, against large ones in stock; an attribute of stock sets the size."""
-    patch = "mlx.cache-growth"
-    schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
-    with models.model("qwen3", "float32") as made:
-        wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
-        with live(patch):
-            grown = [_with_buffers(made, 8, schedule) for schedule in schedules]
-    difference = differs(wide, grown)
-    if difference:
-        raise Different(f"{patch}: {difference}")
-    return len(schedules)
 
 
 @contextmanager

@@ -421,7 +421,9 @@ PATCHES: tuple[Patch, ...] = (
             "In each step of a batched decode every attention layer pads K and V of each shorter "
             "request with zeros and concatenates those of all requests. It copies the whole KV "
             "once or twice to append one token to each request. Each request also keeps a buffer "
-            "of at least 4096 tokens per layer."
+            "of at least 4096 tokens per layer. Up to 0.5.14 a batched decode loses what it writes "
+            "past that buffer's end: with unequal lengths a ValueError ends the step, with equal "
+            "ones the logits are wrong."
         ),
         how=(
             "K and V of a batch lie in one buffer each per layer, right-padded as stock pads. The "
@@ -434,19 +436,26 @@ PATCHES: tuple[Patch, ...] = (
             "A batch that changes again after a single step goes to stock's code, each row in a "
             "buffer of its own, until the same batch comes twice. Stock's code also runs for: a "
             "batch of one; the first step of requests of which no two were decoded together "
-            "before; layers with a sliding window, which share their padding as with "
-            "mlx.step-mask; batches whose padded rows would take more than twice the memory of "
-            "stock's buffers; the fused RoPE kernel (SGLANG_MLX_USE_CUSTOM_ROPE). On a device "
-            "where nobody has proven it, as on Metal, a process takes its first steps both ways. "
-            "The requests get stock's values, and each layer's result is compared bit by bit. "
-            "After eight equal steps arenas serve batches of equal lengths; batches of unequal "
-            "lengths need eight of their own. If a step differs, stock's code runs for everything, "
-            "and one log line says so."
+            "before; layers with a sliding window; batches whose padded rows would take more than "
+            "twice the memory of stock's buffers; the fused RoPE kernel "
+            "(SGLANG_MLX_USE_CUSTOM_ROPE). In what stock's code runs, the layers of a step share "
+            "the zeros that pad shorter requests, and up to 0.5.17 the mask; up to 0.5.14 a full "
+            "buffer grows by stock's own growth. On a device where nobody has proven it, as on "
+            "Metal, steps are taken both ways at first. The requests get stock's values, and each "
+            "layer's result is compared bit by bit. The comparison is queued with its step and "
+            "read two steps later, so the next step is built while one is computed, as when arenas "
+            "serve. Steps are tried apart by whether lengths are equal, by the longest length "
+            "(each power of two from 256 on), and by whether they are built before the last one is "
+            "read. Each kind takes 16 equal steps: four after buffers were built, four after they "
+            "grew, four after rows moved into others, four after rows were set apart. Then arenas "
+            "serve that kind. If a step differs, stock's code runs for everything, and one log "
+            "line says so."
         ),
         gain=(
             "Batched decode on MLX gains, the more the more requests: with 16 a step takes 0.23 to "
             "0.48 of stock's time on one H200, and a single request gains nothing. There a server "
-            "with 16 clients sends 1.8 to 2.6 times as many tokens per second. Building a "
+            "with 16 clients sent 1.8 to 2.6 times as many tokens per second, in one boot of stock "
+            "and two patched; of its nine loads one was slower, with 4 clients. Building a "
             "step's graph takes about a third of the time with 16. The logits were equal, bit by "
             "bit, with MLX's cuDNN attention off. With it on those of batches were equal but for "
             "16 requests of equal lengths that cross 256 tokens, where stock's own differ from run "
@@ -495,9 +504,9 @@ PATCHES: tuple[Patch, ...] = (
         ),
         worth=Worth(
             "a",
-            "a server with 16 clients takes 0.31 of the time per token",
+            "a server with 16 clients takes 0.31 to 0.49 of the time per token, by the load",
             "tests/mlx/served.md",
-            "| shared prefix | 16 | 359 → 239, 246 | 60.5 → 18.9, 18.6 | 214 → 511, 564 |",
+            "| unique prompts | 16 | 352 → 263, 315 | 78.2 → 32.2, 38.0 | 156 → 317, 283 |",
         ),
         condition=(
             "Batched decode, the more the more requests; most with unequal lengths. A step in "
@@ -515,17 +524,27 @@ PATCHES: tuple[Patch, ...] = (
             Variant(
                 releases=releases.between("0.5.11", "0.5.12.post1"),
                 install=f"{_HERE}.kv_arena:install_contiguous",
-                targets=_ARENA_TARGETS,
+                targets=(*_ARENA_TARGETS, f"{_CONTIGUOUS_CACHE}.write_token"),
                 depends=(
                     *_ARENA_DEPENDS,
                     f"{_RUNNER}._cache_state_arrays",
                     f"{_RUNNER}.clear",
                     _CONTIGUOUS_CACHE,
                 ),
-                note="for every layer; a batched decode also goes on past 4096 tokens",
+                note="for every layer; a batched decode also goes on past a buffer's end",
             ),
             Variant(
-                releases=releases.between("0.5.13", "0.5.17"),
+                releases=releases.between("0.5.13", "0.5.14"),
+                install=f"{_HERE}.kv_arena:install_attention_without_growth",
+                targets=(*_ARENA_TARGETS, f"{_ATTENTION_CACHE}.write_token"),
+                depends=(*_ARENA_DEPENDS_2, _ATTENTION_CACHE),
+                note=(
+                    "as on 0.5.15; a batched decode also goes on past a buffer's end, as stock "
+                    "does itself from 0.5.15 on"
+                ),
+            ),
+            Variant(
+                releases=releases.between("0.5.15", "0.5.17"),
                 install=f"{_HERE}.kv_arena:install_attention",
                 targets=_ARENA_TARGETS,
                 depends=(*_ARENA_DEPENDS_2, _ATTENTION_CACHE),
@@ -544,73 +563,6 @@ PATCHES: tuple[Patch, ...] = (
                     "hybrid models; stock's code runs with a sliding window, and with the fused "
                     "RoPE kernel"
                 ),
-            ),
-        ),
-    ),
-    Patch(
-        id="mlx.step-mask",
-        summary="padding and mask are made once per decode step and shared by the layers",
-        why=(
-            "Requests of unequal lengths are padded to the longest. Each attention layer makes the "
-            "zeros for K and for V of each shorter request anew. Up to 0.5.17 it makes the "
-            "additive mask anew, too. All of these depend on the lengths alone."
-        ),
-        how=(
-            "The attention wrapper's module reaches mlx.core through an object that keeps, on the "
-            "step's decode context, one array of zeros per padding shape and one mask per dtype. "
-            "All layers, requests of equal length, K and V share them. The arrays are stock's own, "
-            "so the logits are the same, bit for bit. Outside a batched decode step nothing is "
-            "kept."
-        ),
-        gain=(
-            "Batches of unequal lengths gain a little on a CPU; equal lengths gain nothing. It was "
-            "not measured on a GPU or on Metal. A small Qwen3 on 2 CPU cores, lengths of 16 to 256:"
-        ),
-        figures=(
-            ("a decode step; 8 layers, 4 KV heads of 64, float32", "0.5.23", "0.5.11"),
-            (
-                "CPU time, stock : patched, 16 requests, median (quartiles)",
-                "1.06 (1.02, 1.13)",
-                "1.10 (1.06, 1.17)",
-            ),
-            ("CPU time, stock : patched, 4 requests", "1.02", "1.02"),
-            ("nodes of the graph, 16 requests", "2806 -> 2356", "2864 -> 2351"),
-        ),
-        worth=Worth(
-            "in doubt",
-            "a little on a CPU, for unequal lengths; what mlx.kv-arena falls back to",
-        ),
-        condition=(
-            "Batches of unequal lengths; the more requests are shorter than the longest, the more "
-            "they gain. With equal lengths there is no padding and nothing to gain: ratio 1.00."
-        ),
-        absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
-        superseded_by=("mlx.kv-arena",),
-        variants=(
-            Variant(
-                releases=_BEFORE_23470,
-                install=f"{_HERE}.step_mask:install",
-                targets=(_CORE,),
-                depends=(
-                    *_USERS,
-                    f"{_MLX}.model_runner:MlxModelRunner.decode_batch_start",
-                    f"{_MLX}.model_runner:MlxModelRunner.decode_batch_start_chained",
-                ),
-                note="zero padding and additive mask",
-            ),
-            Variant(
-                releases=releases.between("0.5.11", "0.5.17"),
-                install=f"{_HERE}.step_mask:install",
-                targets=(_CORE,),
-                depends=_USERS,
-                note="zero padding and additive mask",
-            ),
-            Variant(
-                releases=releases.between("0.5.18", "0.5.23"),
-                install=f"{_HERE}.step_mask:install",
-                targets=(_CORE,),
-                depends=_USERS,
-                note="zero padding; stock keeps the mask itself",
             ),
         ),
     ),
@@ -665,50 +617,6 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_MLX}.model_runner:_extract_kv_cache",
                 ),
                 depends=(_RUNNER, f"{_MLX}.model_runner:MlxRequestState"),
-            ),
-        ),
-    ),
-    Patch(
-        id="mlx.cache-growth",
-        summary="a batched decode goes on past 4096 tokens instead of failing",
-        why=(
-            "A request's cache has room for 4096 tokens. A prefill and the decode of a single "
-            "request let it grow. A batched decode does not, and loses what it writes past the "
-            "end. If the lengths differ, a ValueError then ends the step. If they are equal, "
-            "nothing is raised and the logits are wrong."
-        ),
-        how=(
-            "Before a token is written to a full cache, stock's own growth doubles the cache. "
-            "Stock does so itself from 0.5.15 on."
-        ),
-        gain=(
-            "Correctness, not speed: past the end of a cache the logits are, bit for bit, those of "
-            "a release that grows it. Before the end it costs one comparison for each layer and "
-            "request."
-        ),
-        worth=Worth(
-            "b",
-            "a batched decode past 4096 tokens fails in stock",
-        ),
-        condition=(
-            "A batched decode in which a request's length crosses 4096 tokens, or the size to "
-            "which its prefill has grown the cache."
-        ),
-        built_in_since="0.5.15",
-        markers=(Marker(definition=f"{_ATTENTION_CACHE}.write_token", contains="self._grow("),),
-        absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
-        variants=(
-            Variant(
-                releases=(*_BEFORE_23470, *releases.between("0.5.11", "0.5.12.post1")),
-                install=f"{_HERE}.cache_growth:install_contiguous",
-                targets=(f"{_CONTIGUOUS_CACHE}.write_token",),
-                depends=(f"{_CONTIGUOUS_CACHE}._grow",),
-            ),
-            Variant(
-                releases=releases.between("0.5.13", "0.5.14"),
-                install=f"{_HERE}.cache_growth:install_attention",
-                targets=(f"{_ATTENTION_CACHE}.write_token",),
-                depends=(f"{_ATTENTION_CACHE}._grow",),
             ),
         ),
     ),

@@ -15,9 +15,10 @@ from .arena import CUDNN_STEP, Arena, Layer, Rows
 from .arena_choice import COUNTS, Choice
 from .arena_moves import Moves
 from .arena_trial import Trial, is_proven
+from .buffer_growth import growing
 from .device import has_cuda
+from .padding import PaddingAndMask
 from .step_arrays import CORE, WRAPPER
-from .step_mask import PaddingAndMask
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -38,12 +39,19 @@ _STEP = "_sglang_perf_patches_arena"
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1."""
+    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
     _install(patching, CONTIGUOUS, "layer_caches")
+    patching.override(f"{CONTIGUOUS}.write_token", growing)
+
+
+def install_attention_without_growth(patching: Patching) -> None:
+    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
+    _install(patching, ATTENTION, "attention_layer_caches")
+    patching.override(f"{ATTENTION}.write_token", growing)
 
 
 def install_attention(patching: Patching) -> None:
-    """Serve releases from 0.5.13 on."""
+    """Serve releases from 0.5.15 on."""
     _install(patching, ATTENTION, "attention_layer_caches")
 
 
@@ -351,7 +359,7 @@ class _OfAll:
 
 
 class _Core(PaddingAndMask):
-    """Like mlx.step-mask, creates padding and mask once, for layers that stock serves."""
+    """``mlx.core`` with padding and mask made once a step, for layers that stock serves."""
 
     def concatenate(self, arrays: Any, axis: int = 0) -> Any:
         """Concatenate K or V of the requests; an arena's layer has them in one array already.

@@ -94,10 +94,10 @@ def _prose(markdown: str) -> str:
 def _with_rows(markdown: str) -> str:
     """The text of the paragraphs, and each row of a table as a sentence."""
     (_, *columns), *rows = _table(markdown) or (("",),)
-    told = [
-        f"{row[0][:1].upper()}{row[0][1:]}: {', '.join(' '.join(pair) for pair in zip(columns, row[1:], strict=False))}."
-        for row in rows
-    ]
+    told = []
+    for what, *cells in rows:
+        named = ", ".join(" ".join(pair) for pair in zip(columns, cells, strict=False))
+        told.append(f"{what[:1].upper()}{what[1:]}: {named}.")
     return " ".join(filter(None, [_prose(markdown), *told]))
 
 

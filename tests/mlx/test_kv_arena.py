@@ -163,9 +163,7 @@ def test_on_an_unproven_device_arenas_that_differ_are_never_served(
 
 
 @EACH
-@pytest.mark.parametrize(
-    "fault", ["queued", "enlarged", "moved", "set apart", "unequal", "longer"]
-)
+@pytest.mark.parametrize("fault", ["queued", "enlarged", "moved", "set apart", "unequal", "longer"])
 def test_a_fault_that_only_a_queued_step_has_is_seen_before_an_arena_serves_one(
     found: Found, release: str, fault: str
 ) -> None:

@@ -27,7 +27,7 @@ SEEDS = range(6)
 
 
 def equivalence() -> dict[str, Any]:
-    """Each model: stock, patched, broken, and stock again; every step is decoded by stock's code."""
+    """Each model: stock, patched, broken, and stock again; stock's code decodes every step."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
@@ -483,30 +483,6 @@ def far_apart() -> dict[str, Any]:
                 found[selection] = {
                     "played": asdict(playing.Player(made).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),
-                }
-            sglang_perf_patches.deactivate()
-    return found
-
-
-def state_nodes() -> dict[str, Any]:
-    """The nodes of a step's graph of a hybrid model, stock and patched, by the requests in it."""
-    import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
-
-    found: dict[str, Any] = {}
-    with models.model("qwen3_next", "float32") as made:
-        for selection in ("none", "mlx.merged-state"):
-            sglang_perf_patches.activate(selection, strict=True)
-            for requests in (2, 6):
-                names = list("abcdef")[:requests]
-                player = playing.Player(made)
-                for name in names:
-                    player.join(name, 9)
-                player.decode(names, 2, chained=True)
-                nodes = player.primitives(names)
-                found[f"{selection} {requests}"] = {
-                    "all": sum(nodes.values()),
-                    "concatenations": nodes["Concatenate"],
                 }
             sglang_perf_patches.deactivate()
     return found

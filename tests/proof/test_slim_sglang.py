@@ -32,11 +32,6 @@ BREAKS = {
         "return hidden[:, -self._rows :] if self.was_cut else hidden",
         "return hidden[:, : self._rows] if self.was_cut else hidden",
     ),
-    "mlx.merged-state": (
-        "mlx/merged_state.py",
-        "array[number : number + 1] for array in",
-        "array[:1] for array in",
-    ),
     "mlx.next-turn": (
         "mlx/next_turn.py",
         "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",

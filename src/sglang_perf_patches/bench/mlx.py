@@ -103,25 +103,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
     },
-    "qwen3.5-0.8b": {
-        "kind": "qwen3_next",
-        "vocab_size": 248_320,
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "full_attention_interval": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 10_000_000.0,
-        "tie_word_embeddings": True,
-        "linear_num_value_heads": 16,
-        "linear_num_key_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "num_experts": 0,
-    },
     "gpt-oss": {
         "kind": "gpt_oss",
         "vocab_size": 201_088,
@@ -144,7 +125,6 @@ MODELS: dict[str, dict[str, Any]] = {
 - A small model with Qwen3-Next's layers, three of four recurrent.
 - A small model with the layers of gpt-oss, every other one with a sliding window.
 - Qwen3-Next-80B-A3B with 12 of its 48 layers and 32 of its 512 experts.
-- Qwen3.5-0.8B's layers and sizes, in mlx-lm's module for Qwen3-Next without experts.
 - gpt-oss-20b with 12 of its 24 layers and 8 of its 32 experts.
 """
 

@@ -68,6 +68,7 @@ RETIRED: dict[str, Retired] = {
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
     ),
+    "mlx.merged-state": Retired(since=_NEXT, because="no gain beyond the spread was measured"),
 }
 """Name → why it is gone."""
 

@@ -31,11 +31,6 @@ CASES: tuple[Case, ...] = tuple(
             "logits of every forward pass, tokens and logprobs",
         ),
         (
-            "merged-state",
-            "merged_state",
-            "logits of every forward pass, tokens, and steps that fail",
-        ),
-        (
             "next-turn",
             "next_turn",
             "logits of every forward pass, tokens, KV in the pool; with a window, logits to 1e-4",

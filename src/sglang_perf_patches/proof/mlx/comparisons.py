@@ -88,30 +88,6 @@ def last_row(inputs: Inputs) -> int:
     return compared
 
 
-def merged_state(inputs: Inputs) -> int:
-    """Joins, leaves, reorders, chained steps, single requests, cleared caches, failed steps."""
-    from ...sets.mlx.merged_state import COUNTS
-
-    patch = "mlx.merged-state"
-    drawn = [*inputs(playing.random_schedule), *inputs(playing.random_changes)]
-    scripted = [playing.SCRIPTED, playing.SETTLING, playing.FAILING_HYBRID]
-    compared = 0
-    with models.model("qwen3_next", "float32") as made:
-        compared += _same(patch, _Play(made, []), [*scripted, *drawn])
-        episodes = inputs(playing.random_episodes)
-        compared += _same(patch, _Play(made, [], radix=True), episodes)
-        with live(patch, beside=("mlx.kv-arena", "mlx.first-buffer")):
-            found = [asdict(Player(made).play(schedule)) for schedule in drawn]
-        expected = [_Play(made, []).stock(schedule) for schedule in drawn]
-        if differs(expected, found):
-            raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
-        COUNTS.clear()
-        compared += _same(patch, _Play(made, []), [playing.GROWING])
-    if not COUNTS["steps"] > 10 * COUNTS["merges"]:
-        raise Different(f"{patch}: {dict(COUNTS)}")
-    return compared
-
-
 def next_turn(inputs: Inputs) -> int:
     """Conversations: equal bit by bit where stock reads the same tokens' KV from the pool.
 

@@ -120,7 +120,7 @@ PATCHES: tuple[Patch, ...] = (
             "a",
             "a prompt of 2,048 tokens on one H200 takes 0.93 with this patch alone",
             "tests/mlx/gpu/results.md",
-            "| 2048 | `mlx.pool-write` | 1.3 | 5.5 | 4.1 | 2.4 | 0.93 (0.92-0.96) |",
+            "prompt-2048-pool-write",
         ),
         condition=(
             "The radix cache. With --disable-radix-cache, and for models with a sliding window, "
@@ -319,7 +319,7 @@ PATCHES: tuple[Patch, ...] = (
             "a",
             "a prompt of 2,048 tokens on one H200 takes 0.96 with this patch alone",
             "tests/mlx/gpu/results.md",
-            "| 2048 | `mlx.last-row` | 1.9 | 6.7 | 2.5 | 0.1 | 0.96 (0.94-0.99) |",
+            "prompt-2048-last-row",
         ),
         condition=(
             "Prompts of many tokens; the gain is largest if the vocabulary is large compared with "
@@ -504,9 +504,9 @@ PATCHES: tuple[Patch, ...] = (
         ),
         worth=Worth(
             "a",
-            "a server with 16 clients takes 0.31 to 0.49 of the time per token, by the load",
+            "a token of 16 clients with unique prompts takes a server 32.2 and 38.0 ms, not 78.2 ms",
             "tests/mlx/served.md",
-            "| unique prompts | 16 | 352 → 263, 315 | 78.2 → 32.2, 38.0 | 156 → 317, 283 |",
+            "served-unique-16",
         ),
         condition=(
             "Batched decode, the more the more requests; most with unequal lengths. A step in "
@@ -601,7 +601,7 @@ PATCHES: tuple[Patch, ...] = (
             "a",
             "a decode step of 4 requests on 0.5.10.post1 takes 0.58 of the time",
             "tests/mlx/gpu/results.md",
-            "| 4 | 1024 | equal | read | 0.58 (0.58-0.58) | 10.7 | 6.2 | - | 1317 → 1154 | equal |",
+            "read-old-4",
         ),
         condition=(
             "Batched decode of the same requests over several steps. A step in which requests join "
@@ -617,65 +617,6 @@ PATCHES: tuple[Patch, ...] = (
                     f"{_MLX}.model_runner:_extract_kv_cache",
                 ),
                 depends=(_RUNNER, f"{_MLX}.model_runner:MlxRequestState"),
-            ),
-        ),
-    ),
-    Patch(
-        id="mlx.merged-state",
-        summary="a hybrid model's recurrent state stays merged from step to step",
-        why=(
-            "In a batched decode of a hybrid model (Qwen3-Next, Qwen3.5) each recurrent layer "
-            "concatenates the requests' recurrent states at every step, and cuts the result up "
-            "again after it."
-        ),
-        how=(
-            "The merged state is kept. When stock splits it, it puts a row of it into a request's "
-            "cache. The row is cut out only if something else than the next step of the same "
-            "requests in the same order uses it: another batch, a snapshot for the radix cache, "
-            "more prompt. A step that fails in a layer is undone there."
-        ),
-        gain=(
-            "Batches of a hybrid model gain a little: with all patches a step of 4 requests of 256 "
-            "tokens took 0.93 (0.89-0.94) of stock's time on one H200 (0.5.23, 12 layers of "
-            "Qwen3-Next's shape), and 0.88 (0.86-0.89) with unequal lengths. Alone it "
-            "was not timed. Each step saves the concatenations and slices of the states, and with "
-            "them a copy of the state. The tests' Qwen3-Next (4 layers, 2 of them recurrent):"
-        ),
-        figures=(
-            ("nodes of a decode step's graph", "stock", "patched"),
-            ("6 requests", "859", "831"),
-            ("2 requests", "795", "783"),
-        ),
-        worth=Worth(
-            "in doubt",
-            "0.93 with all patches of the set; alone it was not timed",
-        ),
-        condition=(
-            "Batched decode of the same requests over several steps. A step in which requests "
-            "join or leave merges and splits as stock does."
-        ),
-        absent_because="MLX does not batch recurrent layers here: that came with 0.5.13",
-        variants=(
-            Variant(
-                releases=releases.between("0.5.13", "0.5.23"),
-                install=f"{_HERE}.merged_state:install",
-                targets=(
-                    f"{_RUNNER}._decode_auxiliary_layer",
-                    f"{_RUNNER}._merge_auxiliary_caches",
-                    f"{_RUNNER}._replace_cache_contents",
-                    f"{_RUNNER}._cache_arrays",
-                ),
-                depends=(
-                    f"{_RUNNER}._decode_auxiliary_layer_batched",
-                    f"{_RUNNER}._can_batch_auxiliary_layer",
-                    f"{_RUNNER}._can_fast_merge_arrays_cache",
-                    f"{_RUNNER}._fast_merge_arrays_cache",
-                    f"{_RUNNER}._decode_with_hybrid_batching",
-                    f"{_RUNNER}._store_auxiliary_state",
-                    f"{_MLX}.kv_cache.auxiliary_state:_snapshot_cache",
-                    f"{_MLX}.kv_cache.auxiliary_state:_restore_cache",
-                ),
-                awaits=("mlx_lm.models.cache",),
             ),
         ),
     ),

@@ -90,7 +90,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
     def make_chained(inner: Callable[..., Any]) -> Callable[..., Any]:
         def decode_batch_start_chained(self: Any, prev: Any) -> Any:
-            """Build a step before the one before it is read; a trial tells such steps from others."""
+            """Build a step before the last one is read; a trial tells such steps from others."""
             if trial is None:
                 return inner(self, prev)
             trial.is_chained = True
@@ -301,7 +301,7 @@ class _LayerStep:
     | attends, projects | stock's own code, on the arena's arrays |
     """
 
-    def __init__(self, module: Any, step: _Step, layer: Layer) -> None:
+    def __init__(self, module: Any, step: _Step, layer: Layer | None) -> None:
         self._module = module
         self._step: Any = step
         self._layer: Any = layer

@@ -15,6 +15,7 @@ from ..judge.verdict import judge_each
 from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, PatchState, Report
+from ..sets import setups
 from . import stacks
 from .activation import Activation
 from .board import Board
@@ -112,6 +113,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
                 patches.values(),
                 chosen,
                 strict=switch.strict_from_environment() if strict is None else strict,
+                features=setups.FEATURES,
                 board=_board,
                 executor=_executor,
                 on_change=_tell_of_change,

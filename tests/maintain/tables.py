@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import groupby
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
@@ -74,7 +73,9 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
     )
     rows = [["patch", "what it does", "releases"]]
     for patch in patches:
-        applies = _ranges(release for release, word in words[patch.id].items() if word == "applies")
+        applies = releases.as_spans(
+            release for release, word in words[patch.id].items() if word == "applies"
+        )
         built = [name for variant in patch.variants for name in variant.releases]
         if not set(built) <= set(releases.KNOWN):
             applies = ", ".join(filter(None, ["source builds", applies]))
@@ -82,17 +83,6 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
         link = f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}"
         rows.append([link, patch.summary, applies or "-"])
     return _markdown(rows)
-
-
-def _ranges(found: Iterable[str]) -> str:
-    """``0.5.9 … 0.5.11`` for known releases that follow one another."""
-    positions = [releases.KNOWN.index(release) for release in found]
-    runs = [
-        [position for _, position in group]
-        for _, group in groupby(enumerate(positions), lambda pair: pair[1] - pair[0])
-    ]
-    names = [(releases.KNOWN[run[0]], releases.KNOWN[run[-1]]) for run in runs]
-    return ", ".join(first if first == last else f"{first} … {last}" for first, last in names)
 
 
 def _markdown(rows: list[list[str]]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.sets import setups
+from sglang_perf_patches.model import setups
 
 FIELDS = sorted(name for name in setups.FEATURES._named if name.isidentifier())
 OLD = f"""
@@ -36,11 +36,14 @@ publish = set_global_server_args_for_scheduler
 """
 """Up to 0.5.14; the arguments are resolved in place."""
 
-NEW = OLD.partition("_published")[0] + """
+NEW = (
+    OLD.partition("_published")[0]
+    + """
 def publish(server_args, **resolved):
     from sglang.srt import runtime_context
     runtime_context._CONTEXT.set_server_args(server_args, resolved)
 """
+)
 CONTEXT = """
 class Group:
     pass
@@ -78,9 +81,7 @@ GROUPS = """
 def namespace_of(kind):
     return {name: "all.inner" for name in kind.__dataclass_fields__}
 """
-UTILS = "\n".join(
-    f"def {name}():\n    return False\n" for name in FIELDS if name.startswith("is_")
-)
+UTILS = "\n".join(f"def {name}():\n    return False\n" for name in FIELDS if name.startswith("is_"))
 
 HEAD = """
 import dataclasses
@@ -340,7 +341,7 @@ assert held() is before, "nobody asks"
 
 EACH = """
 import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.utils as utils
-from sglang_perf_patches.sets.setups import FEATURES
+from sglang_perf_patches.model.setups import FEATURES
 played = 0
 for feature in FEATURES.all:
     given = [(name, value) for name, values in feature.on.items() for value in values]

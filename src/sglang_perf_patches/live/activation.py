@@ -20,9 +20,9 @@ from typing import Any
 
 from ..judge.source import Tree
 from ..judge.verdict import Verdict
+from ..model.feature import Features
 from ..model.patch import Patch, module_of
 from ..model.selection import Selection
-from ..model.setup import Features
 from ..model.state import PatchState, Report, State
 from .board import Board
 from .compiled import Compiled

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from .. import sets
 from ..judge import source
 from ..judge.verdict import judge_each
-from ..model import selection, switch
+from ..model import selection, setups, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, PatchState, Report
-from ..sets import setups
 from . import stacks
 from .activation import Activation
 from .board import Board

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..model.setup import Features, unproven
+from ..model.feature import Features, unproven
 from .board import Board
 from .imports import Imports
 from .member import Member

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..model.setup import MISSING
+from ..model.feature import MISSING
 from .board import Board
 from .identity import raw
 from .imports import Imports
@@ -43,7 +43,7 @@ class Published:
         self._context = context
 
     def read(self, name: str) -> Any:
-        """As `model.setup.Server.read`; also ``is_…`` of ``sglang.srt.utils``."""
+        """As `model.feature.Server.read`; also ``is_…`` of ``sglang.srt.utils``."""
         if name.startswith("is_") and hasattr(sys.modules.get(UTILS), name):
             return bool(getattr(sys.modules[UTILS], name)())
         if self._arguments is None:
@@ -61,7 +61,7 @@ class Published:
         return getattr(held, name)
 
     def unlike_default(self) -> Mapping[str, Any]:
-        """As `model.setup.Server.unlike_default`."""
+        """As `model.feature.Server.unlike_default`."""
         found = {}
         kind: Any = type(self._arguments)
         for name, default in _defaults(kind):

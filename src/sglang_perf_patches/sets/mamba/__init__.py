@@ -3,6 +3,7 @@
 from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
+from .proven import PROVEN
 from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
@@ -55,6 +56,7 @@ def _chunk_depends(fla: str) -> tuple[str, ...]:
 
 _ZERO_SYNC = Patch(
     id="mamba.zero-sync",
+    proven_with=PROVEN["mamba.zero-sync"],
     summary="build a prefill's mamba metadata from the host's lists, without a sync",
     why=(
         "With --mamba-scheduler-strategy extra_buffer, each linear-attention layer of a prefill "
@@ -134,6 +136,7 @@ _LIGHTNING_DEPENDS = (
 
 _LIGHTNING_ROWS = Patch(
     id="mamba.lightning-rows",
+    proven_with=PROVEN["mamba.lightning-rows"],
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
     why=(
         "Each lightning-attention layer of a prefill selects the tracked rows by a mask on the "
@@ -203,6 +206,7 @@ _LIGHTNING_ROWS = Patch(
 
 _CHUNK_INDICES = Patch(
     id="mamba.mamba2-chunk-indices",
+    proven_with=PROVEN["mamba.mamba2-chunk-indices"],
     summary="compute Mamba2's logical chunks on the host, without a sync",
     why=(
         "A Mamba2 prefill queries the device whether any request has a cached prefix. If one has, "
@@ -265,6 +269,7 @@ _UTILS_COMMON = "sglang.srt.utils.common"
 
 _PREFILL_GRAPH = Patch(
     id="mamba.gdn-prefill-graph",
+    proven_with=PROVEN["mamba.gdn-prefill-graph"],
     summary="capture gated-delta-net layers in the breakable prefill graph",
     why=(
         "The breakable prefill graph, the default of recent releases, breaks at each "
@@ -403,6 +408,7 @@ _PREFILL_GRAPH = Patch(
 
 _PREFILL_GRAPH_TRITON = Patch(
     id="mamba.gdn-prefill-graph-triton",
+    proven_with=PROVEN["mamba.gdn-prefill-graph-triton"],
     kind="policy",
     summary="run short captured prefills with Triton's kernels on a FlashInfer server",
     why=(
@@ -467,6 +473,7 @@ _LATE_PAGES = (
 
 _PD_STATE_INDEX = Patch(
     id="mamba.pd-state-index",
+    proven_with=PROVEN["mamba.pd-state-index"],
     summary="read a request's state index on the host when a prefill server sends it",
     why=(
         "With prefill and decode on servers of their own, the prefill server sends each finished "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..model.setup import NOTHING, Feature, Features
+from .feature import NOTHING, Feature, Features
 
 _ONE = (None, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")
@@ -73,7 +73,7 @@ _IMMATERIAL = {
         sm_group_num speculative_adaptive_config speculative_domino_candidate_pool_size
         speculative_draft_load_format speculative_draft_model_path
         speculative_draft_model_revision speculative_num_draft_tokens speculative_num_steps
-        speculative_skip_dp_mlp_sync speculative_token_map tbo_token_distribution_threshold
+        speculative_skip_dp_mlp_sync tbo_token_distribution_threshold
         torch_compile_max_bs trust_mm_content_hashes
         _radix_eviction_policy_explicitly_set _speculative_draft_quantization_explicitly_set
         _swa_full_tokens_ratio_explicitly_set""",
@@ -90,14 +90,14 @@ _IMMATERIAL = {
         disable_prefill_cuda_graph disable_shared_experts_fusion dsa_decode_backend
         dsa_paged_mqa_logits_backend dsa_prefill_backend dsa_topk_backend dsa_triton_union
         dsv4_attn_backend dsv4_prefill_backend dtype enable_aiter_allreduce_fusion
-        enable_breakable_cuda_graph enable_cudagraph_gc enable_deepep_waterfill
+        enable_cudagraph_gc enable_deepep_waterfill
         enable_deepseek_v4_fp4_indexer enable_dsa_fused_indexer enable_flashinfer_allreduce_fusion
         enable_fp32_lm_head enable_fused_moe_sum_all_reduce enable_fused_qk_norm_rope
         enable_lean_attention enable_mscclpp enable_nccl_nvls enable_p2p_check
         enable_piecewise_cuda_graph enable_profile_cuda_graph enable_quant_communications
         enable_scattered_sconv enable_symm_mem enable_tf32_matmul enable_torch_symm_mem
         enable_w4a4_mxfp4_megamoe enable_waterfill enforce_disable_flashinfer_allreduce_fusion
-        enforce_piecewise_cuda_graph enforce_shared_experts_fusion flashinfer_a2a_dispatch_type
+        enforce_shared_experts_fusion flashinfer_a2a_dispatch_type
         flashinfer_allreduce_fusion_backend flashinfer_autotune_skip_ops
         flashinfer_mla_disable_ragged flashinfer_mxfp4_moe_precision fp4_gemm_runner_backend
         fp8_gemm_runner_backend fuseep_mode linear_attn_backend linear_attn_decode_backend
@@ -164,8 +164,8 @@ _IMMATERIAL = {
         base_gpu_id bucket_e2e_request_latency bucket_inter_token_latency
         bucket_time_to_first_token collect_tokens_histogram crash_dump_folder
         custom_sigquit_handler decode_log_interval dist_init_addr dist_timeout
-        enable_expert_distribution_metrics enable_forward_pass_metrics
-        enable_layerwise_nvtx_marker enable_metrics enable_metrics_for_all_schedulers
+        enable_expert_distribution_metrics enable_layerwise_nvtx_marker enable_metrics
+        enable_metrics_for_all_schedulers
         enable_mfu_metrics enable_request_time_stats_logging enable_trace
         engine_info_bootstrap_port export_metrics_to_file export_metrics_to_file_dir
         extra_metric_labels forward_pass_metrics_ipc_name forward_pass_metrics_worker_id
@@ -327,6 +327,7 @@ FEATURES = Features(
             "speculative_draft_sink_size",
             speculative_draft_window_size=128,
         ),
+        _switched("draft-vocabulary", "drafts have a smaller vocabulary", "speculative_token_map"),
         # -- disaggregation
         *(
             Feature(
@@ -351,11 +352,15 @@ FEATURES = Features(
             "decode-radix-cache",
             "the decode radix cache is on",
             "disaggregation_decode_enable_radix_cache",
+            disaggregation_mode="decode",
+            disaggregation_decode_enable_radix_cache=True,
         ),
         _switched(
             "decode-offload",
             "decode KV offload is on",
             "disaggregation_decode_enable_offload_kvcache",
+            disaggregation_mode="decode",
+            disaggregation_decode_enable_offload_kvcache=True,
         ),
         Feature(
             name="late-slots",
@@ -364,7 +369,10 @@ FEATURES = Features(
                 "disaggregation_decode_host_receive_threshold": (None, 1.0),
                 "disaggregation_decode_allocation_policy": (None, "early"),
             },
-            example={"disaggregation_decode_allocation_policy": "prefill_complete"},
+            example={
+                "disaggregation_mode": "decode",
+                "disaggregation_decode_allocation_policy": "prefill_complete",
+            },
         ),
         _switched(
             "optimistic-prefill",
@@ -414,7 +422,13 @@ FEATURES = Features(
             off={"kv_cache_dtype": _PLAIN_KV, "speculative_draft_kv_cache_dtype": _PLAIN_KV},
             example={"kv_cache_dtype": "fp8_e4m3"},
         ),
-        _switched("unified-memory", "the unified memory pool is on", "enable_unified_memory"),
+        _switched(
+            "unified-memory",
+            "the unified memory pool is on",
+            "enable_unified_memory",
+            enable_unified_memory=True,
+            attention_backend="triton",
+        ),
         _switched("page-major", "KV is laid out page by page", "enable_page_major_kv_layout"),
         _switched(
             "sparse-kv",
@@ -499,12 +513,20 @@ FEATURES = Features(
             "deterministic",
             "deterministic inference is on",
             *("enable_deterministic_inference", "rl_on_policy_target"),
+            enable_deterministic_inference=True,
+            attention_backend="triton",
         ),
         _switched(
             "no-cuda-graphs",
             "decodes run without CUDA graphs",
             *("disable_cuda_graph", "disable_decode_cuda_graph", "debug_cuda_graph"),
         ),
+        _switched(
+            "forced-graphs",
+            "graphs are breakable, or piecewise where stock would not",
+            *("enable_breakable_cuda_graph", "enforce_piecewise_cuda_graph"),
+        ),
+        _switched("forward-metrics", "each forward is measured", "enable_forward_pass_metrics"),
         _switched("compiled", "the model is compiled by torch", "enable_torch_compile"),
         _switched(
             "megakernel",
@@ -533,3 +555,12 @@ FEATURES = Features(
     lambda argument: argument in _CLASSED or argument.startswith(_PARTS),
 )
 """All that this project knows of. What nobody has classed is on where it is not as by default."""
+
+
+UNPLAYED = ""
+"""In the place of a check: served so far, though no check plays it yet."""
+
+
+def all_but(*names: str) -> Mapping[str, str]:
+    """Every feature but these, none of them played yet."""
+    return {each.name: UNPLAYED for each in FEATURES.all if each.name not in names}

@@ -108,6 +108,9 @@ def next_turn(inputs: Inputs) -> int:
             expected = [_Play(made, [], radix=True).stock(schedule) for schedule in hits]
             if differs(expected, found):
                 raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
+    if _can_sample():
+        with models.model("qwen3", "float32") as made:
+            compared += _same(patch, _Play(made, [], radix=True, sampling=True), [playing.TALKING])
     if not COUNTS["continued"]:
         raise Different(f"{patch}: {dict(COUNTS)}")
     if "gpt_oss" in _further_models():
@@ -146,6 +149,9 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
         compared += _same(patch, _Play(made, [], radix=True), [*hits, *drawn])
         without = [playing.SCRIPTED, playing.EXTENDING]
         compared += _same(patch, _Play(made, []), without, ran=not needs_pool)
+        if _can_sample():
+            sampled = some(inputs, [playing.HITTING, playing.EXTENDING])
+            compared += _same(patch, _Play(made, [], radix=True, sampling=True), sampled)
     others = (
         ("qwen3", "bfloat16", False),
         ("qwen3", "bfloat16", True),

@@ -545,7 +545,7 @@ PATCHES: tuple[Patch, ...] = (
         summary="a hybrid model's recurrent state stays merged from step to step",
         worth=Worth(
             "in doubt",
-            "0.93 with all patches of the set; alone it was not timed",
+            "only all patches of the set were timed; alone it was not",
         ),
         absent_because="MLX does not batch recurrent layers here: that came with 0.5.13",
         variants=(

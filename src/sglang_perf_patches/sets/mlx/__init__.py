@@ -273,105 +273,11 @@ PATCHES: tuple[Patch, ...] = (
         id="mlx.kv-arena",
         proven_with=PROVEN["mlx.kv-arena"],
         summary="a batch's KV stays in one buffer per layer across decode steps",
-        why=(
-            "In each step of a batched decode every attention layer pads K and V of each shorter "
-            "request with zeros and concatenates those of all requests. It copies the whole KV "
-            "once or twice to append one token to each request. Each request also keeps a buffer "
-            "of at least 4096 tokens per layer. Up to 0.5.14 a batched decode loses what it writes "
-            "past that buffer's end: with unequal lengths a ValueError ends the step, with equal "
-            "ones the logits are wrong."
-        ),
-        how=(
-            "K and V of a batch lie in one buffer each per layer, right-padded as stock pads. The "
-            "buffer outlives the step; a request is a row. A step writes one token per row and "
-            "attends to the filled part. Stock's own method runs and gets the batch's K and V "
-            "where it would pad and concatenate. The requests' cache objects stay stock's and read "
-            "from their row. Anything but a batched decode first moves the row back into a buffer "
-            "of its own. Buffers are rebuilt when a batch that lasted two steps or more changes. "
-            "They grow by a sixteenth, at least 64 tokens ahead, and are freed with the requests. "
-            "A batch that changes again after a single step goes to stock's code, each row in a "
-            "buffer of its own, until the same batch comes twice. Stock's code also runs for: a "
-            "batch of one; the first step of requests of which no two were decoded together "
-            "before; layers with a sliding window; batches whose padded rows would take more than "
-            "twice the memory of stock's buffers; the fused RoPE kernel "
-            "(SGLANG_MLX_USE_CUSTOM_ROPE). In what stock's code runs, the layers of a step share "
-            "the zeros that pad shorter requests, and up to 0.5.17 the mask; up to 0.5.14 a full "
-            "buffer grows by stock's own growth. On a device where nobody has proven it, as on "
-            "Metal, steps are taken both ways at first. The requests get stock's values, and each "
-            "layer's result is compared bit by bit. The comparison is queued with its step and "
-            "read two steps later, so the next step is built while one is computed, as when arenas "
-            "serve. Steps are tried apart by whether lengths are equal, by the longest length "
-            "(each power of two from 256 on), and by whether they are built before the last one is "
-            "read. Each kind takes 16 equal steps: four after buffers were built, four after they "
-            "grew, four after rows moved into others, four after rows were set apart. Then arenas "
-            "serve that kind. If a step differs, stock's code runs for everything, and one log "
-            "line says so."
-        ),
-        gain=(
-            "Batched decode on MLX gains, the more the more requests: with 16 a step takes 0.23 to "
-            "0.48 of stock's time on one H200, and a single request gains nothing. There a server "
-            "with 16 clients sent 1.8 to 2.6 times as many tokens per second, in one boot of stock "
-            "and two patched; of its nine loads one was slower, with 4 clients. Building a "
-            "step's graph takes about a third of the time with 16. The logits were equal, bit by "
-            "bit, with MLX's cuDNN attention off. With it on those of batches were equal but for "
-            "16 requests of equal lengths that cross 256 tokens, where stock's own differ from run "
-            "to run. One H200, MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16, 0.5.23 with "
-            "the radix cache off unless a row says otherwise:"
-        ),
-        figures=(
-            ("time of a decode step, patched : stock", "equal lengths", "unequal lengths"),
-            (
-                "16 requests of up to 254 and 1024 tokens, steps built ahead",
-                "0.34 to 0.35",
-                "0.23 to 0.24",
-            ),
-            ("the same, each step read before the next is built", "0.41 to 0.48", "0.26 to 0.32"),
-            ("16 requests of up to 4000 tokens", "0.44 to 0.47", "0.40 to 0.43"),
-            ("8 requests of up to 254 tokens", "0.52 to 0.60", "0.38 to 0.43"),
-            ("4 requests of up to 254 tokens", "0.72 to 0.78", "0.60 to 0.62"),
-            ("2 requests of up to 254 tokens", "0.85 to 0.90", "0.76 to 0.80"),
-            (
-                "16 requests of up to 254 and 1024 tokens, 0.5.11 and 0.5.17",
-                "0.35 to 0.47",
-                "0.23 to 0.32",
-            ),
-            ("16 requests, slower hosts", "0.26 to 0.38", "0.19 to 0.28"),
-            ("Radix cache on, all patches of the set",),
-            (
-                "16 requests of up to 1024 tokens, 0.5.11, 0.5.17 and 0.5.23",
-                "0.33 to 0.34",
-                "0.20 to 0.22",
-            ),
-            ("the same, each step read before the next is built, 0.5.23", "0.42", "0.27"),
-            ("one request of 6000 tokens and three of 100, the same releases", "", "0.47 to 0.55"),
-            ("4 requests of up to 256 tokens, gpt-oss' shape, 0.5.23", "0.94", "0.86"),
-            ("Every step another batch",),
-            (
-                "H200, turns of six steps, stock's own steps after the second",
-                "0.84 to 1.00",
-                "0.68 to 1.00",
-            ),
-            (
-                "H200, 16 requests, buffers built anew in every step (given up)",
-                "0.45",
-                "0.41",
-            ),
-            ("CPU, buffers built anew in every step (given up)", "up to 1.19", ""),
-        ),
         worth=Worth(
             "a",
-            "a token of 16 clients with unique prompts takes a server 32.2 and 38.0 ms, not 78.2 ms",
+            "a token of 16 clients, unique prompts, takes a server 32.2 and 38.0 ms, not 78.2 ms",
             "tests/mlx/served.md",
             "served-unique-16",
-        ),
-        condition=(
-            "Batched decode, the more the more requests; most with unequal lengths. A step in "
-            "which requests join or leave copies the KV once, as stock does at each step. If every "
-            "step is one of those, the patch takes stock's own steps after the second. That makes "
-            "it no slower than stock, but gives up a gain on CUDA; on a CPU rebuilding the buffers "
-            "in every step cost time. If batches last one step and two in turn, copies come on top "
-            "of stock's. MLX for CUDA compiles kernels at first use, stock's as ours: once a "
-            "machine, the second step of the first batch took 4 seconds. Not measured on Metal."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because=("MLX has no batched decode context here: it came with #22416, in 0.5.11"),

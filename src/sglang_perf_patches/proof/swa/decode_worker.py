@@ -41,8 +41,6 @@ class Shape:
             decoding does.
         draft: of a speculative step, as the release resolves its arguments: draft tokens, all of
             which it decodes, steps of the draft model, and branches. None for a token a step.
-        sorts: whether freed pages are sorted before they are taken again, as in every
-            disaggregated server.
         layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
             what both agreed on; ``"replicas"``, one of two with a draft model.
         backup: where retracted KV goes, from 0.5.18 on: ``"cpu_tensor"``, or ``"default"`` for what
@@ -60,7 +58,6 @@ class Shape:
     transfer_steps: int = 1
     over_allocation: int = 0
     draft: tuple[int, int, int] | None = None
-    sorts: bool = True
     layout: str = "one"
     backup: str = "cpu_tensor"
 
@@ -647,7 +644,7 @@ def _pools(shape: Shape) -> tuple[Any, Any]:
         dtype=torch.float32,
         device="cpu",
         kvcache=pool,
-        need_sort=shape.sorts,
+        need_sort=True,
     )
     return pool, allocator
 

@@ -459,76 +459,10 @@ _PREFILL_GRAPH_TRITON = Patch(
     ),
 )
 
-_PREFILL = "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin"
-_LATE_PAGES = (
-    "sglang.srt.disaggregation.mooncake.conn:MooncakeKVSender.supports_host_tensor_indices"
-)
-"""Says that the scheduler need not wait for the page indices of what it sends."""
-
-_PD_STATE_INDEX = Patch(
-    id="mamba.pd-state-index",
-    summary="read a request's state index on the host when a prefill server sends it",
-    why=(
-        "With prefill and decode on servers of their own, the prefill server sends each finished "
-        "request's KV pages and its mamba state. With Mooncake, the scheduler of 0.5.23 does not "
-        "wait for the page indices: the transfer does. But it reads the index of the state back "
-        "from the device, one request after the other. That index was decided when the request "
-        "was allotted its row, before the prefill."
-    ),
-    how=(
-        "When rows are allotted, the pool's table of these indices is copied to pinned memory, "
-        "without waiting. When a request is sent, stock's code finds the index there. The copy is "
-        "used only for the request whose row it was made for. Servers of other kinds keep no "
-        "copies, and neither does the first request of a prefill server. Stock's code runs with "
-        "the unified memory pool, whose indices are virtual, where stock pins no memory, and "
-        "where the scheduler waits for the page indices: with NIXL or Mori, and where all ranks of "
-        "context parallelism transfer. A decode server is left alone: it sends the index at once "
-        "after allotting it, and waits for the page indices in any case. "
-        "SGLANG_PERF_PATCHES_DEBUG=1 compares the index with the device's and raises an error if "
-        "they differ."
-    ),
-    gain=(
-        "Prefill servers of 0.5.23 with Mooncake gain: the scheduler sends requests in 0.15 to "
-        "0.32 of stock's time while the device works on other prompts. Allotting rows takes 40 to "
-        "140 microseconds more, which an idle server with a few requests pays for nothing. No real "
-        "prefill server was measured; one H200, the scheduler's own code:"
-    ),
-    figures=(
-        ("measured on 0.5.23, page indices on the device", "stock", "patched"),
-        ("to send one of 8 requests, busy device", "619 µs", "87 µs"),
-        ("to send one of 64 requests, busy device", "326 µs", "74 µs"),
-        ("to send one request, idle device", "122 µs", "132 µs"),
-        ("to allot 8 rows", "482 µs", "532 µs"),
-    ),
-    worth=Worth(
-        "in doubt",
-        "only the scheduler's own code was shown to gain; no prefill server was run",
-    ),
-    condition="A prefill server of a hybrid model that transfers with Mooncake.",
-    anchors=(_LATE_PAGES,),
-    absent_because="a prefill server of this release waits for each request's pages in any case",
-    variants=(
-        Variant(
-            releases=("0.5.23",),
-            install=f"{_SETS}.pd_state_index:install",
-            awaits=(UTILS,),
-            targets=(f"{_POOL}.alloc", f"{_PREFILL}._send_kv_chunk"),
-            depends=(
-                f"{_POOL}._init_mamba_pool",
-                f"{_POOL}.clear",
-                f"{_POOL}.translate_mamba_indices",
-                f"{_PREFILL}.send_kv_chunk",
-                _LATE_PAGES,
-            ),
-        ),
-    ),
-)
-
 PATCHES = (
     _PREFILL_GRAPH,
     _PREFILL_GRAPH_TRITON,
     _ZERO_SYNC,
     _CHUNK_INDICES,
     _LIGHTNING_ROWS,
-    _PD_STATE_INDEX,
 )

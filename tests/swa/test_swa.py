@@ -38,7 +38,6 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     ),
     "0.5.17": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
-        (["record_evicted"], "play", EPISODES),
     ),
     "0.5.23": (
         (["limit_growth"], "idle_is_served", {}),

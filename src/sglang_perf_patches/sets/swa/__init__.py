@@ -232,7 +232,7 @@ def _in_function(first: str, last: str, *more: str, copies: tuple[str, ...] = ()
         first: the first release.
         last: the last one.
         more: what else it relies on.
-        copies: from 0.5.19 on the names of what keeps retracted KV in the host's pool.
+        copies: from 0.5.18 on the names of what keeps retracted KV in the host's pool.
     """
     name = "install_in_function"
     if copies:
@@ -352,7 +352,8 @@ PAGE_SIZE_1 = Patch(
             targets=(_GATE, f"{_QUEUE}._pre_alloc", *_LIMIT),
             depends=(*_STOCK_RULE, *_of(_NEW_ALLOCATOR, *_ALLOCATES), *_EVICTED),
         ),
-        _in_function("0.5.16", "0.5.18"),
+        _in_function("0.5.16", "0.5.17"),
+        _in_function("0.5.18", "0.5.18", copies=_OLD_COPIES),
         _in_function(
             *("0.5.19", "0.5.19", "sglang.srt.mem_cache.common:free_kv_row_segments"),
             copies=_OLD_COPIES,

@@ -372,7 +372,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "null": lambda whole: b"null",
     "a number for the hashes": lambda whole: b'{"sglang.srt.a:b": 1}',
     "a number for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": 1}}',
-    "a word for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": "0.5.9"}}',
+    "a list for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": ["0.5.9"]}}',
+    "a word for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": "soon"}}',
+    "no releases": lambda whole: b'{"sglang.srt.a:b": {"0": ""}}',
+    "a span without an end": lambda whole: whole.replace(" … 0.5.23".encode(), " …".encode()),
+    "a span backwards": lambda whole: '{"sglang.srt.a:b": {"0": "0.5.10 … 0.5.9"}}'.encode(),
     "not text": lambda whole: b"\xff\xfe" + whole,
     "nested": lambda whole: b"[" * 100_000,
 }

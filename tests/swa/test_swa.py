@@ -36,9 +36,7 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         (["clear_before_tail", "unmap_pages"], "play", EPISODES),
         ([], "play", EPISODES),
     ),
-    "0.5.17": (
-        (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
-    ),
+    "0.5.17": ((["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),),
     "0.5.23": (
         (["limit_growth"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),

@@ -80,7 +80,7 @@ class Worth:
             was made for; ``in doubt``: neither is shown yet.
         because: one line: what gains or fails, or what is not shown.
         source: of ``a``, the committed results, below a checkout.
-        row: of ``a``, a text of them that holds the figure.
+        row: of ``a``, the id of their row that holds the figure.
     """
 
     rule: Literal["a", "b", "c", "in doubt"]
@@ -121,12 +121,12 @@ class Patch:
     id: str
     kind: Kind = "exact"
     summary: str
-    why: str
-    how: str
-    gain: str
+    why: str = ""
+    how: str = ""
+    gain: str = ""
     figures: tuple[tuple[str, ...], ...] = ()
     worth: Worth | None = None
-    condition: str
+    condition: str = ""
     upstream: tuple[str, ...] = ()
     upstream_note: str = ""
     built_in_since: str | None = None

@@ -1,8 +1,8 @@
 """The host pool of retracted KV that a decode server has by default from 0.5.18 on, without a GPU.
 
-Stock's own: whether there is one and how large it is, what is backed up (``UnifiedRadixCache``), the order in which slots are taken and
-given back (``HostPoolGroup``), and what happens where there are none (``ScheduleBatch``). A
-stand-in takes the place of pinned memory, and of the controller whose copies need a GPU's streams.
+Stock's own: whether there is one and how large it is, what is backed up (``UnifiedRadixCache``),
+the order in which slots are taken and given back (``HostPoolGroup``), and what happens where there
+are none (``ScheduleBatch``). A stand-in takes the place of pinned memory, and of the controller whose copies need a GPU's streams.
 """
 
 from __future__ import annotations

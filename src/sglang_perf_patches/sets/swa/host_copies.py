@@ -6,8 +6,9 @@ that pool is as large as the device's, and a request that does not fit ends the 
 tails more requests run, so more may be retracted than stock's few ever fill that pool with.
 
 While a request is retracted stock admits none. So what is kept is at most the KV of the requests
-that were live when the first of them was retracted, and of what they decode meanwhile. How much the
-host has left is not asked: the ranks of a server have to decide alike, and each sees another figure.
+that were live when the first of them was retracted, and of what they decode meanwhile. How much
+the host has left is not asked: the ranks of a server have to decide alike, and each sees another
+figure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Stock's own: whether there is one and how large it is, what is backed up (``UnifiedRadixCache``),
 the order in which slots are taken and given back (``HostPoolGroup``), and what happens where there
-are none (``ScheduleBatch``). A stand-in takes the place of pinned memory, and of the controller whose copies need a GPU's streams.
+are none (``ScheduleBatch``). A stand-in takes the place of pinned memory, and of the controller
+whose copies need a GPU's streams.
 """
 
 from __future__ import annotations

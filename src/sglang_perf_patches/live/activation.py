@@ -3,8 +3,9 @@
 What is chosen, and whose verdict is ``applies``, goes live when its modules have been imported (see
 `entry`). It is verified again when the import of something that it relies on ends, around sglang's
 ``HookRegistry.apply_hooks``, which runs after every plugin, and whenever somebody looks again. If a
-definition was replaced, the whole patch is to be taken off. That happens at a moment at which no
-thread is in a call of it and it holds no work (see `removal`).
+definition was replaced, or if the server has something on that the patch was not proven with (see
+`gatekeeper`), the whole patch is to be taken off. That happens at a moment at which no thread is in
+a call of it and it holds no work (see `removal`).
 
 Each step is done by the executor, one at a time, and may be repeated.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from ..judge.source import Tree
 from ..judge.verdict import Verdict
+from ..model.feature import Features
 from ..model.patch import Patch, module_of
 from ..model.selection import Selection
 from ..model.state import PatchState, Report, State
@@ -26,6 +28,7 @@ from .board import Board
 from .compiled import Compiled
 from .entry import Entry, around
 from .executor import Executor
+from .gatekeeper import Gatekeeper
 from .identity import Foreign
 from .imports import Imports
 from .member import WAITING, WORKING, Member
@@ -58,6 +61,7 @@ class Activation:
         chosen: Selection,
         *,
         strict: bool,
+        features: Features,
         board: Board,
         executor: Executor,
         on_change: Callable[[], None],
@@ -70,6 +74,7 @@ class Activation:
             patches: all there are, in declared order.
             chosen: those that are to go live.
             strict: whether the loss of one that was chosen by name is more than a warning.
+            features: what a server may have on that a patch was not proven with.
             board: what this process shows.
             executor: does all that changes something.
             on_change: called when the state of a patch changed.
@@ -89,8 +94,17 @@ class Activation:
         self._verifier = Verifier(board, self._imports, Compiled())
         self._neighbours = Neighbours(board, self._before_hooks, self._after_hooks)
         self._removal = Removal(self._roster, self._notices)
+        self._gatekeeper = Gatekeeper(
+            *(features, board, self._roster, self._removal, self._after_publication)
+        )
         self._entry = Entry(
-            *(self._roster, self._imports, self._verifier, self._removal, self._notices, executor)
+            self._roster,
+            self._imports,
+            self._verifier,
+            self._removal,
+            self._notices,
+            self._gatekeeper,
+            executor,
         )
 
     # -- what is asked of it ---------------------------------------------------------------------
@@ -202,6 +216,10 @@ class Activation:
         if not self.over:
             self._request(self._look_at_everything)
 
+    def _after_publication(self) -> None:
+        if not self.over:
+            self._request(self._gatekeeper.act)
+
     # -- what the executor does ------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -249,6 +267,8 @@ class Activation:
         relied_on = [module_of(each) for member in working for each in member.definitions]
         self._imports.wait_for([*names, HOOKS, *relied_on])
         self._neighbours.watch(self._imports)
+        self._gatekeeper.watch(self._imports)
+        self._gatekeeper.act()
         self._entry.advance()
 
     def _step_aside(self, registry: Any) -> None:
@@ -268,6 +288,7 @@ class Activation:
         # Nothing is to go live any more: what is inert goes, and our hooks.
         if not self._roster.on():
             self._neighbours.leave()
+            self._gatekeeper.leave()
         self._roster.settle(list(self._roster.board.slots.values()))
         if self.is_stopping and not self.ended and self._roster.is_clear():
             self.ended = True

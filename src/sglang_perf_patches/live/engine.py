@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from .. import sets
 from ..judge import source
 from ..judge.verdict import judge_each
-from ..model import selection, switch
+from ..model import selection, setups, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, PatchState, Report
 from . import stacks
@@ -112,6 +112,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
                 patches.values(),
                 chosen,
                 strict=switch.strict_from_environment() if strict is None else strict,
+                features=setups.FEATURES,
                 board=_board,
                 executor=_executor,
                 on_change=_tell_of_change,

@@ -13,6 +13,7 @@ from functools import partial
 
 from ..model.patching import Gated
 from .executor import Executor
+from .gatekeeper import Gatekeeper
 from .identity import Foreign
 from .imports import Imports
 from .member import SERVING, WAITING, Member
@@ -40,6 +41,7 @@ class Entry:
         verifier: Verifier,
         removal: Removal,
         notices: Notices,
+        gatekeeper: Gatekeeper,
         executor: Executor,
     ) -> None:
         """Put nothing live yet."""
@@ -49,6 +51,7 @@ class Entry:
         self._verifier = verifier
         self._removal = removal
         self._notices = notices
+        self._gatekeeper = gatekeeper
         self._executor = executor
 
     def advance(self) -> None:
@@ -79,6 +82,10 @@ class Entry:
             if state not in SERVING:
                 self._removal.lose(member, "failed", f"it needs {needed}, which is {state}")
                 return
+        unproven = self._gatekeeper.reason(member)
+        if unproven is not None:
+            self._notices.set_status(member, "gated", unproven)
+            return
         try:
             wrappers, changes = self._prepare(member)
         except Gated as gate:

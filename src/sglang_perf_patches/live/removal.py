@@ -96,12 +96,13 @@ class Removal:
         for member, (state, reason) in ends.items():
             member.end = None
             self._notices.set_status(member, state, reason)
-            if state != "off":
+            if state not in {"off", "gated"}:
                 self._notices.complain(member)
         for member, (state, _) in ends.items():
             for other in self._roster.working():
                 if member.patch.id in other.patch.requires:
-                    self.lose(other, "failed", f"it needs {member.patch.id}, which is {state}")
+                    so: State = "gated" if state == "gated" else "failed"
+                    self.lose(other, so, f"it needs {member.patch.id}, which is {state}")
 
 
 def _why_it_stays(member: Member) -> str:

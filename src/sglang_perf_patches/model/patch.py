@@ -116,6 +116,8 @@ class Patch:
         requires: ids that must be chosen too, and apply or be built in.
         superseded_by: ids of patches that do this one's work and more; where one of them is
             live, this one stays out.
+        proven_with: feature of a server (see `model.setups`) → the check that plays the patch with
+            it. With any other feature on the patch is gated. None: no server gates it.
     """
 
     id: str
@@ -136,6 +138,7 @@ class Patch:
     variants: tuple[Variant, ...] = ()
     requires: tuple[str, ...] = ()
     superseded_by: tuple[str, ...] = ()
+    proven_with: Mapping[str, str] | None = None
 
     @property
     def is_default(self) -> bool:

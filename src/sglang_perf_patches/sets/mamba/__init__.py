@@ -3,6 +3,7 @@
 from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
+from .proven import PROVEN
 from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
@@ -55,6 +56,7 @@ def _chunk_depends(fla: str) -> tuple[str, ...]:
 
 _ZERO_SYNC = Patch(
     id="mamba.zero-sync",
+    proven_with=PROVEN["mamba.zero-sync"],
     summary="build a prefill's mamba metadata from the host's lists, without a sync",
     worth=Worth(
         "c",
@@ -95,6 +97,7 @@ _LIGHTNING_DEPENDS = (
 
 _LIGHTNING_ROWS = Patch(
     id="mamba.lightning-rows",
+    proven_with=PROVEN["mamba.lightning-rows"],
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
     worth=Worth(
         "in doubt",
@@ -136,6 +139,7 @@ _LIGHTNING_ROWS = Patch(
 
 _CHUNK_INDICES = Patch(
     id="mamba.mamba2-chunk-indices",
+    proven_with=PROVEN["mamba.mamba2-chunk-indices"],
     summary="compute Mamba2's logical chunks on the host, without a sync",
     worth=Worth(
         "in doubt",
@@ -172,6 +176,7 @@ _UTILS_COMMON = "sglang.srt.utils.common"
 
 _PREFILL_GRAPH = Patch(
     id="mamba.gdn-prefill-graph",
+    proven_with=PROVEN["mamba.gdn-prefill-graph"],
     summary="capture gated-delta-net layers in the breakable prefill graph",
     worth=Worth(
         "a",
@@ -264,6 +269,7 @@ _PREFILL_GRAPH = Patch(
 
 _PREFILL_GRAPH_TRITON = Patch(
     id="mamba.gdn-prefill-graph-triton",
+    proven_with=PROVEN["mamba.gdn-prefill-graph-triton"],
     kind="policy",
     summary="run short captured prefills with Triton's kernels on a FlashInfer server",
     absent_because="this release can't capture a linear layer in the prefill graph",

@@ -2,6 +2,7 @@
 
 from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
+from .proven import PROVEN
 
 SUMMARY = "host syncs and dead metadata work in speculative decoding"
 
@@ -85,6 +86,7 @@ def _draft_out_graph(first: str, last: str, *heirs: str) -> Variant:
 
 _DRAFT_METADATA = Patch(
     id="mla.draft-metadata",
+    proven_with=PROVEN["mla.draft-metadata"],
     summary="the TRT-LLM MLA draft prepares what its kernel reads, once for all steps",
     worth=Worth(
         "c",
@@ -141,6 +143,7 @@ def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
 
 _VERIFY_MASK_FILL = Patch(
     id="mla.verify-mask-fill",
+    proven_with=PROVEN["mla.verify-mask-fill"],
     summary="the tree mask of the Triton verify is not filled if nothing reads it",
     worth=Worth(
         "in doubt",
@@ -231,6 +234,7 @@ _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner"
 
 _SYNC_OPT_OUT = Patch(
     id="mla.sync-opt-out",
+    proven_with=PROVEN["mla.sync-opt-out"],
     summary="no wait for sequence lengths that no backend of a speculative step reads",
     worth=Worth(
         "c",
@@ -324,6 +328,7 @@ def _draft_tables(first: str, last: str, *helpers: str) -> Variant:
 
 _SHARED_DRAFT_TABLES = Patch(
     id="mla.shared-draft-tables",
+    proven_with=PROVEN["mla.shared-draft-tables"],
     summary="the steps of a FlashAttention draft share one page table",
     worth=Worth(
         "in doubt",
@@ -397,6 +402,7 @@ def _extend_graph(first: str, last: str, install: str, *targets: str) -> Variant
 
 _DRAFT_EXTEND_GRAPH = Patch(
     id="mla.draft-extend-graph",
+    proven_with=PROVEN["mla.draft-extend-graph"],
     kind="policy",
     summary="FlashAttention's draft-extend is replayed from a graph instead of launched eagerly",
     upstream=("sgl-project/sglang#36324", "sgl-project/sglang#40762"),
@@ -477,6 +483,7 @@ def _extend_metadata(first: str, last: str, *depends: str) -> Variant:
 
 _DRAFT_EXTEND_METADATA = Patch(
     id="mla.draft-extend-metadata",
+    proven_with=PROVEN["mla.draft-extend-metadata"],
     summary="the graph of FlashAttention's draft-extend builds its metadata once, not twice",
     worth=Worth(
         "a",
@@ -508,6 +515,7 @@ def _bound(first: str, last: str, install: str, targets: tuple[str, ...], *depen
 
 _PAGE_TABLE_BOUND = Patch(
     id="mla.page-table-bound",
+    proven_with=PROVEN["mla.page-table-bound"],
     summary=("FlashAttention's page tables have room for a speculative step at the context limit"),
     worth=Worth(
         "b",

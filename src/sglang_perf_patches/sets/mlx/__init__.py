@@ -2,6 +2,7 @@
 
 from ...model import releases
 from ...model.patch import Marker, Patch, Variant, Worth
+from .proven import PROVEN
 
 SUMMARY = "copies of the whole KV at every step of a batched decode on MLX"
 
@@ -83,6 +84,7 @@ _TURN_DEPENDS = (
 PATCHES: tuple[Patch, ...] = (
     Patch(
         id="mlx.pool-write",
+        proven_with=PROVEN["mlx.pool-write"],
         summary=(
             "the radix cache's pool gets a copy of a request's tokens, and keeps no buffers alive"
         ),
@@ -167,6 +169,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.first-buffer",
+        proven_with=PROVEN["mlx.first-buffer"],
         summary=("a request's buffers start with room for its prompt, not for 4096 tokens"),
         why=(
             "A request's first write makes buffers of 4096 tokens in each layer and fills them "
@@ -264,6 +267,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.last-row",
+        proven_with=PROVEN["mlx.last-row"],
         summary="prefill runs the model's head for the last position only",
         why=(
             "A prefill computes the logits of every position of the prompt, or of its last chunk, "
@@ -360,6 +364,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.decode-context",
+        proven_with=PROVEN["mlx.decode-context"],
         summary=(
             "for one unreleased commit only, and without gain: arrays of the sequence lengths are "
             "made once per decode step"
@@ -416,6 +421,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.kv-arena",
+        proven_with=PROVEN["mlx.kv-arena"],
         summary="a batch's KV stays in one buffer per layer across decode steps",
         why=(
             "In each step of a batched decode every attention layer pads K and V of each shorter "
@@ -549,6 +555,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.step-mask",
+        proven_with=PROVEN["mlx.step-mask"],
         summary="padding and mask are made once per decode step and shared by the layers",
         why=(
             "Requests of unequal lengths are padded to the longest. Each attention layer makes the "
@@ -616,6 +623,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.merged-cache",
+        proven_with=PROVEN["mlx.merged-cache"],
         summary="the merged cache of a batch is kept across decode steps",
         why=(
             "A batched decode merges the caches of its requests, layer by layer, into one with the "
@@ -670,6 +678,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.cache-growth",
+        proven_with=PROVEN["mlx.cache-growth"],
         summary="a batched decode goes on past 4096 tokens instead of failing",
         why=(
             "A request's cache has room for 4096 tokens. A prefill and the decode of a single "
@@ -714,6 +723,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.merged-state",
+        proven_with=PROVEN["mlx.merged-state"],
         summary="a hybrid model's recurrent state stays merged from step to step",
         why=(
             "In a batched decode of a hybrid model (Qwen3-Next, Qwen3.5) each recurrent layer "
@@ -773,6 +783,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.next-turn",
+        proven_with=PROVEN["mlx.next-turn"],
         kind="policy",
         summary="a finished request's caches wait for the next turn of its conversation",
         why=(

@@ -2,6 +2,7 @@
 
 from ...model import releases
 from ...model.patch import Marker, Patch, Variant, Worth
+from .proven import PROVEN
 
 SUMMARY = "sliding-window KV: reserved at full length, and in a pool of a fixed ratio"
 
@@ -84,6 +85,7 @@ _FIX_DEPENDS = (
 
 TAIL_PREALLOC = Patch(
     id="swa.tail-prealloc",
+    proven_with=PROVEN["swa.tail-prealloc"],
     summary="a request in transfer holds sliding-window KV for its window, not for its prompt",
     why=(
         "A decode server allocates the KV of a request before the prefill server sends it. Up to "
@@ -272,6 +274,7 @@ _SEGMENTS = (
 
 PAGE_SIZE_1 = Patch(
     id="swa.page-size-1",
+    proven_with=PROVEN["swa.page-size-1"],
     summary="what swa.tail-prealloc does, at page size 1, where upstream leaves it off",
     why=(
         "Upstream's change needs a page size above 1 and is silently off otherwise. 1 is the "
@@ -372,6 +375,7 @@ _BOUNDED = f"{_SETS}.window_bounded_admission"
 
 WINDOW_BOUNDED_ADMISSION = Patch(
     id="swa.window-bounded-admission",
+    proven_with=PROVEN["swa.window-bounded-admission"],
     kind="policy",
     summary="admission counts a request by what its window lets it hold",
     why=(
@@ -445,6 +449,7 @@ _DECODES = (  # what a request needs until its end, and what can make room for i
 
 IDLE_ADMISSION = Patch(
     id="swa.idle-admission",
+    proven_with=PROVEN["swa.idle-admission"],
     summary="an idle server admits a request that fits its sliding-window pool",
     why=(
         "Stock wants room in the sliding-window pool for the tail of a prompt and for "
@@ -536,6 +541,7 @@ def _pool_ratio(first: str, last: str, *more: str) -> Variant:
 
 POOL_RATIO = Patch(
     id="swa.pool-ratio",
+    proven_with=PROVEN["swa.pool-ratio"],
     kind="policy",
     summary="the sliding-window pool is sized by running requests and window",
     why=(
@@ -598,6 +604,7 @@ _EVICTS = (
 
 EVICT_BEFORE_RETRACT = Patch(
     id="swa.evict-before-retract",
+    proven_with=PROVEN["swa.evict-before-retract"],
     kind="policy",
     summary="KV behind the window is freed before a running request is retracted",
     why=(

@@ -21,6 +21,8 @@ _ENTERED = (
     "sglang.srt.hardware_backend",
     "sglang.srt.hardware_backend.mlx",
 )
+
+
 def _none_published() -> None:
     raise ValueError("no server's arguments are published here")
 

@@ -4,15 +4,17 @@
 
 A plan is a list of boots: ``{"name", "group", "shape", "options": ["OPTION=VALUE", …], "layers",
 "host"}``. `shape` is a name in `SHAPES`, `layers` cuts it, options are fields of ServerArgs;
-weights are dummies and all else is the release's default. `host` asks for the host's functions too. All boot at once. Then the Engines of a group take
-turns, while the processes of all others are stopped: the time to the first token of new prompts,
-and for how much of it the GPU works. OUT.json is rewritten after each part. No patch is involved.
+weights are dummies and all else is the release's default. `host` asks for the host's functions too.
+All boot at once. Then the Engines of a group take turns, while the processes of all others are
+stopped: the time to the first token of new prompts, and for how much of it the GPU works. OUT.json
+is rewritten after each part. No patch is involved.
 
 Run it with the release and its packages on PYTHONPATH.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import gzip
 import json
@@ -257,10 +259,8 @@ class Boot:
 
     def kill(self) -> None:
         """End it, with all that it started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def main(out: Path, plan: list[dict[str, Any]]) -> None:
@@ -431,7 +431,7 @@ def trace(server: Any, count: int, length: int, times: int, **options: Any) -> l
 
 
 def busy(server: Any, count: int, length: int) -> float:
-    """Milliseconds of a prefill in which the GPU works: the union of kernels, copies and memsets."""
+    """Milliseconds of a prefill in which kernels, copies or memsets run on the GPU."""
     work = {"kernel", "gpu_memcpy", "gpu_memset"}
     events = trace(server, count, length, 3, activities=["GPU"])
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in work)

@@ -8,8 +8,8 @@ vocabulary some drafts are accepted by chance.
 Options are fields of ServerArgs; the script drops what the release does not know, and says so.
 ``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. ``target=8b`` takes
 one of Llama-3.1-8B's shape, with its vocabulary, and ``target=v2lite`` one of DeepSeek-V2-Lite's,
-with an MTP layer of its own. SGLANG_PERF_PATCHES chooses which patches are live, as anywhere: run it under ``python -m sglang_perf_patches run``. It rewrites the line of JSON
-after each measurement.
+with an MTP layer of its own. SGLANG_PERF_PATCHES chooses which patches are live, as anywhere: run
+it under ``python -m sglang_perf_patches run``. It rewrites the line of JSON after each measurement.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ _CHUNK_INDICES = Patch(
     summary="compute Mamba2's logical chunks on the host, without a sync",
     worth=Worth(
         "a",
-        "64 prompts with cached prefixes, Nemotron 3 Nano: until all first tokens takes 0.934",
+        "64 prompts with cached prefixes, Nemotron Nano: until all first tokens takes 0.934",
         "tests/mamba/gpu/results.md",
         "engine-chunks-64",
     ),

@@ -345,7 +345,7 @@ from sglang_perf_patches.model.setups import FEATURES
 played = 0
 for feature in FEATURES.all:
     given = [(name, value) for name, values in feature.on.items() for value in values]
-    given += [(name, "something") for name in feature.off]
+    given += [(name, "something") for name in [*feature.off, *feature.changed]]
     for name, value in given:
         if not name.isidentifier():
             continue

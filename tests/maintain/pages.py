@@ -16,14 +16,14 @@ names the command and the date too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from sglang_perf_patches import proof
 from sglang_perf_patches.cli import page as form
-from sglang_perf_patches.model import releases
+from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch
 from sglang_perf_patches.proof.verify import ON
 
@@ -170,12 +170,28 @@ def _up(patch: Patch) -> str:
 
 
 def _proven(patch: Patch) -> str:
-    """The set-ups that the patch was played with."""
-    tested = f"{_up(patch)}tests/results/tested.md"
-    return (
-        f"No set-ups are declared yet. [What was tested]({tested}#{patch.set}) has the releases "
-        "and machines."
-    )
+    """Of the features that a server can have on, those that a check plays, and those that gate."""
+    tested = f"[What was tested]({_up(patch)}tests/results/tested.md#{patch.set})"
+    measured = f"{tested} has the releases and machines on which it was measured."
+    if patch.proven_with is None:
+        return f"No feature of a server gates it. {measured}"
+    names = [feature.name for feature in setups.FEATURES.all]
+    played = [name for name in names if patch.proven_with.get(name)]
+    unplayed = [name for name in names if patch.proven_with.get(name) == setups.UNPLAYED]
+    gated = [name for name in names if name not in patch.proven_with]
+    told = [f"A plain server{', and one with ' if played else ''}{_listed(played)}."]
+    if len(unplayed) > len(gated):
+        told.append("Other features of a server are served, though no check plays them yet.")
+    elif unplayed:
+        told.append(f"Served, though no check plays it yet: {_listed(unplayed)}.")
+    if gated:
+        few = len(gated) <= len(names) // 2
+        told.append(f"Gated with {_listed(gated) if few else 'every other feature'}.")
+    return " ".join([*told, measured])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _commands(patch: Patch) -> str:

@@ -78,11 +78,6 @@ BREAKS = {
         "self._destinations[:count].copy_(tracked.slots)",
         "self._destinations[:count].copy_(tracked.slots.flip(0))",
     ),
-    "mamba.pd-state-index": (
-        "mamba/state_slots.py",
-        "slot = self.copy[row].clone()",
-        "slot = self.copy[row].clone() + 1",
-    ),
     "mamba.mamba2-chunk-indices": (
         "mamba/chunk_indices.py",
         "[start % chunk_size for start in starts]",
@@ -129,7 +124,7 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     assert text.count(before) == 1
 
 
-QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.pd-state-index", "swa.pool-ratio")
+QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.mamba2-chunk-indices", "swa.pool-ratio")
 """One of each set, whose proof takes seconds."""
 
 

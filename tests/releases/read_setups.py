@@ -1,7 +1,8 @@
 """Publish servers as a release does, and say what is read of each: ``python read_setups.py``.
 
 The release is on PYTHONPATH. Prints one JSON line a server: its ``name``; the features that are
-``on``; or, where the release refuses its arguments, ``refused`` and why.
+``on``, and how often the publication was ``seen``; or, where the release refuses its arguments,
+``refused`` and why.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from sglang_perf_patches.proof import lent
 lent.lend()
 
 from sglang_perf_patches.live import published  # noqa: E402
+from sglang_perf_patches.live.board import Board  # noqa: E402
+from sglang_perf_patches.live.imports import Imports  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 
-_MODEL = {
+MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "head_dim": 16,
@@ -36,10 +39,16 @@ _MODEL = {
 }
 
 
+_seen: list[object] = []
+
+
 def main() -> None:
     """Publish a plain server, and one for the example of each feature."""
+    import sglang.srt.server_args  # noqa: F401
+
+    published.Watch(Board(), lambda: _seen.append(None)).begin(Imports(lambda _: None))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        Path(folder, "config.json").write_text(json.dumps(MODEL))
         servers: dict[str, tuple[Any, Any]] = {
             "plain": ({}, ()),
             "--attn-dp-size": ({"attn_dp_size": 2, "tp_size": 2}, ("attn_dp_size",)),
@@ -52,7 +61,8 @@ def main() -> None:
 def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
     from sglang.srt import server_args
 
-    known = _fields(server_args.ServerArgs)
+    _seen.clear()
+    known = fields(server_args.ServerArgs)
     some = {name: value for name, value in given.items() if name in known}
     if switches and not set(some) & set(switches):
         return {"absent": True}
@@ -62,10 +72,10 @@ def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
             server_args.set_global_server_args_for_scheduler(made)
     except (Exception, SystemExit) as error:
         return {"refused": f"{type(error).__name__}: {error}"[:200]}
-    return {"on": FEATURES.of(published.published())}
+    return {"on": FEATURES.of(published.published()), "seen": len(_seen)}
 
 
-def _fields(kind: Any) -> set[str]:
+def fields(kind: Any) -> set[str]:
     return set(getattr(kind, "__dataclass_fields__", ())) | set(
         getattr(kind, "__struct_fields__", ())
     )

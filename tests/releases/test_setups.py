@@ -85,11 +85,11 @@ def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
         assert not any(name.startswith(part) for name in classed)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_what_a_release_resolves_is_read(release: str) -> None:
     answers = released.answers(released.tree(release), SCRIPT)
     found: dict[str, Any] = {line["name"]: line for line in answers}
+    assert {line["seen"] for line in found.values() if "on" in line} == {1}
     assert found.pop("plain")["on"] == {}
     spelled = found.pop("--attn-dp-size")
     assert "absent" in spelled or "dp-attention" in spelled["on"], spelled

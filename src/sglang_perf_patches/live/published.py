@@ -81,11 +81,10 @@ class Published:
 
 def published() -> Published:
     """What this process has published so far."""
-    context = sys.modules.get(CONTEXT)
     arguments = sys.modules.get(ARGUMENTS)
     try:
-        if hasattr(context, "get_context"):
-            held = context.get_context()  # type: ignore[union-attr]
+        if _publishing_class() is not None:
+            held = sys.modules[CONTEXT].get_context()
             return Published(held.server_args, held)
         if hasattr(arguments, "get_global_server_args"):
             return Published(arguments.get_global_server_args())  # type: ignore[union-attr]
@@ -107,7 +106,7 @@ class Watch:
         """Be there from now on, if what publishes is; may be repeated."""
         if self._slot is not None or not imports.is_ready(ARGUMENTS):
             return
-        owner: Any = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
+        owner: Any = _publishing_class()
         name = "set_server_args"
         if owner is None:
             owner, name = sys.modules[ARGUMENTS], _PUBLISH
@@ -139,6 +138,15 @@ class Watch:
             return result
 
         return publish
+
+
+def _publishing_class() -> Any:
+    """The class of the context that holds a server's arguments; None up to 0.5.14.
+
+    0.5.14 has a context, though without them.
+    """
+    found = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
+    return found if hasattr(found, "set_server_args") else None
 
 
 def _namespaces(kind: type) -> Mapping[str, str]:

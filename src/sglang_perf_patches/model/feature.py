@@ -43,6 +43,7 @@ class Feature:
         said: the same as half a sentence: "LoRA is on".
         off: argument → the values with which it is off; any other is on.
         on: argument → the values with which it is on; any other is off.
+        changed: arguments whose default is off, and whose values mean other things by the release.
         example: arguments with which a user has it on.
     """
 
@@ -50,11 +51,12 @@ class Feature:
     said: str
     off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> tuple[str, ...]:
         """Those that switch it."""
-        return tuple(dict.fromkeys([*self.off, *self.on]))
+        return tuple(dict.fromkeys([*self.off, *self.on, *self.changed]))
 
     def is_on(self, server: Server) -> bool:
         """Whether a server has it on.
@@ -62,6 +64,8 @@ class Feature:
         Raises:
             Exception: an argument can't be read.
         """
+        if self.changed and not server.unlike_default().keys().isdisjoint(self.changed):
+            return True
         return any(
             value is not MISSING and (plain(value) in values) == is_one
             for named, is_one in ((self.off, False), (self.on, True))

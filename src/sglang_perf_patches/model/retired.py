@@ -46,6 +46,9 @@ RETIRED: dict[str, Retired] = {
     "mamba.layer-views": Retired(
         since=_NEXT, because="no gain beyond the spread was measured", instead="0.5.16 does it"
     ),
+    "mamba.pd-state-index": Retired(
+        since=_NEXT, because="no prefill server was measured, and few requests paid 40 to 140 µs"
+    ),
     "mla.flashinfer-host-indptr": Retired(
         since=_NEXT,
         because=_NO_GAIN,
@@ -67,6 +70,11 @@ RETIRED: dict[str, Retired] = {
     ),
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
+    ),
+    "swa.free-without-sync": Retired(
+        since=_NEXT,
+        because="no gain was measured at the default eviction interval",
+        instead="upstream has it since 0.5.20",
     ),
 }
 """Name → why it is gone."""

@@ -365,10 +365,8 @@ FEATURES = Features(
         Feature(
             name="late-slots",
             said="KV is received in the host's memory, or gets its slots late",
-            off={
-                "disaggregation_decode_host_receive_threshold": (None, 1.0),
-                "disaggregation_decode_allocation_policy": (None, "early"),
-            },
+            off={"disaggregation_decode_allocation_policy": (None, "early")},
+            changed=("disaggregation_decode_host_receive_threshold",),
             example={
                 "disaggregation_mode": "decode",
                 "disaggregation_decode_allocation_policy": "prefill_complete",

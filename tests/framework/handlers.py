@@ -5,6 +5,8 @@ call of ours comes in between, as a signal handler's would. Each attempt is a fo
 alarm ends where it hangs. Prints how many there were; an attempt that fails says why.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import signal
@@ -13,6 +15,9 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from throwaway_patches import STEP, use
 
@@ -23,17 +28,17 @@ from sglang_perf_patches.seen import keeper
 WATCHED = (keeper.__file__, threading.__file__)
 
 
-def again():
+def again() -> None:
     ours.deactivate()
     ours.activate("all")
 
 
-def attempt(happens, at):
+def attempt(happens: Callable[[], None], at: int | None) -> int:
     import sglang.srt.a as a
 
     count = 0
 
-    def trace(frame, event, _):
+    def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal count
         if frame.f_code.co_filename not in WATCHED:
             return None
@@ -69,7 +74,7 @@ def attempt(happens, at):
     return 0
 
 
-def forked(happens, at):
+def forked(happens: Callable[[], None], at: int | None) -> str:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

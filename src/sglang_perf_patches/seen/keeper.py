@@ -99,7 +99,7 @@ class _Keeper:
         self.forget()
 
     def forget(self) -> None:
-        """Be new in this process: what a forked child does, and all that it does."""
+        """Reset the state to that of a new process. A forked child does this and nothing else."""
         self.over = False
         self.has_begun = False
         self.has_forked = False

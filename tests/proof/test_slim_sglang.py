@@ -43,16 +43,6 @@ BREAKS = {
         "common = min(len(turn.tokens), len(prompt) - 1)",
     ),
     "mlx.step-mask": ("mlx/step_mask.py", '("zeros", shape, dtype)', '("zeros", dtype)'),
-    "mla.verify-mask-fill": (
-        "mla/verify_mask_fill.py",
-        "cells = (batch.seq_lens.long() + 1).cumsum(0) - 1",
-        "cells = (batch.seq_lens.long() + 1).cumsum(0) - 2",
-    ),
-    "mla.shared-draft-tables": (
-        "mla/shared_draft_tables.py",
-        "torch.arange(count - 1, 0, -1,",
-        "torch.arange(count, 1, -1,",
-    ),
     "mla.draft-metadata": (
         "mla/draft_metadata.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",

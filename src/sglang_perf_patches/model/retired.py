@@ -68,9 +68,11 @@ RETIRED: dict[str, Retired] = {
     "mla.mask-scratch": Retired(
         since=_NEXT, because=_NO_GAIN + " end to end", instead="upstream has it since 0.5.17"
     ),
+    "mla.shared-draft-tables": Retired(since=_NEXT, because=_NO_GAIN + " in an Engine"),
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
     ),
+    "mla.verify-mask-fill": Retired(since=_NEXT, because=_NO_GAIN + " in an Engine"),
     "swa.free-without-sync": Retired(
         since=_NEXT,
         because="no gain was measured at the default eviction interval",

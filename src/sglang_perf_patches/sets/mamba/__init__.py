@@ -100,8 +100,10 @@ _LIGHTNING_ROWS = Patch(
     proven_with=PROVEN["mamba.lightning-rows"],
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
     worth=Worth(
-        "in doubt",
-        "only forwards of 2 layers were shown to gain; no Engine was run",
+        "a",
+        "16 prompts of 300 tokens, a 16B Ling's shape: until all first tokens takes 0.877",
+        "tests/mamba/gpu/results.md",
+        "engine-rows-16",
     ),
     absent_because="this release has no lightning-attention backend of this kind",
     anchors=_LIGHTNING_TARGETS,
@@ -142,8 +144,10 @@ _CHUNK_INDICES = Patch(
     proven_with=PROVEN["mamba.mamba2-chunk-indices"],
     summary="compute Mamba2's logical chunks on the host, without a sync",
     worth=Worth(
-        "in doubt",
-        "only a prefill's metadata was shown to gain; no Engine was run",
+        "a",
+        "64 prompts with cached prefixes, Nemotron Nano: until all first tokens takes 0.934",
+        "tests/mamba/gpu/results.md",
+        "engine-chunks-64",
     ),
     variants=tuple(
         Variant(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from linux_mlx.environments import sglang_environment
+from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run
 from linux_mlx.server import Server, running_server
 from mlx_server_on_cpu import write_model
@@ -39,6 +39,7 @@ def test_who_continues_a_turn(found: Found, release: str) -> None:
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
 def test_a_flush_and_another_tenant_in_a_real_server(release: str, tmp_path: Path) -> None:
     environment = sglang_environment(release)
+    install_checkout(environment)
     model = write_model(environment, tmp_path)
     words, others = Random(1), Random(2)
     with running_server(
@@ -59,6 +60,11 @@ def test_a_flush_and_another_tenant_in_a_real_server(release: str, tmp_path: Pat
             time.sleep(_RECORD_S)
             return "mlx.next-turn" in live_and_run(server, patience_s=0)
 
+        salted = _words(words, 90)
+        _complete(server, salted, "a")
+        _generate(server, _words(others, 9), "other")
+        _complete(server, salted + _words(words, 40), "b")
+        assert not has_continued()
         first = _words(words, 90)
         say(first, "a")
         say(first + _words(words, 40), "b")
@@ -82,6 +88,12 @@ def _generate(server: Server, tokens: list[int], tenant: str) -> None:
         "/generate",
         {"input_ids": tokens, "sampling_params": sampling, "extra_key": tenant},
     )
+
+
+def _complete(server: Server, tokens: list[int], salt: str) -> None:
+    """The same through OpenAI's interface, where a tenant gives a salt."""
+    asked = {"model": "tiny", "prompt": tokens, "max_tokens": 4, "temperature": 0}
+    _post(server, "/v1/completions", {**asked, "ignore_eos": True, "cache_salt": salt})
 
 
 def _post(server: Server, path: str, content: Any) -> str:

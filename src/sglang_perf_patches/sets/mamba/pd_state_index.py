@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .situations import refuse_platforms
-
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -23,7 +21,6 @@ _HELD = "_sglang_perf_patches_slots"
 
 def install(patching: Patching) -> None:
     """Where the index is the last thing of a request that the scheduler waits for."""
-    refuse_platforms(patching)
     patching.anytime("a pool keeps the copy of its table, which only the patch's own code reads")
     patching.override(f"{_POOL}.alloc", _alloc)
     patching.override(f"{_MIXIN}._send_kv_chunk", _send(patching))

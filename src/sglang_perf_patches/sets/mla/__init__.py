@@ -9,7 +9,6 @@ SUMMARY = "host syncs and dead metadata work in speculative decoding"
 _HERE = "sglang_perf_patches.sets.mla"
 _ATTENTION = "sglang.srt.layers.attention"
 _SPECULATIVE = "sglang.srt.speculative"
-_UTILS = "sglang.srt.utils"
 _TRTLLM = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLABackend"
 _TRTLLM_DRAFT = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 _FLASHINFER_MLA_DRAFT = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
@@ -58,7 +57,7 @@ def _draft_replay(first: str, last: str, *heirs: str) -> Variant:
             f"{_TRTLLM}.forward_decode",
             *heirs,
         ),
-        awaits=(_UTILS, _FORWARD_BATCH),
+        awaits=(_FORWARD_BATCH,),
     )
 
 
@@ -80,7 +79,6 @@ def _draft_out_graph(first: str, last: str, *heirs: str) -> Variant:
             f"{_TRTLLM}.forward_decode",
             *heirs,
         ),
-        awaits=(_UTILS,),
     )
 
 
@@ -137,7 +135,7 @@ def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
             _BUILD_TREE,
             f"{_COMMON}:build_eagle_verify_input",
         ),
-        awaits=(_UTILS, "msgspec.structs"),
+        awaits=("msgspec.structs",),
     )
 
 
@@ -160,21 +158,18 @@ _VERIFY_MASK_FILL = Patch(
                 *_OLD_KERNELS,
                 *_DRAFTS,
             ),
-            awaits=(_UTILS,),
         ),
         Variant(
             releases=between("0.5.13", "0.5.13.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers",
             targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
             depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
-            awaits=(_UTILS,),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
             install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
             targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
             depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
-            awaits=(_UTILS,),
         ),
         Variant(
             releases=("0.5.16",),
@@ -186,7 +181,6 @@ _VERIFY_MASK_FILL = Patch(
                 *_NEW_KERNELS,
                 f"{_COMMON}:build_eagle_verify_input",
             ),
-            awaits=(_UTILS,),
         ),
         _verify_masks("0.5.17", "0.5.21"),
         _verify_masks("0.5.22", "0.5.23", f"{_TRITON}._forward_extend_kernel"),
@@ -276,14 +270,14 @@ _SYNC_OPT_OUT = Patch(
                 f"{_FORWARD}.init_piecewise_cuda_graphs",
                 f"{_FORWARD}.forward_extend",
             ),
-            awaits=(_UTILS, _FORWARD_BATCH),
+            awaits=(_FORWARD_BATCH,),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
             install=f"{_HERE}.sync_opt_out:install_hybrid",
             targets=_OPT_OUT_TARGETS,
             depends=(*_OPT_OUT_DEPENDS, *_DRAFTS, *_OPT_OUT_TRITON, *_OPT_OUT_TRTLLM),
-            awaits=(_UTILS, _FORWARD_BATCH),
+            awaits=(_FORWARD_BATCH,),
         ),
         Variant(
             releases=("0.5.16",),
@@ -294,7 +288,7 @@ _SYNC_OPT_OUT = Patch(
                 *_OPT_OUT_TRITON,
                 f"{_COMMON}:build_eagle_verify_input",
             ),
-            awaits=(_UTILS, _FORWARD_BATCH),
+            awaits=(_FORWARD_BATCH,),
         ),
     ),
 )
@@ -322,7 +316,6 @@ def _draft_tables(first: str, last: str, *helpers: str) -> Variant:
             *(f"{_FLASH_STEP}.{helper}" for helper in helpers),
             "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
         ),
-        awaits=(_UTILS,),
     )
 
 
@@ -379,7 +372,7 @@ def _early_extend(first: str, last: str, install: str, method: str, *depends: st
         install=f"{_HERE}.draft_extend_graph:{install}",
         targets=(method,),
         depends=(*_EXTEND_DEPENDS, *depends),
-        awaits=(_UTILS, _FLASH),
+        awaits=(_FLASH,),
     )
 
 
@@ -396,7 +389,7 @@ def _extend_graph(first: str, last: str, install: str, *targets: str) -> Variant
             f"{_COMMON}:prepare_for_draft_extend",
             *(() if targets else (f"{_EXTEND_RUNNER}.execute", f"{_BASE}.shared_read_ends")),
         ),
-        awaits=(_UTILS, _FLASH),
+        awaits=(_FLASH,),
     )
 
 
@@ -477,7 +470,7 @@ def _extend_metadata(first: str, last: str, *depends: str) -> Variant:
             f"{_EXTEND_RUNNER}.__init__",
             *depends,
         ),
-        awaits=(_UTILS, _FLASH),
+        awaits=(_FLASH,),
     )
 
 
@@ -509,7 +502,6 @@ def _bound(first: str, last: str, install: str, targets: tuple[str, ...], *depen
         install=f"{_HERE}.page_table_bound:{install}",
         targets=(f"{_FLASH_STEP}.init_cuda_graph_state", *targets),
         depends=(f"{_FLASH_STEP}.__init__", *depends),
-        awaits=(_UTILS,),
     )
 
 

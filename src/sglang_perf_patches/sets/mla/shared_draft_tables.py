@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 FA_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
 
@@ -25,16 +24,14 @@ _LENGTHS, _OFFSETS = "cache_seqlens", "cu_seqlens_k"
 
 def install_flash_attention(patching: Patching) -> None:
     """Replay: the last step's kernel builds the table, the other steps' lengths are derived."""
-    refuse_platforms(patching)
     patching.anytime("stock's steps fill the table that they share one by one, the longest last")
     ran = patching.ran
-    served = Served(patching, *DRAFT_TABLES)
 
     def make_state(inner: Any) -> Any:
         def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
             inner(self, max_bs, max_num_tokens)
             self.sglang_perf_patches_draft = None
-            if self.topk <= 1 and len(self.attn_backends) >= WORTH and served():
+            if self.topk <= 1 and len(self.attn_backends) >= WORTH:
                 self.sglang_perf_patches_draft = _share(self.attn_backends)
 
         return init_cuda_graph_state

@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import VERIFY, Served, one_scale, refuse_platforms
+from .scales import one_scale
 from .tree_builder import BUFFER, BUILD_TREE, MODE, unfilled
 
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
@@ -28,14 +28,12 @@ WORTH = 16 << 20
 
 def install_buffers(patching: Patching) -> None:
     """Up to 0.5.13.post1: the worker takes a bare buffer from the backend."""
-    refuse_platforms(patching)
     _ask_scales(patching)
     _skip_fill(patching, _Trivial())
 
 
 def install_buffers_and_trivial(patching: Patching) -> None:
     """0.5.14 to 0.5.16, which also verify trees of one node."""
-    refuse_platforms(patching)
     _ask_scales(patching)
     trivial = _Trivial()
     _skip_fill(patching, trivial)
@@ -44,7 +42,6 @@ def install_buffers_and_trivial(patching: Patching) -> None:
 
 def install_masks(patching: Patching) -> None:
     """From 0.5.17 on: the backend declares whether anything reads its mask."""
-    refuse_platforms(patching)
     _ask_scales(patching)
     ran = patching.ran
     trivial = _Trivial()
@@ -92,7 +89,6 @@ class _Skips:
 
     def __init__(self, patching: Patching) -> None:
         self._gate = patching.gate
-        self._served = Served(patching, *VERIFY)
         self._told = False
 
     def __call__(self, backend: Any) -> bool:
@@ -108,7 +104,7 @@ class _Skips:
                 self._told = True
                 self._gate("activations share one scale with the rows that only pad a batch")
             return False
-        return self._served()
+        return True
 
 
 class _Trivial:

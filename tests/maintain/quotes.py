@@ -28,7 +28,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 _FIGURE = re.compile(
     r"(?<![\w.,])(?:\d[\d,]*(?:\.\d+)?\s?(?:ns|µs|ms|s|min|kB|MB|GB|KiB|MiB|GiB|%|times)(?!\w)"
-    r"|[01]\.\d+(?![\d.]))"
+    r"|[01]\.\d+(?![\w.]\w|\w))"
 )
 
 

@@ -12,7 +12,6 @@ import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
 from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
-from sglang_perf_patches.proof.swa.frees import states as states_of_episodes
 from sglang_perf_patches.proof.swa.loads import (
     admitted,
     alone_without_limit,
@@ -469,5 +468,4 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "backed_up": backed_up,
     "history": history,
     "pressed": pressed,
-    "states_of_episodes": states_of_episodes,
 }

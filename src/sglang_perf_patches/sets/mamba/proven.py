@@ -18,6 +18,5 @@ PROVEN = {
         "mamba.mamba2-chunk-indices": (*_ALL, "mixed-chunks"),
         "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
         "mamba.gdn-prefill-graph-triton": (*_ALL, "hierarchical-cache"),
-        "mamba.pd-state-index": (*_ALL, "prefill-server"),
     }.items()
 }

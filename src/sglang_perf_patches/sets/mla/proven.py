@@ -17,14 +17,7 @@ PROVEN = {
     name: dict.fromkeys(features, "verify")
     for name, features in {
         "mla.draft-metadata": (*_METADATA, "deterministic", "forward-metrics"),
-        "mla.verify-mask-fill": (
-            *(each for each in _METADATA if each != "pages"),
-            "forward-metrics",
-        ),
         "mla.sync-opt-out": (*_METADATA, "deterministic"),
-        "mla.shared-draft-tables": (
-            *(*_METADATA, "deterministic", "forward-metrics", "draft-trees"),
-        ),
         "mla.draft-extend-graph": (*_ALL, "deterministic", "forward-metrics"),
         "mla.draft-extend-metadata": (*_METADATA, "deterministic", "forward-metrics"),
         "mla.page-table-bound": (*_METADATA, "deterministic", "forward-metrics"),

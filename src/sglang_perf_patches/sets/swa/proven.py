@@ -13,6 +13,5 @@ PROVEN = {
         *("prefill-server", "decode-server", "pipeline", "hierarchical-cache", "whole-prefills"),
         *("unified-memory", "no-window-pool"),
     ),
-    "swa.free-without-sync": all_but(),
     "swa.evict-before-retract": all_but(),
 }

@@ -5,17 +5,16 @@ process publishes (``tests/releases/test_played.py``).
 """
 
 _ALL = (
-    *("tracked-states", "pages", "data-parallel"),
-    *("no-overlap", "no-radix-cache", "no-cuda-graphs"),
+    *("tracked-states", "pages", "data-parallel", "no-overlap", "no-cuda-graphs"),
     *("quantised-kv", "quantised-weights", "priorities"),
 )
 
 PROVEN = {
     name: dict.fromkeys(features, "verify")
     for name, features in {
-        "mamba.zero-sync": (*_ALL, "mixed-chunks"),
-        "mamba.lightning-rows": (*_ALL, "mixed-chunks"),
-        "mamba.mamba2-chunk-indices": (*_ALL, "mixed-chunks"),
+        "mamba.zero-sync": (*_ALL, "mixed-chunks", "no-radix-cache"),
+        "mamba.lightning-rows": _ALL,
+        "mamba.mamba2-chunk-indices": _ALL,
         "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
         "mamba.gdn-prefill-graph-triton": (*_ALL, "hierarchical-cache"),
     }.items()

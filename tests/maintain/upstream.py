@@ -27,7 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases
@@ -36,7 +35,7 @@ from . import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
 
-from linux_mlx import environments, processes  # noqa: E402 - of this checkout
+from linux_mlx import environments, processes
 
 PAGE = "tests/results/upstream.md"
 RESULTS = "tests/results/upstream.json"
@@ -199,8 +198,8 @@ def page(root: Path) -> str:
             f"| {len(each.differing)} | {len(each.live)} | {len(each.ran)} |"
         )
         notes.append(
-            f"- {each.release}, {each.kind}: tests of upstream's {each.commit[:10]}; this project at "
-            f"{each.project[:10]}, {each.date}. Ran: {_named(each.ran)}. Live beside them: "
+            f"- {each.release}, {each.kind}: tests of upstream's {each.commit[:10]}; this project "
+            f"at {each.project[:10]}, {each.date}. Ran: {_named(each.ran)}. Live beside them: "
             f"{_named(sorted(set(each.live) - set(each.ran)))}."
         )
         notes += [
@@ -216,9 +215,9 @@ _INTRODUCTION = """# Upstream's own unit tests, with patches off and on
 `test/registered/unit` on the released sglang of 2 CPU cores, with the transformers that the release
 names. `python3 -m tests.maintain.tables` writes this page. Off is stock, on is every exact patch.
 
-A test that fails in stock too asks for a GPU, a kernel, a model of the hub or another package that a
-CPU lacks here. A test that differs is played again, its whole file on both sides; it is unsteady if
-it does not differ then.
+A test that fails in stock too asks for a GPU, a kernel, a model of the hub or a package that is not
+here. A test that differs is played again, its whole file on both sides; it is unsteady if it does
+not differ then.
 """
 
 
@@ -241,9 +240,7 @@ def _keep(root: Path, found: Sequence[Found]) -> None:
     (root / RESULTS).write_text(rows + "\n", encoding="utf-8")
 
 
-def _sides(
-    python: Path, kind: Kind, folder: Path, tests: Sequence[Path]
-) -> tuple[Side, Side]:
+def _sides(python: Path, kind: Kind, folder: Path, tests: Sequence[Path]) -> tuple[Side, Side]:
     """Both sides, off and on, at a time."""
     with ThreadPoolExecutor(len(SIDES)) as both:
         off, on = both.map(lambda side: _side(python, kind, folder, tests, side), SIDES)
@@ -253,7 +250,7 @@ def _sides(
 def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: str) -> Side:
     with tempfile.TemporaryDirectory() as made:
         outcomes, log = Path(made, "outcomes.json"), Path(made, "log")
-        words = ["env", f"--chdir={made}", python, "-m", "sglang_perf_patches", "run"]
+        words: list[str | Path] = ["env", f"--chdir={made}", python, "-m", "sglang_perf_patches", "run"]
         words += [python, "-W", "ignore", "-m", "pytest"]
         words += ["-q", "-n", "1", "--max-worker-restart=100", "--continue-on-collection-errors"]
         words += ["-p", "no:cacheprovider", "-p", "outcomes", f"--outcomes={outcomes}"]
@@ -342,7 +339,9 @@ def _file(folder: Path, test: str) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.upstream")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="test/registered/unit, or below")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="test/registered/unit, or below"
+    )
     parser.add_argument("release", metavar="RELEASE", help="like 0.5.17")
     parser.add_argument("--keep", action="store_true", help=f"put the counts into {RESULTS}")
     options = parser.parse_args(arguments)

@@ -1,14 +1,15 @@
 """A plugin of pytest that says what became of each test of somebody else, and which patches ran.
 
 Used with pytest-xdist, by `tests.maintain.upstream`. Given ``--outcomes FILE``, it writes a JSON
-object there when the run ends: ``tests``, from a test's id to its outcome, ``live`` and ``ran``, the
-patches that were so in the process of the tests after any of them. A file that can't be collected
-counts as a test. ``--stand-ins`` lends that process what a CPU lacks of a GPU machine.
+object there when the run ends: ``tests``, from a test's id to its outcome, ``live`` and ``ran``,
+the patches that were so in the process of the tests after any of them. A file that can't be
+collected counts as a test. ``--stand-ins`` lends that process what a CPU lacks of a GPU machine.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from sglang_perf_patches.proof import lent
 
         lent.lend()
+        # Of no device. `lend` leaves it empty, where upstream's tests take the first digit.
+        os.environ["CUDA_VISIBLE_DEVICES"] = "9"
 
 
 @pytest.hookimpl(wrapper=True)

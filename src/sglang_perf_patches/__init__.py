@@ -6,9 +6,11 @@ nor torch is loaded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from .judge.verdict import Verdict
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "activate", "deactivate", "verdicts"]
 
+_asked: list[Callable[[], object]] = []  # for what came while this thread imported the engine
+
 
 def activate(selection: str | None = None, *, strict: bool | None = None) -> Report:
     """Switch patches on in this process, now or as soon as their modules have been imported.
 
-    Only the first call of a process decides; later ones report what it did, until `deactivate`.
+    Only the first call of a process decides; later ones report what it did, until `deactivate`. A
+    call that a signal handler makes in the middle of another one is done before that one returns.
 
     Args:
         selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None.
@@ -32,12 +37,16 @@ def activate(selection: str | None = None, *, strict: bool | None = None) -> Rep
         SelectionError: the selection is malformed or names something unknown, also where the first
             call has decided already.
     """
-    from .live import engine
-    from .seen import keeper
-
-    engine.observe(keeper)
-    report = engine.activate(selection, strict=strict)
-    keeper.resume()
+    if _interrupts_import():
+        _asked.append(lambda: activate(selection, strict=strict))
+        return _nothing_yet(selection)
+    try:
+        engine, keeper = _import()
+        engine.observe(keeper)
+        report: Report = engine.activate(selection, strict=strict)
+        keeper.resume()
+    finally:
+        _do_asked()
     return report
 
 
@@ -48,9 +57,14 @@ def deactivate() -> None:
     warning says what it waits for; the process goes on with it once a second, and so does the next
     call of this function.
     """
-    from .live import engine
-
-    engine.deactivate()
+    if _interrupts_import():
+        _asked.append(deactivate)
+        return
+    try:
+        engine, _ = _import()
+        engine.deactivate()
+    finally:
+        _do_asked()
 
 
 def verdicts(path: str | Path | None = None) -> list[Verdict]:
@@ -69,3 +83,36 @@ def verdicts(path: str | Path | None = None) -> list[Verdict]:
 
     tree = source.at(path) if path is not None else source.installed()
     return verdict.judge_each(sets.load(), tree)
+
+
+def _import() -> tuple[Any, Any]:
+    """The engine and the keeper."""
+    from .live import engine
+    from .seen import keeper
+
+    return engine, keeper
+
+
+def _interrupts_import() -> bool:
+    """Whether a signal handler or a finaliser calls in the middle of `_import`, on this thread.
+
+    Then modules of this package are there but not whole.
+    """
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _import.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def _nothing_yet(selection: str | None) -> Report:
+    name = f"{__name__}.model.state"
+    if not hasattr(sys.modules.get(name), "Report"):
+        sys.modules.pop(name, None)  # it is not whole: the import that goes on takes the new one
+    from .model.state import Report
+
+    return Report(selection or "", "unknown", ())
+
+
+def _do_asked() -> None:
+    while _asked:
+        _asked.pop(0)()

@@ -221,6 +221,13 @@ def test_a_restless_machine_is_named() -> None:
         ('serve --extra \'{"api_key": "k1"}\'', "serve --extra ..."),
         ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
         ("serve --model https://me:k1@host/m", "serve --model https://...@host/m"),
+        ("serve --url https://host/m?k=k1&x=1", "serve --url 'https://host/m?...'"),
+        ("serve --extra '{\"layers\": [2, true, null]}'", None),
+        ('serve --extra \'{"t": "k1"}\'', "serve --extra ..."),
+        ("serve --extra '{\"key\": 1}'", "serve --extra ..."),
+        ("curl -H 'X-Api-Key: k1'", "curl -H 'X-Api-Key: ...'"),
+        ("curl -H 'Authorization: Bearer k1 k2'", "curl -H 'Authorization: ...'"),
+        ("curl -u me:k1", "curl -u ..."),
         ("serve hf_abcdefghijkl", "serve ..."),
         ("bench --load '--seed 1' -- serve --speculative-eagle-topk 1", None),
     ],
@@ -233,6 +240,22 @@ def test_secrets_of_the_command_are_not_in_what_the_server_said_last() -> None:
     words = ["serve", "--admin-api-key", "top-secret", "--port", "30000"]
     said = secrets.without("ServerArgs(admin_api_key='top-secret', port=30000)", words)
     assert said == "ServerArgs(admin_api_key='...', port=30000)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'serve --extra \'{"aws_secret": "top-secret"}\'',
+        "serve s3://me:top-secret@host/m",
+        "serve 'https://host/m?k=top-secret'",
+        "bash -c 'export A=1; export HF_TOKEN=top-secret; serve --redis-password other-one'",
+        'python -c \'os.environ["HF_TOKEN"] = "top-secret"\'',
+        "serve --admin-api-key 'top-secret two'",
+        "curl -H 'X-Api-Key: top-secret'",
+    ],
+)
+def test_nor_are_parts_of_what_is_hidden(words: str) -> None:
+    assert "top-secret" not in secrets.without("no such key: top-secret", shlex.split(words))
 
 
 def test_json_has_the_rule_and_the_conclusion() -> None:

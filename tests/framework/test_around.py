@@ -108,11 +108,14 @@ REPLACED = {
     "a value of the class": ("c.Own.factor = 2", "sglang.srt.c:Own.factor"),
     "a value that is gone": ("del c.LIMIT", "sglang.srt.c:LIMIT"),
     "a default": ("c.Own.step.__defaults__ = (4,)", "the default of by"),
+    "a default that is named": ("c.Own.more.__defaults__ = (4,)", "the default of size"),
+    "a default of a module": ("c.Own.more.__kwdefaults__ = {'kind': 4}", "the default of kind"),
     "a default by name": ("c.Own.step.__kwdefaults__ = {'more': 6}", "the default of more"),
     "a base of a method's class": ("c.More.__bases__ = (c.Other,)", "c:More has the base"),
     "a base": ("c.Own.__bases__ = (c.Other,)", "c:Own has the base sglang.srt.c.Other of"),
 }
 IN_MEMORY = """
+import math
 from sglang.srt.c2 import SIZE
 LIMIT = 4
 class Base: pass
@@ -121,6 +124,8 @@ class Own(Base):
     factor = 1
     def step(self, x, by=3, *, more=5):
         return x * self.factor + LIMIT + SIZE + by + more
+    def more(self, size=SIZE, *, kind=math.pi):
+        return size * kind
 class More(Base):
     def step(self, x):
         return x

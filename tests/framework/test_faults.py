@@ -116,6 +116,33 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
             require_whole(outcome)
 
 
+@pytest.mark.parametrize("what", ["activates", "deactivates", "interrupts"])
+def test_what_comes_in_between_while_our_own_code_is_imported(
+    throwaway: Throwaway, what: str, pytestconfig: pytest.Config
+) -> None:
+    """The default tier strikes at one line of forty."""
+    apart = 2 if tiers.is_whole(pytestconfig) else 40
+    search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("first_call.py")), what, str(apart)],
+        env=throwaway.environment(PYTHONPATH=os.pathsep.join(search), XDG_CACHE_HOME=os.devnull),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    assert len(outcomes) > 2000 / apart
+    for outcome in outcomes:
+        assert "traceback" not in outcome, outcome["traceback"]
+        assert outcome["place"], outcome
+        assert "pending" in outcome["later"], outcome
+        assert outcome["off"], outcome
+        # Before the import begins, the handler's call is the earlier one.
+        if what == "activates" or not outcome["place"].startswith("__init__.py"):
+            assert what == "interrupts" or outcome["on"] == (what == "activates"), outcome
+
+
 def require_whole(outcome: dict[str, Any]) -> None:
     """Everything or nothing was on, `status` says which, and a later call works."""
     on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
@@ -372,7 +399,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "null": lambda whole: b"null",
     "a number for the hashes": lambda whole: b'{"sglang.srt.a:b": 1}',
     "a number for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": 1}}',
-    "a word for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": "0.5.9"}}',
+    "a list for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": ["0.5.9"]}}',
+    "a word for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": "soon"}}',
+    "no releases": lambda whole: b'{"sglang.srt.a:b": {"0": ""}}',
+    "a span without an end": lambda whole: whole.replace(" … 0.5.23".encode(), " …".encode()),
+    "a span backwards": lambda whole: '{"sglang.srt.a:b": {"0": "0.5.10 … 0.5.9"}}'.encode(),
     "not text": lambda whole: b"\xff\xfe" + whole,
     "nested": lambda whole: b"[" * 100_000,
 }

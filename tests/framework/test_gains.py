@@ -8,17 +8,26 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
-from tests.maintain import ROOT, gains
+from tests.maintain import ROOT, gains, quotes
+
+ROWS = quotes.rows(ROOT, sets.NAMES)
 
 
 def test_every_figure_is_in_the_results_that_the_row_names() -> None:
-    assert gains.unfounded(ROOT, gains.read(ROOT)) == []
+    assert gains.unfounded(gains.read(ROOT), ROWS) == []
 
 
 def test_a_figure_that_the_results_lack_is_named() -> None:
     first, *_ = gains.read(ROOT)
-    wrong = gains.Gain(**{**vars(first), "quotes": ("| 0 | no such row |",)})
-    assert gains.unfounded(ROOT, [wrong]) == [f"{first.source}: | 0 | no such row |"]
+    changed = [
+        gains.Gain(**{**vars(first), **change})
+        for change in ({"rows": ("gone", *first.rows)}, {"patched": "9 MB"}, {"patches": ("a.b",)})
+    ]
+    assert gains.unfounded(changed, ROWS) == [
+        f"{first.source} has no gone",
+        f"{first.setup}: 9 is in none of {', '.join(first.rows)}",
+        f"{first.setup}: a.b is not measured there",
+    ]
 
 
 @pytest.mark.parametrize("gain", gains.read(ROOT), ids=lambda gain: gain.setup)

@@ -116,20 +116,20 @@ faulthandler.dump_traceback_later(60, exit=True)
 from throwaway_patches import *
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.live.activation import Activation
+from sglang_perf_patches.live.entry import Entry
 
 bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
 use(bad)
 looked, imported = threading.Event(), threading.Event()
-attempt = Activation._attempt
-def slow(activation, member):
-    attempt(activation, member)
+attempt = Entry._attempt
+def slow(entry, member):
+    attempt(entry, member)
     if threading.current_thread().name == "ticks" and not looked.is_set():
         looked.set()
         imported.wait(0.5)      # meanwhile the module arrives
 ours.activate("all")
 import sglang.srt.a
-Activation._attempt = slow
+Entry._attempt = slow
 ticks = threading.Thread(target=ours.activate, name="ticks", daemon=True)
 ticks.start()
 assert looked.wait(30)

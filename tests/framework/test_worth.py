@@ -6,9 +6,10 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import Patch, by_id
-from tests.maintain import ROOT, pages
+from tests.maintain import ROOT, quotes
 
 PATCHES = by_id(sets.load())
+ROWS = quotes.rows(ROOT, sets.NAMES)
 MADE_FOR = {
     "mlx.decode-context",
     "mla.sync-opt-out",
@@ -39,11 +40,10 @@ def test_a_measured_gain_is_in_committed_results_of_that_patch(patch: Patch) -> 
     if worth is None or worth.rule != "a":
         assert worth is None or not worth.source + worth.row
         return
-    assert [
-        section.heading
-        for section in pages.all_sections(ROOT, patch.set)
-        if section.file == worth.source and patch.id in section.on and worth.row in section.text
-    ]
+    row = ROWS[worth.source, worth.row]
+    assert patch.id in row.section.on
+    numbers = quotes.numbers(worth.because)
+    assert [number for number in numbers if quotes.is_in(number, quotes.numbers(row.text))]
 
 
 def test_a_reason_is_one_line() -> None:

@@ -106,8 +106,12 @@ def write(name: str, known: Known) -> None:
 
 
 def render(known: Known) -> str:
-    """The text of a ``known.json``."""
-    return json.dumps(known, indent=1) + "\n"
+    """The text of a ``known.json``: one line a digest, with the spans of its releases."""
+    spans = {
+        reference: {digest: releases.as_spans(where) for digest, where in hashes.items()}
+        for reference, hashes in known.items()
+    }
+    return json.dumps(spans, indent=1, ensure_ascii=False) + "\n"
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """What operators gain, by set-up: the first table of the README with its chart, and a second one.
 
-``tests/results/gains.json`` has a row for each set-up, and names the committed results that hold
-its figures. `tables` puts the tables into the README and writes the chart.
+``tests/results/gains.json`` has a row for each set-up, and names the rows of the committed results
+that hold its figures (see `quotes`). `tables` puts the tables into the README and writes the chart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from . import quotes
 
 DATA = "tests/results/gains.json"
 CHART = "examples/gains.svg"
@@ -39,7 +41,7 @@ class Gain:
         ratio: patched : stock.
         patches: the patches that make the difference, or were to.
         source: the committed file that has the figures.
-        quotes: texts of `source` that hold them.
+        rows: the ids of its rows that hold them.
         further: whether the row is left to the second table, to keep the first one short.
     """
 
@@ -52,7 +54,7 @@ class Gain:
     ratio: float
     patches: tuple[str, ...]
     source: str
-    quotes: tuple[str, ...]
+    rows: tuple[str, ...]
     flags: str = ""
     further: bool = False
 
@@ -66,20 +68,32 @@ def read(root: Path) -> list[Gain]:
     """The rows of a checkout, the largest gain first."""
     rows = json.loads((root / DATA).read_text(encoding="utf-8"))
     gains = [
-        Gain(**{**row, "patches": tuple(row["patches"]), "quotes": tuple(row["quotes"])})
+        Gain(**{**row, "patches": tuple(row["patches"]), "rows": tuple(row["rows"])})
         for row in rows
     ]
     return sorted(gains, key=lambda gain: gain.ratio)
 
 
-def unfounded(root: Path, gains: Sequence[Gain]) -> list[str]:
-    """Quotes that their source lacks."""
-    return [
-        f"{gain.source}: {quote}"
-        for gain in gains
-        for quote in gain.quotes
-        if quote not in (root / gain.source).read_text(encoding="utf-8")
-    ]
+def unfounded(gains: Sequence[Gain], known: Mapping[tuple[str, str], quotes.Row]) -> list[str]:
+    """Rows that their source lacks, figures that the rows lack, and patches they are not of."""
+    wrong = []
+    for gain in gains:
+        found = [known[gain.source, one] for one in gain.rows if (gain.source, one) in known]
+        wrong += [
+            f"{gain.source} has no {id}" for id in gain.rows if (gain.source, id) not in known
+        ]
+        there = [number for row in found for number in quotes.numbers(row.text)]
+        wrong += [
+            f"{gain.setup}: {number} is in none of {', '.join(gain.rows)}"
+            for number in quotes.numbers(f"{gain.stock} {gain.patched}")
+            if not quotes.is_in(number, there)
+        ]
+        wrong += [
+            f"{gain.setup}: {patch_id} is not measured there"
+            for patch_id in gain.patches
+            if not any(patch_id in row.section.on for row in found)
+        ]
+    return wrong
 
 
 def table(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
@@ -90,7 +104,7 @@ def table(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
     ]
     for gain in gains:
         links = " ".join(f"[`{name}`]({page_of[name]})" for name in gain.patches)
-        figures = f"[{gain.stock} → {gain.patched}]({gain.source})"
+        figures = f"[{gain.stock} → {gain.patched}]({gain.source}#{gain.rows[0]})"
         setup = f"{gain.setup}<br>`{gain.flags}`" if gain.flags else gain.setup
         cells = [setup, f"{gain.release}, {gain.hardware}", gain.figure, figures]
         lines.append(f"| {' | '.join([*cells, _ratio(gain), links])} |")

@@ -1,27 +1,39 @@
-"""A page for each patch, made from its declaration, its verdicts, its case and what was measured.
+"""The parts of a patch's page that follow from its declaration, its verdicts and its case.
+
+`sglang_perf_patches.cli.page` says which form a page has. What is written by hand is left as it is;
+a patch without a page gets one with every heading.
 
 Measurements are sections of ``tests/SET/**/*.md`` that begin with a comment::
 
-    <!-- measured: mla.a mla.b; H200; on 0.5.17 0.5.23 -->
-    <!-- measured: mla.a(0.5.17) mla.b(0.5.22,0.5.23); H200 -->
+    <!-- measured: mla.a mla.b; H200; on 0.5.17 0.5.23; by fleet.py; 2026-11-22 -->
+    <!-- measured: mla.a(0.5.17) mla.b(0.5.22,0.5.23); H200; by fleet.py; 2026-11-22 -->
 
 It names patches or sets, the machine, and the releases: of all, or of each patch in parentheses. A
-section ends at the next such comment or heading. A page shows it with the heading above it.
+section ends at the next such comment or heading. If any of its rows is quoted (see `quotes`), it
+names the command and the date too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from sglang_perf_patches import proof
-from sglang_perf_patches.model import releases
-from sglang_perf_patches.model.patch import Patch, Variant
+from sglang_perf_patches.cli import page as form
+from sglang_perf_patches.model import releases, setups
+from sglang_perf_patches.model.patch import Patch
 from sglang_perf_patches.proof.verify import ON
 
+TO_WRITE = "TO WRITE"
+"""What a new page says where a text is missing."""
+
+ROW_ID = re.compile(r'<a id="([\w.-]+)"></a>')
+"""The id of a row of results that is quoted."""
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _HEADED = re.compile(r"^#+ ([^\n]*)\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
 _MEASURED = re.compile(
     r"^<!-- measured: ([^>]*?) -->\n(.*?)(?=^<!-- |\Z)", re.DOTALL | re.MULTILINE
@@ -37,6 +49,8 @@ class Section(NamedTuple):
         text: Markdown.
         machine: what it was measured on.
         on: patch or set → the releases on which it was measured.
+        command: what measured it; empty if the section does not say.
+        date: of the run; empty if the section does not say.
     """
 
     file: str
@@ -44,6 +58,8 @@ class Section(NamedTuple):
     text: str
     machine: str
     on: Mapping[str, tuple[str, ...]]
+    command: str = ""
+    date: str = ""
 
 
 def folder(patch: Patch) -> str:
@@ -56,40 +72,52 @@ def name(patch: Patch) -> str:
     return patch.id.partition(".")[2] + ".md"
 
 
-def page(patch: Patch, words: Mapping[str, str], measured: Sequence[Section]) -> str:
-    """The page of a patch.
+def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
+    """The page of a patch, with its blocks as the declaration and the verdicts have them.
 
     Args:
+        text: the page as it is; empty if there is none yet.
         patch: its declaration.
         words: release → verdict, oldest first.
-        measured: as `sections` gives them.
+
+    Raises:
+        ValueError: the page lacks a block.
     """
-    parts = [
-        f"# {patch.id}\n",
-        f"{_sentence(patch.summary)} " + _switch(patch),
-        # Put first who gains how much, and who does not.
-        patch.gain,
-        _table(patch.figures),
-        f"**Condition.** {patch.condition}",
-        _worth(patch),
-        f"## Why\n\n{patch.why}",
-        f"## How\n\n{patch.how}",
-        f"## On which releases\n\n{_releases(patch, words)}",
-    ]
-    if measured:
-        parts.append("## Measured")
-    up = "../" * (folder(patch).count("/") + 1)
-    for section in measured:
-        link = f"[{section.file}]({up}{section.file})"
-        parts.append(f"{section.heading}, from {link}:\n\n{section.text}")
-    parts.append(f"## Verify it\n\n{_verification(patch)}")
-    parts.append(f"## In the code\n\n{_code(patch)}")
-    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+    blocks = {
+        "summary": f"{_sentence(patch.summary)} {_switch(patch)}{_worth(patch)}",
+        "proven": _proven(patch),
+        "switch": _commands(patch),
+        "releases": _releases(patch, words),
+    }
+    text = text or skeleton(patch.id)
+    for name, content in blocks.items():
+        text = replace_block(text, name, content + "\n")
+    return text
 
 
-def sections(root: Path, patch: Patch) -> list[Section]:
-    """The measured sections of a checkout that name a patch."""
-    return [one for one in all_sections(root, patch.set) if {patch.id, patch.set} & one.on.keys()]
+def skeleton(patch_id: str) -> str:
+    """A page with every heading and block, whose text is still to be written."""
+    parts = [f"# {patch_id}", _block("summary"), f"{form.USE_IT_IF}{TO_WRITE}"]
+    for title in form.SECTIONS:
+        held = {form.PROVEN: "proven", form.SWITCH: "switch", form.RELEASES: "releases"}.get(title)
+        parts.append(f"## {title}\n{_block(held) if held else TO_WRITE}")
+    return "\n\n".join(parts) + "\n"
+
+
+def replace_block(text: str, name: str, content: str) -> str:
+    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+
+    Raises:
+        ValueError: the text has no such block.
+    """
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"there is no block {name}")
+    return pattern.sub(lambda found: found[1] + content + found[2], text, count=1)
+
+
+def _block(name: str) -> str:
+    return f"<!-- {name} -->\n<!-- /{name} -->"
 
 
 def all_sections(root: Path, set_name: str) -> list[Section]:
@@ -99,46 +127,83 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
         file = path.relative_to(root).as_posix()
         for heading, below in _HEADED.findall(path.read_text(encoding="utf-8")):
             for comment, text in _MEASURED.findall(below):
-                names, _, rest = comment.partition(";")
-                machine, _, common = rest.partition("; on ")
+                names, _, rest = comment.partition("; ")
+                machine, *more = rest.split("; ")
+                common = command = date = ""
+                for part in more:
+                    common = part.removeprefix("on ") if part.startswith("on ") else common
+                    command = part.removeprefix("by ") if part.startswith("by ") else command
+                    date = part if _DATE.fullmatch(part) else date
                 on = {
                     name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
                     for name, _, own in (word.partition("(") for word in names.split())
                 }
-                found.append(Section(file, heading, text.strip(), machine.strip(), on))
+                found.append(Section(file, heading, text.strip(), machine, on, command, date))
     return found
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as Markdown, of which the first is the heading; nothing for none."""
-    if not rows:
-        return ""
-    size = len(rows[0])
-    full = [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (size - 1)] for row in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in full]
-    lines.insert(1, "|" + " --- |" * size)
-    return "\n".join(lines)
-
-
 def _switch(patch: Patch) -> str:
-    return "On by default." if patch.is_default else "A policy: opt-in, by its full name."
+    return "On by default" if patch.is_default else "A policy: opt-in, by its full name."
 
 
 def _worth(patch: Patch) -> str:
-    """Why it is on by default."""
-    if patch.worth is None:
+    """Why it is on by default, as the end of a sentence."""
+    worth = patch.worth
+    if worth is None:
         return ""
-    told = {
-        "a": "it was measured to gain",
-        "b": "it prevents a fault",
-        "c": "it is an upstream change for which the project was made",
-    }
-    if patch.worth.rule == "in doubt":
-        return f"**In doubt** whether it stays on by default: {patch.worth.because}."
-    because = patch.worth.because
-    if patch.worth.rule == "c":
-        because = f"[#{because.rpartition('#')[2]}]({patch.upstream_links()[0]})"
-    return f"**On by default, because** {told[patch.worth.rule]}: {because}."
+    if worth.rule == "in doubt":
+        return f", in doubt: {worth.because}."
+    if worth.rule == "a":
+        return f", because [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
+    if worth.rule == "b":
+        return f", because it prevents a fault: {worth.because}."
+    number = worth.because.rpartition("#")[2]
+    return (
+        f", because the project was made for this upstream change: "
+        f"[#{number}]({patch.upstream_links()[0]})."
+    )
+
+
+def _up(patch: Patch) -> str:
+    """The way from a page to the top of a checkout."""
+    return "../" * (folder(patch).count("/") + 1)
+
+
+def _proven(patch: Patch) -> str:
+    """Of the features that a server can have on, those that a check plays, and those that gate."""
+    tested = f"[What was tested]({_up(patch)}tests/results/tested.md#{patch.set})"
+    measured = f"{tested} has the releases and machines on which it was measured."
+    if patch.proven_with is None:
+        return f"No feature of a server gates it. {measured}"
+    names = [feature.name for feature in setups.FEATURES.all]
+    played = [name for name in names if patch.proven_with.get(name)]
+    unplayed = [name for name in names if patch.proven_with.get(name) == setups.UNPLAYED]
+    gated = [name for name in names if name not in patch.proven_with]
+    told = [f"A plain server{', and one with ' if played else ''}{_listed(played)}."]
+    if len(unplayed) > len(gated):
+        told.append("Other features of a server are served, though no check plays them yet.")
+    elif unplayed:
+        told.append(f"Served, though no check plays it yet: {_listed(unplayed)}.")
+    if gated:
+        few = len(gated) <= len(names) // 2
+        told.append(f"Gated with {_listed(gated) if few else 'every other feature'}.")
+    return " ".join([*told, measured])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _commands(patch: Patch) -> str:
+    """How it is switched, and how it is compared with stock."""
+    sign = "-" if patch.is_default else ""
+    text = (
+        f"    SGLANG_PERF_PATCHES=all,{sign}{patch.id}\n    sglang-perf-patches verify {patch.id}"
+    )
+    for case in proof.cases(patch.set):
+        if case.patch == patch.id:
+            text += f"\n\n`verify` compares {case.what}, on {ON[case.device]}."
+    return text
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:
@@ -163,43 +228,10 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."
     for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if ids:
-            text += f"\n\n{title} {', '.join(f'`{id}`' for id in ids)}."
-    return text
-
-
-def _verification(patch: Patch) -> str:
-    lines = [
-        f"    sglang-perf-patches explain {patch.id}",
-        f"    sglang-perf-patches verify {patch.id}",
-        "    sglang-perf-patches status",
-    ]
-    text = "\n".join(lines)
-    for case in proof.cases(patch.set):
-        if case.patch == patch.id:
-            text += f"\n\n`verify` compares {case.what}, on {ON[case.device]}."
-    return text
-
-
-def _code(patch: Patch) -> str:
-    installs = dict.fromkeys(variant.install for variant in patch.variants)
-    lines = []
-    for install in installs:
-        module, _, function = install.partition(":")
-        file = module.rpartition(".")[2] + ".py"
-        lines.append(f"- [`{file}`]({file}): `{function}`, which changes")
-        changed: dict[str, None] = {}
-        for variant in patch.variants:
-            if variant.install == install:
-                changed.update(dict.fromkeys(_changes(variant)))
-        lines += [f"  - {reference}" for reference in changed]
-    lines.append("- `__init__.py`: the declaration; `known.json`: the fingerprints")
-    return "\n".join(lines)
-
-
-def _changes(variant: Variant) -> list[str]:
-    return [f"`{reference}`" for reference in variant.targets] + [
-        f"`{reference}` (added)" for reference in variant.adds
-    ]
+            text += f" {title} {', '.join(f'`{id}`' for id in ids)}."
+    files = dict.fromkeys(variant.install.partition(":")[0] for variant in patch.variants)
+    names = [module.rpartition(".")[2] + ".py" for module in files]
+    return f"{text} Code: {', '.join(f'[`{name}`]({name})' for name in names)}."
 
 
 def _sentence(text: str) -> str:

@@ -1,19 +1,17 @@
 """The documents that are made from the declarations and the released wheels.
 
 ``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart (see
-`gains`) and all of ``tests/releases/verdicts.md``. It also rewrites the page of every patch (see
-`pages`) and the page of what was tested (see `tested`). ``--check`` only says whether they are
-current.
+`gains`) and all of ``tests/releases/verdicts.md``. It also rewrites the blocks of every patch's
+page (see `pages`) and the page of what was tested (see `tested`). ``--check`` only says whether
+they are current.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
@@ -74,7 +72,9 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
     )
     rows = [["patch", "what it does", "releases"]]
     for patch in patches:
-        applies = _ranges(release for release, word in words[patch.id].items() if word == "applies")
+        applies = releases.as_spans(
+            release for release, word in words[patch.id].items() if word == "applies"
+        )
         built = [name for variant in patch.variants for name in variant.releases]
         if not set(built) <= set(releases.KNOWN):
             applies = ", ".join(filter(None, ["source builds", applies]))
@@ -84,37 +84,10 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
     return _markdown(rows)
 
 
-def _ranges(found: Iterable[str]) -> str:
-    """``0.5.9 … 0.5.11`` for known releases that follow one another."""
-    positions = [releases.KNOWN.index(release) for release in found]
-    runs = [
-        [position for _, position in group]
-        for _, group in groupby(enumerate(positions), lambda pair: pair[1] - pair[0])
-    ]
-    names = [(releases.KNOWN[run[0]], releases.KNOWN[run[-1]]) for run in runs]
-    return ", ".join(first if first == last else f"{first} … {last}" for first, last in names)
-
-
 def _markdown(rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(rows[0]))
     return "\n".join(lines) + "\n"
-
-
-def _always(text: str) -> Callable[[str], str]:
-    return lambda _: text
-
-
-def replace_block(text: str, name: str, content: str) -> str:
-    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``.
-
-    Raises:
-        ValueError: the text has no such block.
-    """
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"there is no block {name}")
-    return pattern.sub(lambda found: found[1] + content + found[2], text, count=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,15 +111,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     makers: dict[str, Callable[[str], str]] = {
         "README.md": lambda text: reduce(
-            lambda made, name: replace_block(made, name, blocks[name]), blocks, text
+            lambda made, name: pages.replace_block(made, name, blocks[name]), blocks, text
         ),
         gains.CHART: lambda _: gains.chart(first),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
     }
     for patch in by_id(patch_sets).values():
-        made = pages.page(patch, words[patch.id], pages.sections(ROOT, patch))
-        makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = _always(made)
+        if not patch.why:  # else the text of the page is still in the declaration
+            makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = partial(
+                pages.page, patch=patch, words=words[patch.id]
+            )
     stale = False
     for name, make in makers.items():
         path = ROOT / name

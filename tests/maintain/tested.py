@@ -69,7 +69,7 @@ def unfounded(root: Path, patch_sets: Sequence[PatchSet]) -> list[str]:
             if not section.machine:
                 wrong.append(f"{where}: it names no machine")
             wrong += [f"{where}: there is no {name}" for name in section.on if name not in known]
-            told = _told(f"{section.heading} {section.text}")
+            told = _told(f"{section.heading} {pages.ROW_ID.sub('', section.text)}")
             wrong += [
                 f"{where}: it says nothing of {release}"
                 for on in section.on.values()

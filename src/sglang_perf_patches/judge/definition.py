@@ -14,6 +14,9 @@ from ..model.errors import OperatorError
 Span = tuple[int, int]
 """First and last line of a piece of source, counted from 1."""
 
+OF_NAME = "of "
+"""Begins what is said of a default that is named; no literal's ``repr`` begins so."""
+
 
 class TreeError(OperatorError, ValueError):
     """The path is no sglang tree, or a file of it can't be read or parsed."""
@@ -39,7 +42,8 @@ class Definition:
         is_function: whether it is a function, a coroutine function or a generator.
         members: the functions that its body defines, where it is a class.
         values: the literals that it reads: reference → ``repr``.
-        defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
+        defaults: its parameters that have a default: name → ``repr`` of a literal, `OF_NAME` and
+            the dotted name of another value, "" where it has none.
         bases: of the class that it is, or is in: the last name of each base, "" where it is no
             name.
         imports: the constants of other files that it reads: reference → the name that its own

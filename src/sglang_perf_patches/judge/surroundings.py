@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .definition import Span, part_digest_of, text_of
+from .definition import OF_NAME, Span, part_digest_of, text_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Named = _Function | ast.ClassDef
@@ -25,7 +25,8 @@ class Surroundings(NamedTuple):
     Attributes:
         parts: what changed, in words → digest of the source of that.
         values: reference → the ``repr`` of a literal that the definition reads.
-        defaults: its parameters that have a default: name → ``repr``, "" where it is no literal.
+        defaults: its parameters that have a default: name → ``repr`` of a literal, `OF_NAME` and
+            the dotted name of another value, "" where it has none.
         bases: of the class that it is, or is in: the last name of each base, "" where it is no
             name.
         imports: references of constants that it reads and that its file imports from sglang → the
@@ -300,8 +301,12 @@ def _defaults(node: ast.stmt) -> dict[str, str]:
         zip(positional[len(positional) - len(of.defaults) :], of.defaults, strict=True)
     )
     pairs += zip(of.kwonlyargs, of.kw_defaults, strict=True)
-    return {
-        name.arg: text if (text := _repr(default)) is not None else ""
-        for name, default in pairs
-        if default is not None
-    }
+    return {name.arg: _default(default) for name, default in pairs if default is not None}
+
+
+def _default(node: ast.expr) -> str:
+    text = _repr(node)
+    if text is not None:
+        return text
+    names = _chain(node)
+    return f"{OF_NAME}{'.'.join(names)}" if names else ""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from .. import sets
 from ..judge import source
 from ..judge.verdict import judge_each
-from ..model import selection, switch
+from ..model import selection, setups, switch
 from ..model.patch import Patch, by_id
-from ..model.state import Observer, PatchState, Report
+from ..model.state import Observer, Report
 from . import stacks
 from .activation import Activation
 from .board import Board
@@ -112,6 +112,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
                 patches.values(),
                 chosen,
                 strict=switch.strict_from_environment() if strict is None else strict,
+                features=setups.FEATURES,
                 board=_board,
                 executor=_executor,
                 on_change=_tell_of_change,
@@ -128,10 +129,8 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
 
 
 def _nothing_yet(text: str | None) -> Report:
-    patches = by_id(sets.load())
-    waiting = "the call that this one interrupted decides"
-    states = tuple(PatchState(patch, "pending", waiting, False) for patch in patches)
-    return report() or Report(text or "", "unknown", states)
+    """In the middle of judging: the declarations may not be whole yet."""
+    return report() or Report(text or "", "unknown", ())
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:

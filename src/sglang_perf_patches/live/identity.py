@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from ..judge.definition import OF_NAME
 from ..judge.source import Definition
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
@@ -224,7 +225,14 @@ def _changed_default(function: FunctionType, definition: Definition) -> str:
     for name in definition.defaults.keys() ^ held.keys():
         return name
     for name, text in definition.defaults.items():
-        if text and repr(held[name]) != text:
+        if text.startswith(OF_NAME):
+            first, *rest = text.removeprefix(OF_NAME).split(".")
+            value = function.__globals__.get(first, MISSING)
+            for each in rest:
+                value = getattr(value, each, MISSING)
+            if value is not MISSING and value is not held[name]:
+                return name
+        elif text and repr(held[name]) != text:
             return name
     return ""
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import wrapt
 
+from ..model.patch import Variant, module_of, qualname_of
 from .board import Board
 from .identity import raw
+from .imports import Imports
 from .swap import Change, Layer, Slot
 from .wrappers import describe
 
@@ -20,31 +22,67 @@ HOOKS = "sglang.srt.plugins.hook_registry"
 """The module of the registry."""
 
 
-def around_apply_hooks(
-    board: Board, before: Callable[[Any], None], after: Callable[[], None]
-) -> Change:
-    """The change that has two calls of ours around ``apply_hooks``; not shown yet.
+class Neighbours:
+    """Two calls of ours around ``apply_hooks``, once its module has been imported."""
 
-    Args:
-        board: where it is to be shown.
-        before: called with the registry, before every plugin's hooks are applied.
-        after: called when they have been.
-    """
-    registry: Any = sys.modules[HOOKS].HookRegistry
+    def __init__(
+        self, board: Board, before: Callable[[Any], None], after: Callable[[], None]
+    ) -> None:
+        """Change nothing yet.
 
-    def around(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-        before(registry)
-        result = wrapped(*args, **kwargs)
-        after()
-        return result
+        Args:
+            board: what this process shows.
+            before: called with the registry, before every plugin's hooks are applied.
+            after: called when they have been.
+        """
+        self._board = board
+        self._before = before
+        self._after = after
+        self._slot: Slot | None = None
 
-    slot = Slot(board, registry, "apply_hooks", raw(registry, "apply_hooks"))
-    layer = Layer(0, "", lambda inner: wrapt.FunctionWrapper(inner, around))
-    return slot.with_layers([layer])
+    def watch(self, imports: Imports) -> None:
+        """Be there from now on, if the registry is; may be repeated."""
+        if self._slot is not None or not imports.is_ready(HOOKS):
+            return
+        registry: Any = sys.modules[HOOKS].HookRegistry
+        slot = Slot(self._board, registry, "apply_hooks", raw(registry, "apply_hooks"))
+        change = slot.with_layers([Layer(0, "", lambda inner: self._around(registry, inner))])
+        self._slot = slot
+        self._board.slots[id(slot.owner), slot.name] = slot
+        self._show(change)
+        slot.settle()
+
+    def leave(self) -> None:
+        """Be shown no longer; memory is to be settled after that."""
+        if self._slot is not None:
+            self._show(self._slot.without(frozenset({""})))
+
+    def _show(self, change: Change) -> None:
+        table = self._board.table
+        self._board.now = table.replaced({change.slot: change}, table.patches)
+
+    def _around(self, registry: Any, inner: Any) -> Any:
+        def around(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+            self._before(registry)
+            result = wrapped(*args, **kwargs)
+            self._after()
+            return result
+
+        return wrapt.FunctionWrapper(inner, around)
 
 
-def replacements(registry: Any) -> Iterator[tuple[str, str]]:
-    """Dotted names that registered REPLACE hooks will take, with whose they are."""
+def to_be_replaced(variant: Variant, registry: Any) -> Iterator[tuple[str, str]]:
+    """What registered REPLACE hooks will take of a variant's definitions, with whose they are."""
+    replaced = dict(_replacements(registry))
+    for reference in variant.targets + variant.adds + variant.depends:
+        dotted = f"{module_of(reference)}.{qualname_of(reference)}"
+        for target, whose in replaced.items():
+            if dotted == target or dotted.startswith(f"{target}."):
+                yield reference, whose
+                break
+
+
+def _replacements(registry: Any) -> Iterator[tuple[str, str]]:
     for target, hooks in dict(registry._hooks).items():
         for kind, hook, hook_source in hooks:
             if kind.name == "REPLACE":

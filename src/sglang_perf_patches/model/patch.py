@@ -80,7 +80,7 @@ class Worth:
             was made for; ``in doubt``: neither is shown yet.
         because: one line: what gains or fails, or what is not shown.
         source: of ``a``, the committed results, below a checkout.
-        row: of ``a``, a text of them that holds the figure.
+        row: of ``a``, the id of their row that holds the figure.
     """
 
     rule: Literal["a", "b", "c", "in doubt"]
@@ -116,17 +116,19 @@ class Patch:
         requires: ids that must be chosen too, and apply or be built in.
         superseded_by: ids of patches that do this one's work and more; where one of them is
             live, this one stays out.
+        proven_with: feature of a server (see `model.setups`) → the check that plays the patch with
+            it. With any other feature on the patch is gated. None: no server gates it.
     """
 
     id: str
     kind: Kind = "exact"
     summary: str
-    why: str
-    how: str
-    gain: str
+    why: str = ""
+    how: str = ""
+    gain: str = ""
     figures: tuple[tuple[str, ...], ...] = ()
     worth: Worth | None = None
-    condition: str
+    condition: str = ""
     upstream: tuple[str, ...] = ()
     upstream_note: str = ""
     built_in_since: str | None = None
@@ -136,6 +138,7 @@ class Patch:
     variants: tuple[Variant, ...] = ()
     requires: tuple[str, ...] = ()
     superseded_by: tuple[str, ...] = ()
+    proven_with: Mapping[str, str] | None = None
 
     @property
     def is_default(self) -> bool:

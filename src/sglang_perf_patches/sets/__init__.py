@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..model import releases
 from ..model.errors import OperatorError
 from ..model.patch import Patch, PatchSet, by_id
 
@@ -93,6 +94,10 @@ def _left_out(patch: Patch) -> Patch:
 
 
 def _names(where: Any) -> tuple[str, ...]:
-    if not isinstance(where, list):
-        raise TypeError(f"{where!r} is not a list of releases")
-    return tuple(map(str, where))
+    if not isinstance(where, str):
+        raise TypeError(f"{where!r} names no releases")
+    return _from_spans(where)
+
+
+# Most definitions share a few spans, and every server reads them all.
+_from_spans = lru_cache(releases.from_spans)

@@ -1,15 +1,17 @@
 """Commands as they are typed, for a page that may be sent on: without keys and passwords.
 
-The value of an option or a variable is hidden where its name says that it is a secret, as is that
-of any variable that is not known to hold a setting, and any text that looks like a known kind of
-token.
+The value of an option or a variable is hidden where its name says that it is a secret. So is that
+of any variable that is not known to hold a setting, the value of a header, what a URL asks with,
+JSON that holds text, and any text that looks like a known kind of token.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 HIDDEN = "..."
 _SHORTEST = 6
@@ -31,10 +33,14 @@ _SETTINGS = (
     *("MLX_", "OMP_", "MKL_", "HIP_", "ROCR_", "VLLM_", "TOKENIZERS_", "UCX_", "GLOO_", "NUMEXPR_"),
 )
 _TAKE_SCRIPTS = {"-c", "-lc", "-ic", "-ec", "--load"}
+_TAKE_LOGINS = {"-u", "--user"}
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_HEADER = re.compile(r"[A-Za-z][\w-]*:\s+(?=\S)")
+_URL = re.compile(r"[A-Za-z][\w+.-]*://\S*")
+_PIECES = re.compile(r"[\w+/.~-]+={0,2}(?!\w)")
 _TOKEN = re.compile(
     r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{8,}"
-    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*|(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+",
+    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*|(?<=://)[^/@\s]+(?=@)|(?<=\?)[\w.~%-]+=\S*|(?<=\bBearer )\S+",
     re.IGNORECASE,
 )
 
@@ -49,16 +55,17 @@ def shown(words: Sequence[str]) -> str:
 
 
 def without(text: str, words: Sequence[str]) -> str:
-    """Text without the secrets of a command, which a server may repeat."""
-    for _, secret in _each(words):
-        if len(secret) >= _SHORTEST:
-            text = text.replace(secret, HIDDEN)
+    """Text without the secrets of a command, which a server may repeat whole or in part."""
+    hidden = {each for _, secret in _each(words) for each in (secret, *_PIECES.findall(secret))}
+    for each in sorted(hidden, key=len, reverse=True):
+        if len(each) >= _SHORTEST:
+            text = text.replace(each, HIDDEN)
     return _TOKEN.sub(HIDDEN, text)
 
 
 def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each word as it is shown, and what is hidden of it."""
-    option = ""
+    option = before = ""
     for word in words:
         if word.startswith("-") and not re.match(r"-\d", word):
             option, has_value, value = word.partition("=")
@@ -68,19 +75,25 @@ def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         yield _value(option, word) if option else _word(word)
         # Several words may follow a secret option; after another one, a program and its own may.
-        option = option if option and _is_secret(option, word) else ""
+        # What is not an option is given something in a script: ``a["key"] = "..."``.
+        name = option or (before if word == "=" else "")
+        option = name if name and _is_secret(name, word) else ""
+        before = word
 
 
 def _value(name: str, value: str) -> tuple[str, str]:
-    if _is_secret(name, value):
+    if _is_secret(name, value) or (name in _TAKE_LOGINS and ":" in value):
         return HIDDEN, value
     return _word(value, is_script=name in _TAKE_SCRIPTS)
 
 
 def _word(word: str, *, is_script: bool = False) -> tuple[str, str]:
     """A word that is no option's name."""
-    if word.lstrip()[:1] in ("{", "[") and _is_secret(word, ""):
-        return HIDDEN, word
+    if word.lstrip()[:1] in ("{", "["):
+        return (word, "") if _is_harmless_json(word) else (HIDDEN, word)
+    header = _HEADER.match(word)
+    if header and not is_script:
+        return f"{header[0]}{HIDDEN}", word[header.end() :]
     variable = _VARIABLE.fullmatch(word)
     if variable and not is_script:
         name = variable[1]
@@ -90,12 +103,28 @@ def _word(word: str, *, is_script: bool = False) -> tuple[str, str]:
         inner = _split(word)
         if len(inner) > 1:  # a script, or options as one word
             found = list(_each(inner))
-            secrets = max((secret for _, secret in found), key=len)
-            return (word, "") if not secrets else (shlex.join(one for one, _ in found), secrets)
-    if re.search(r"[{}\[\]:=\"']", word) and _is_secret(word, ""):
+            secrets = " ".join(secret for _, secret in found if secret)
+            return (shlex.join(one for one, _ in found), secrets) if secrets else (word, "")
+    if re.search(r"[{}\[\]:=\"']", word) and _is_secret(_URL.sub("", word), ""):
         return HIDDEN, word
-    found_token = _TOKEN.search(word)
-    return (_TOKEN.sub(HIDDEN, word), found_token[0]) if found_token else (word, "")
+    said = _TOKEN.sub(HIDDEN, word)
+    return said, "" if said == word else word
+
+
+def _is_harmless_json(word: str) -> bool:
+    """Whether it holds numbers and truth values alone, under names that tell of no secret."""
+
+    def is_harmless(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(not _is_secret(key, "") and is_harmless(one) for key, one in value.items())
+        if isinstance(value, list):
+            return all(map(is_harmless, value))
+        return value is None or isinstance(value, bool | int | float)
+
+    try:
+        return is_harmless(json.loads(word))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _split(word: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``explain``: one patch, why, how, its gain, and where its definitions are; or those of a set."""
+"""``explain``: what a patch's page says, and where its definitions are; or the patches of a set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.retired import RETIRED
 from ...model.selection import Selection, SelectionError
-from .. import render
+from .. import page, render
 from . import (
     add_json,
     add_tree,
@@ -107,15 +107,18 @@ def _choice(chosen: Selection, patch: Patch) -> str:
 
 def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
+    said = _page(patch)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         **verdict_data(chosen, judged),
         "summary": patch.summary,
-        "why": patch.why,
-        "how": patch.how,
-        "gain": patch.gain,
-        "figures": [list(row) for row in patch.figures],
-        "condition": patch.condition,
+        "why": said.why,
+        "how": said.how,
+        "gain": said.gain,
+        "figures": [list(row) for row in said.figures],
+        "condition": said.condition,
+        "cost": said.cost,
+        "goes_when": said.goes,
         "requires": list(patch.requires),
         "superseded_by": list(patch.superseded_by),
         "definitions": [
@@ -130,21 +133,25 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
 
 def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     patch = judged.patch
+    said = _page(patch)
     parts = [
         f"{patch.id} ({patch.kind}): {patch.summary}",
         f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
     ]
     for title, text in (
-        ("Why", patch.why),
-        ("How", patch.how),
-        ("Gain", patch.gain),
-        ("Condition", patch.condition),
+        ("Use it if", said.condition),
+        ("Gain", said.gain),
+        ("Cost", said.cost),
+        ("Why", said.why),
+        ("How", said.how),
+        ("Goes when", said.goes),
         ("Here", judged.variant.note if judged.variant else ""),
     ):
         if text:
             parts.append(render.paragraph(title, text))
-        if title == "Gain" and patch.figures:
-            parts[-1] += "\n" + "\n".join(_figures(patch))
+        if title == "Gain" and said.figures:
+            parts += [] if text else ["Gain:"]
+            parts[-1] += "\n" + "\n".join(_figures(said.figures))
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
@@ -162,9 +169,21 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     return "\n\n".join(parts)
 
 
-def _figures(patch: Patch) -> Iterator[str]:
+def _page(patch: Patch) -> page.Page:
+    """What its page says; its declaration, where a set's pages are not in that form yet."""
+    declared = page.Page(
+        condition=patch.condition,
+        gain=patch.gain,
+        figures=patch.figures,
+        why=patch.why,
+        how=patch.how,
+    )
+    return declared if patch.why else page.read(patch.id)
+
+
+def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
     """A line for each row of figures, each figure with the heading of its column."""
-    (what, *columns), *rows = patch.figures
+    (what, *columns), *rows = table
     yield f"  {what}:"
     for row in rows:
         named = [f"{name} {cell}" for name, cell in zip(columns, row[1:], strict=False) if cell]

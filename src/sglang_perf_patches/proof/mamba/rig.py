@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from ..given import MORE, noted
 from .batches import CHUNK, Batch
 
 _ATTENTION = "sglang.srt.layers.attention"
@@ -469,17 +470,16 @@ def _lend_convolution(module: Any) -> None:
 def _server_args(page: int, device: str) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
     module = importlib.import_module("sglang.srt.server_args")
-    made = called(
-        module.ServerArgs,
-        model_path="dummy",
-        attention_backend="triton",
-        page_size=page,
-        mamba_scheduler_strategy="extra_buffer",
-        mamba_radix_cache_strategy="extra_buffer",
-        disable_overlap_schedule=False,
-        sampling_backend="pytorch",
-        device=device,
-    )
+    own = {
+        "attention_backend": "triton",
+        "page_size": page,
+        "mamba_scheduler_strategy": "extra_buffer",
+        "mamba_radix_cache_strategy": "extra_buffer",
+        "disable_overlap_schedule": False,
+        "sampling_backend": "pytorch",
+        "device": device,
+    }
+    made = noted(called(module.ServerArgs, model_path="dummy", **{**own, **MORE}))
     made._mamba_cache_chunk_size = max(CHUNK, page)
     module.set_global_server_args_for_scheduler(made)
     return made

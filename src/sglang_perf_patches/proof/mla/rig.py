@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..given import MORE, noted
+
 CPU = torch.device("cpu")
 CONTEXT = 128
 REQUESTS = 12
@@ -60,7 +62,9 @@ def server_args(**given: Any) -> Room:
         "cuda_graph_max_bs": REQUESTS,
         "get_attention_backends": lambda: ("triton", "triton"),
     }
-    return Room(**{**defaults, **given})
+    made = Room(**{**defaults, **given, **MORE})
+    noted(made)
+    return made
 
 
 def model_runner(
@@ -103,14 +107,19 @@ def model_runner(
         "device": device,
         "gpu_id": 0,
         "dtype": torch.bfloat16,
-        "kv_cache_dtype": torch.bfloat16,
+        "kv_cache_dtype": _KV.get(arguments.kv_cache_dtype, torch.bfloat16),
         "page_size": page,
         "server_args": arguments,
         "is_draft_worker": False,
         "max_running_requests": requests,
         "dcp_size": 1,
         "dcp_rank": 0,
-        "ps": Room(attn_cp_size=1, attn_tp_size=1, tp_size=1, pp_size=1),
+        "ps": Room(
+            attn_cp_size=1,
+            attn_tp_size=arguments.tp_size or 1,
+            tp_size=arguments.tp_size or 1,
+            pp_size=1,
+        ),
         "req_to_token_pool": pool,
         "token_to_kv_pool": Room(
             start_layer=0,
@@ -128,6 +137,8 @@ def model_runner(
     return Room(**{**defaults, **given})
 
 
+_KV = {"fp8_e4m3": torch.float8_e4m3fn}
+
 _ASKED = (
     "sglang.srt.server_args",
     "sglang.srt.runtime_context",
@@ -143,15 +154,15 @@ def furnished(arguments: Room, *modules: str) -> Iterator[None]:
     lent = {
         "get_global_server_args": lambda: arguments,
         "get_server_args": lambda: arguments,
-        "get_attention_tp_size": lambda: 1,
+        "get_attention_tp_size": lambda: arguments.tp_size or 1,
         "get_parallel": lambda: Room(
             attn_dcp_size=1,
             dcp_size=1,
             dcp_rank=0,
             attn_dcp_rank=0,
-            attn_tp_size=1,
+            attn_tp_size=arguments.tp_size or 1,
             attn_cp_size=1,
-            tp_size=1,
+            tp_size=arguments.tp_size or 1,
             pp_size=1,
             dcp_enabled=False,
         ),

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from ..given import MORE, noted
 from . import host_pool
 
 _DECODE = "sglang.srt.disaggregation.decode"
@@ -565,7 +566,7 @@ def _server_args(shape: Shape) -> Any:
     from sglang.srt import server_args as module
 
     backup = "host_pool" if _in_host_pool(shape) else "cpu_tensor"
-    more = {"disaggregation_decode_retraction_backup": backup}
+    more = {"disaggregation_decode_retraction_backup": backup, **MORE}
     known = inspect.signature(module.ServerArgs).parameters
     arguments = module.ServerArgs(
         model_path="dummy",
@@ -579,7 +580,7 @@ def _server_args(shape: Shape) -> Any:
         speculative_algorithm="EAGLE" if shape.over_allocation else None,
         device="cpu",
     )
-    module.set_global_server_args_for_scheduler(arguments)
+    module.set_global_server_args_for_scheduler(noted(arguments))
     if shape.draft:
         names = ("num_draft_tokens", "num_steps", "eagle_topk")
         _resolve(

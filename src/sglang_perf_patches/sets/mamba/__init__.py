@@ -3,6 +3,7 @@
 from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
+from .proven import PROVEN
 from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
@@ -55,49 +56,11 @@ def _chunk_depends(fla: str) -> tuple[str, ...]:
 
 _ZERO_SYNC = Patch(
     id="mamba.zero-sync",
+    proven_with=PROVEN["mamba.zero-sync"],
     summary="build a prefill's mamba metadata from the host's lists, without a sync",
-    why=(
-        "With --mamba-scheduler-strategy extra_buffer, each linear-attention layer of a prefill "
-        "queries the device whether any request is tracked, and which: three waits a layer for a "
-        "value that is the same in every layer. The scheduler decided it on the host, and up to "
-        "which token, and it knows how long each request is. A model with gated-delta-net layers "
-        "waits for that too, and to compute the FLA chunk indices from it, even if nothing is "
-        "tracked."
-    ),
-    how=(
-        "The scheduler's decision per request travels on the mask tensor that stock makes from it. "
-        "Stock's own arithmetic then runs on CPU tensors made from those lists. Its results go to "
-        "the device in pinned, non-blocking copies; slots stay on the device. Layers that query "
-        "the mask get the answer from the host. Stock's code runs for a batch whose lists are "
-        "missing or have another length: data-parallel padding, two-batch overlap, speculative "
-        "phases, replayed graphs, decodes. SGLANG_PERF_PATCHES_DEBUG=1 compares the host's lists "
-        "with the device on each prefill and raises an error that shows both if they differ. From "
-        "0.5.11 on stock queries a prefill once a forward and not once a layer. There this patch "
-        "had variants too, and gained 1 or 2 % at best; they are retired."
-    ),
-    gain=(
-        "Servers of 0.5.9 to 0.5.10.post1 that track states get their first token 6 to 13 % "
-        "sooner. Time per token is stock's. One H200, in turns in one Engine:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("time to the first token of 519 tokens, 0.5.10.post1", "60.7 ms", "57.7 ms"),
-        ("the same of 8 x 512 tokens", "68.0 ms", "61.2 ms"),
-        ("the same of 4 x 2048 tokens", "107.8 ms", "94.2 ms"),
-        ("the same of 8,000 tokens", "180.7 ms", "169.0 ms"),
-        ("time of a forward, 4 requests of 1k tokens, 0.5.10.post1", "1", "0.69"),
-        ("the same, 0.5.9", "1", "0.85"),
-        ("syncs of a prefill of 36 layers, 0.5.9", "122", "0"),
-        ("the same, 0.5.10.post1", "120", "0"),
-    ),
     worth=Worth(
         "c",
         "sgl-project/sglang#20522",
-    ),
-    condition=(
-        "Prefills that the host's launches limit: short prompts and small batches. A prefill of "
-        "32k tokens gains 3 to 4 %. A decode step that replays a graph or runs without one is "
-        "stock's own."
     ),
     upstream=("sgl-project/sglang#20522",),
     upstream_note="it queries the device once a forward; this patch, not at all",
@@ -134,39 +97,12 @@ _LIGHTNING_DEPENDS = (
 
 _LIGHTNING_ROWS = Patch(
     id="mamba.lightning-rows",
+    proven_with=PROVEN["mamba.lightning-rows"],
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
-    why=(
-        "Each lightning-attention layer of a prefill selects the tracked rows by a mask on the "
-        "device, and waits for it. From 0.5.17 on it waits once a layer with the seg_la kernel and "
-        "twice with the minimax kernel; from 0.5.13 to 0.5.16 twice with either. The minimax "
-        "kernel's layers also cut the batch into requests by device scalars: six or seven waits a "
-        "request."
-    ),
-    how=(
-        "The patch uses the scheduler's own lists, which travel on the mask tensor up to 0.5.20. "
-        "The mask becomes row numbers and the cuts become CPU scalars. Stock's own plan of the "
-        "states that seg_la stores is made once a forward on the CPU. With minimax one wait a "
-        "forward remains, to learn the slots of the states, which no list on the host has. A batch "
-        "that also decodes keeps one wait a request in each layer. Stock's code runs for a batch "
-        "that the host does not know."
-    ),
-    gain=(
-        "Nothing was measured end to end. Forwards of 2 layers on one H200, half of their requests "
-        "tracked, with the variants that mamba.zero-sync had for these releases; what those saved "
-        "is in the figures too:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("syncs with seg_la, 0.5.14", "14", "0"),
-        ("syncs with minimax, 0.5.14", "64", "1"),
-        ("time with minimax, 0.5.23", "5.0 ms", "4.1 ms"),
-        ("time with seg_la, 0.5.23", "1.55 ms", "1.45 ms"),
-    ),
     worth=Worth(
         "in doubt",
         "only forwards of 2 layers were shown to gain; no Engine was run",
     ),
-    condition="Prefills of a model with lightning attention, and tracking on.",
     absent_because="this release has no lightning-attention backend of this kind",
     anchors=_LIGHTNING_TARGETS,
     variants=(
@@ -203,36 +139,11 @@ _LIGHTNING_ROWS = Patch(
 
 _CHUNK_INDICES = Patch(
     id="mamba.mamba2-chunk-indices",
+    proven_with=PROVEN["mamba.mamba2-chunk-indices"],
     summary="compute Mamba2's logical chunks on the host, without a sync",
-    why=(
-        "A Mamba2 prefill queries the device whether any request has a cached prefix. If one has, "
-        "stock computes the logical chunks by a loop over device scalars: 1 wait, and 5(B - 1) + 2 "
-        "more for B requests."
-    ),
-    how=(
-        "The chunks follow from the lengths alone, and the host has those. They go to the device "
-        "in one pinned, non-blocking copy. Stock looks for prefixes in a CPU tensor made from the "
-        "host's list. 0.5.14 queries the track mask as well; if the host does not know it, that "
-        "one query stays. Stock's code runs for a batch whose list of lengths is missing or does "
-        "not add up to its tokens, and for a single request while the device is idle."
-    ),
-    gain=("Nothing was measured end to end. One H200, 0.5.23, every request with a cached prefix:"),
-    figures=(
-        ("metadata of a prefill", "stock", "patched"),
-        ("time, 64 requests", "11.6 ms", "0.29 ms"),
-        ("time, 16 requests", "2.6 ms", "0.23 ms"),
-        ("time, 1 request, idle device", "0.19 ms", "stock's code runs"),
-        ("waits, 64 requests", "318", "0"),
-        ("waits, 16 requests", "78", "0"),
-        ("waits, 2 requests", "8", "0"),
-    ),
     worth=Worth(
         "in doubt",
         "only a prefill's metadata was shown to gain; no Engine was run",
-    ),
-    condition=(
-        "Mamba2 models. The gain is largest with a prefix hit, or in a later chunk of a chunked "
-        "prefill."
     ),
     variants=tuple(
         Variant(
@@ -265,58 +176,13 @@ _UTILS_COMMON = "sglang.srt.utils.common"
 
 _PREFILL_GRAPH = Patch(
     id="mamba.gdn-prefill-graph",
+    proven_with=PROVEN["mamba.gdn-prefill-graph"],
     summary="capture gated-delta-net layers in the breakable prefill graph",
-    why=(
-        "The breakable prefill graph, the default of recent releases, breaks at each "
-        "gated-delta-net layer. Python then launches that layer's kernels one by one, and a short "
-        "prefill leaves the GPU idle for most of its time."
-    ),
-    how=(
-        "Stock captures KDA layers since 0.5.22; the patch does the same for gated delta nets. The "
-        "layer's own code is captured on tables of a fixed size, one set for each token bucket of "
-        "up to 2048 tokens; larger buckets are stock's, because they gain little and take most of "
-        "the memory. Before each replay the tables are filled from the host's lists, with one "
-        "pinned copy and no wait. With a hierarchical cache a replay comes after the loads of all "
-        "layers' states, for which stock's eager layers wait one by one; stock's captured KDA has "
-        "the same fault that this patch had, and does not wait. The kernels' grids span "
-        "64 requests, or SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS if that is less; unused rows write "
-        "nothing. Two small kernels of the patch copy tracked states. Where a bucket can get more "
-        "requests, or so few tokens that stock picks another tile, stock's graph is captured too, "
-        "and such a batch replays that. Stock's breaks remain with FlashInfer's prefill, whose "
-        "algorithm depends on the batch, and with data-parallel attention, experts that gather a "
-        "batch, context parallelism, two-batch overlap, multi-item scoring or the unified memory "
-        "pool. SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND turns it off. While a model runner is left "
-        "that may replay what was captured, the patch can't be taken off."
-    ),
-    gain=(
-        "Short prompts of a small model get their first token in about half the time; with the "
-        "dimensions of Qwen3.5-35B-A3B it takes 0.85 (0.72 to 1.01). Others that keep the GPU busy "
-        "gain nothing. One H200, a model of 24 layers, in turns in one Engine; tokens and states "
-        "were the same on both releases:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("time to the first token of 519 tokens, 0.5.23", "27.8 ms", "14.9 ms"),
-        ("the same, 0.5.22", "27.3 ms", "13.7 ms"),
-        ("graph launches of that prefill, on either", "25", "7"),
-        (
-            "time to the first token of 8 x 512, 4 x 2048 and 1 x 8000 tokens, on either",
-            "",
-            "no difference beyond the spread",
-        ),
-        ("GPU memory after the boot, 0.5.23", "73,392 MiB", "73,496 MiB"),
-        ("boot, two a side", "73, 79 s", "88, 92 s"),
-    ),
     worth=Worth(
         "a",
         "the first token of 519 tokens, Triton's GDN prefill, takes 0.53",
         "tests/mamba/gpu/results.md",
-        "| 27.8 (27.0, 28.6) | 14.9 (14.7, 15.1) | 0.53 (0.53-0.55) |",
-    ),
-    condition=(
-        "Prefills of up to 2048 tokens, with Triton's gated-delta-net kernels and breakable "
-        "prefill graphs. A server with FlashInfer's kernels gains nothing, and long prefills gain "
-        "nothing."
+        "captured-519",
     ),
     absent_because="this release can't capture a linear layer in the prefill graph",
     anchors=(f"{_BASE}.supports_prefill_graph_extend",),
@@ -403,42 +269,9 @@ _PREFILL_GRAPH = Patch(
 
 _PREFILL_GRAPH_TRITON = Patch(
     id="mamba.gdn-prefill-graph-triton",
+    proven_with=PROVEN["mamba.gdn-prefill-graph-triton"],
     kind="policy",
     summary="run short captured prefills with Triton's kernels on a FlashInfer server",
-    why=(
-        "On Hopper GPUs recent releases run a gated delta net's prefill with FlashInfer's kernel "
-        "if CuTe DSL is installed. That kernel is the faster one for long prefills. But it picks "
-        "its algorithm by the batch, so it is not captured, and a short prefill waits for "
-        "launches."
-    ),
-    how=(
-        "mamba.gdn-prefill-graph captures Triton's kernel in buckets of up to 2048 tokens. Longer "
-        "prefills, and those without a graph, stay with FlashInfer's. The two kernels round "
-        "differently, as they do on servers that are started with one or the other. So tokens may "
-        "differ from stock's, and the patch is opt-in."
-    ),
-    gain=(
-        "Short prompts of a FlashInfer server get their first token in about half the time. "
-        "Prompts that keep the GPU busy gain nothing. One H200, 0.5.23 with its defaults, a model "
-        "of 24 layers, in turns in one Engine:"
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        (
-            "time to the first token of 519 tokens, with quartiles",
-            "42.2 ms (27.2 to 43.2)",
-            "15.5 ms (14.3 to 16.7)",
-        ),
-        ("the same, median of the turns' ratios", "1", "0.44"),
-        ("graph launches of that prefill", "25", "7"),
-        (
-            "time to the first token of 8 x 512, 4 x 2048 and 1 x 8000 tokens",
-            "",
-            "no difference beyond the spread",
-        ),
-        ("prompts of 200 whose first four tokens are stock's", "", "140"),
-    ),
-    condition="Short prefills on a server whose gated-delta-net prefill is FlashInfer's.",
     absent_because="this release can't capture a linear layer in the prefill graph",
     anchors=(f"{_BASE}.supports_prefill_graph_extend",),
     requires=("mamba.gdn-prefill-graph",),
@@ -467,44 +300,12 @@ _LATE_PAGES = (
 
 _PD_STATE_INDEX = Patch(
     id="mamba.pd-state-index",
+    proven_with=PROVEN["mamba.pd-state-index"],
     summary="read a request's state index on the host when a prefill server sends it",
-    why=(
-        "With prefill and decode on servers of their own, the prefill server sends each finished "
-        "request's KV pages and its mamba state. With Mooncake, the scheduler of 0.5.23 does not "
-        "wait for the page indices: the transfer does. But it reads the index of the state back "
-        "from the device, one request after the other. That index was decided when the request "
-        "was allotted its row, before the prefill."
-    ),
-    how=(
-        "When rows are allotted, the pool's table of these indices is copied to pinned memory, "
-        "without waiting. When a request is sent, stock's code finds the index there. The copy is "
-        "used only for the request whose row it was made for. Servers of other kinds keep no "
-        "copies, and neither does the first request of a prefill server. Stock's code runs with "
-        "the unified memory pool, whose indices are virtual, where stock pins no memory, and "
-        "where the scheduler waits for the page indices: with NIXL or Mori, and where all ranks of "
-        "context parallelism transfer. A decode server is left alone: it sends the index at once "
-        "after allotting it, and waits for the page indices in any case. "
-        "SGLANG_PERF_PATCHES_DEBUG=1 compares the index with the device's and raises an error if "
-        "they differ."
-    ),
-    gain=(
-        "Prefill servers of 0.5.23 with Mooncake gain: the scheduler sends requests in 0.15 to "
-        "0.32 of stock's time while the device works on other prompts. Allotting rows takes 40 to "
-        "140 microseconds more, which an idle server with a few requests pays for nothing. No real "
-        "prefill server was measured; one H200, the scheduler's own code:"
-    ),
-    figures=(
-        ("measured on 0.5.23, page indices on the device", "stock", "patched"),
-        ("to send one of 8 requests, busy device", "619 µs", "87 µs"),
-        ("to send one of 64 requests, busy device", "326 µs", "74 µs"),
-        ("to send one request, idle device", "122 µs", "132 µs"),
-        ("to allot 8 rows", "482 µs", "532 µs"),
-    ),
     worth=Worth(
         "in doubt",
         "only the scheduler's own code was shown to gain; no prefill server was run",
     ),
-    condition="A prefill server of a hybrid model that transfers with Mooncake.",
     anchors=(_LATE_PAGES,),
     absent_because="a prefill server of this release waits for each request's pages in any case",
     variants=(

@@ -2,6 +2,7 @@
 
 from ...model import releases
 from ...model.patch import Marker, Patch, Variant, Worth
+from .proven import PROVEN
 
 SUMMARY = "copies of the whole KV at every step of a batched decode on MLX"
 
@@ -83,51 +84,15 @@ _TURN_DEPENDS = (
 PATCHES: tuple[Patch, ...] = (
     Patch(
         id="mlx.pool-write",
+        proven_with=PROVEN["mlx.pool-write"],
         summary=(
             "the radix cache's pool gets a copy of a request's tokens, and keeps no buffers alive"
-        ),
-        why=(
-            "Stock queues what a prefill or a decode writes into the pool of the radix cache. "
-            "Until somebody reads the pool, the queued write refers to the request's whole "
-            "buffers. So a finished request keeps two buffers of 4096 tokens per layer. Besides, "
-            "MLX updates an array in place only if nothing else refers to it. So it copies all "
-            "buffers at the first step after a prefill, and at each further chunk of a prompt."
-        ),
-        how=(
-            "The host builds the write after it has launched the prompt, while the device "
-            "computes. The tokens are copied out of the request's buffers while the host waits "
-            "for the prompt's token. They are written into the pool while the host waits for the "
-            "next chunk, or when the request ends; nothing waits for that. While a prefill reads "
-            "the pool, only the copy is made, because MLX would copy the pool to write into it. "
-            "The next write or read then does the queued write too. Each layer's tokens go into "
-            "the pool as a slice of that copy, where stock copies them once more."
-        ),
-        gain=(
-            "Servers with the radix cache, sglang's default, gain memory and a faster first step "
-            "after a prompt. One request at a time gains as much as many. With mlx.last-row "
-            "a prompt's token comes after 0.75 to 0.87 of stock's time on one H200. Later steps "
-            "cost what they cost in stock. A CPU, 0.5.23, a small model (8 layers, 4 KV heads of "
-            "64):"
-        ),
-        figures=(
-            ("measured, in float32", "stock", "patched"),
-            ("kept after 24 requests, one after the other", "3221 MB", "67 MB"),
-            ("kept after 16 requests in batches of four", "2147 MB", "268 MB"),
-            ("first step after a prefill : a later one", "4.5", "1.3"),
-            ("the same in a batch of four", "6.2", "1.1"),
         ),
         worth=Worth(
             "a",
             "a prompt of 2,048 tokens on one H200 takes 0.93 with this patch alone",
             "tests/mlx/gpu/results.md",
-            "| 2048 | `mlx.pool-write` | 1.3 | 5.5 | 4.1 | 2.4 | 0.93 (0.92-0.96) |",
-        ),
-        condition=(
-            "The radix cache. With --disable-radix-cache, and for models with a sliding window, "
-            "stock has no pool and there is nothing to gain. The pool is in memory from the first "
-            "request on, instead of from the first prefix hit on. A request's end costs the write "
-            "into the pool, which stock leaves to the next prefix hit: 1.1 to 2.6 ms for prompts "
-            "of 256 to 2048 tokens on one H200. Until then a copy of its prompt's KV takes memory."
+            "prompt-2048-pool-write",
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="there is no pool here: MLX has had a radix cache since 0.5.11",
@@ -167,44 +132,11 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.first-buffer",
+        proven_with=PROVEN["mlx.first-buffer"],
         summary=("a request's buffers start with room for its prompt, not for 4096 tokens"),
-        why=(
-            "A request's first write makes buffers of 4096 tokens in each layer and fills them "
-            "with zeros, whatever the prompt's length. A finished request's buffers wait for the "
-            "next one at the size to which they have grown."
-        ),
-        how=(
-            "The first buffers have room for the prompt and one more token, in steps of 256, as "
-            "mlx-lm's own have. They are the prompt's K and V with zeros behind them, so the "
-            "prompt is written once, and not over zeros. If a prompt comes in chunks, they have "
-            "room for the next chunk too. A decode doubles them as in stock. A finished "
-            "request's caches keep their dtype, which can decide what the next request is "
-            "computed in, and no buffers."
-        ),
-        gain=(
-            "Servers of short requests gain memory on a CPU; Metal was not measured. On CUDA no "
-            "one gains with MLX's defaults: cuDNN's attention gives other bits in a smaller "
-            "buffer, so there the patch is gated. In decode one request alone gains nothing. A "
-            "CPU, 0.5.23, a small model (8 layers, 4 KV heads of 64):"
-        ),
-        figures=(
-            ("measured, in float32", "stock", "patched"),
-            ("held by 8 requests of 100 to 163 tokens, all patches", "537 MB", "51 MB"),
-            (
-                "16 requests in batches of four, with mlx.pool-write and mlx.kv-arena: peak",
-                "2150 MB",
-                "33 MB",
-            ),
-            ("the same, kept", "2147 MB", "nothing"),
-        ),
         worth=Worth(
             "in doubt",
             "its memory was shown of a runner on a CPU, not of a server; gated on CUDA by default",
-        ),
-        condition=(
-            "Requests of fewer than 4096 tokens; the shorter they are, the more they gain. A "
-            "prompt of more than 4096 tokens has buffers of its length instead of the next power "
-            "of two."
         ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="a request's buffers grow by 256 tokens here, as mlx-lm's own do",
@@ -264,67 +196,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.last-row",
+        proven_with=PROVEN["mlx.last-row"],
         summary="prefill runs the model's head for the last position only",
-        why=(
-            "A prefill computes the logits of every position of the prompt, or of its last chunk, "
-            "and uses only those of the last position. Nothing reads the others, not even logprobs "
-            "of prompts, which stock's MLX backend does not give. With a large vocabulary the "
-            "logits take a quarter of a small model's time and are the largest array in the "
-            "process."
-        ),
-        how=(
-            "Stock's function runs and calls the model. For that call the model's trunk returns "
-            "only its last position, so its head computes one row. MLX's wheels for Linux multiply "
-            "a single row as they multiply it among others, and two small products show whether "
-            "the CPU's library does. A GPU and OpenBLAS have another kernel for a single row. "
-            "There the first prompt of each size is computed both ways, and the head gets as many "
-            "rows as give stock's bits: one, 32 or 256. A size is the number of tokens up to 32, "
-            "and a power of two beyond. If none does, and "
-            "in float32, stock's code runs, and one log line names the model. Stock's code also "
-            "runs for a model without a trunk of that name."
-        ),
-        gain=(
-            "Prompts gain memory, and time to the first token if the device is busy computing "
-            "rather than the host launching, as a CPU is. On one H200, where the host launches for "
-            "most of the time, it alone gained 4 % with 2048 tokens and nothing with 256. All "
-            "patches together take 0.75 to 0.87 of stock's time there."
-        ),
-        figures=(
-            ("measured", "stock", "patched"),
-            (
-                "the head's share of a prefill's multiplications, Qwen3-0.6B",
-                "26 %",
-                "a few rows of it",
-            ),
-            ("its logits of 4096 tokens in bfloat16", "1.2 GB", "a few rows of it"),
-            ("time of a prompt of 128 tokens, Qwen3-0.6B's proportions, CPU", "1", "0.71"),
-            ("time of a prompt of 2048 tokens, the same", "1", "0.9"),
-            (
-                "time of a prompt of 256 tokens, H200, all patches",
-                "1",
-                "0.81 to 0.83",
-            ),
-            ("time of a prompt of 2048 tokens, the same, 0.5.23, two runs", "1", "0.88, 0.78"),
-            ("the same, 0.5.11 and 0.5.17", "1", "0.82, 0.79"),
-            ("the same, gpt-oss' shape, 0.5.23", "1", "0.95"),
-            (
-                "peak of a prompt of 2048 tokens, Qwen3-0.6B's shape, 0.5.23",
-                "1696 MB",
-                "790, 1004 MB",
-            ),
-            ("In 860 products on a CPU the last row had stock's bits",),
-            ("float32, bfloat16, float16, 4 and 8 bits", "", "2 to 513 tokens"),
-        ),
         worth=Worth(
             "a",
             "a prompt of 2,048 tokens on one H200 takes 0.96 with this patch alone",
             "tests/mlx/gpu/results.md",
-            "| 2048 | `mlx.last-row` | 1.9 | 6.7 | 2.5 | 0.1 | 0.96 (0.94-0.99) |",
-        ),
-        condition=(
-            "Prompts of many tokens; the gain is largest if the vocabulary is large compared with "
-            "the model. A decode step and a prompt of one token are as in stock. From 0.5.18 on "
-            "stock itself skips the head for all chunks but the last."
+            "prompt-2048-last-row",
         ),
         absent_because="MLX came with 0.5.10",
         variants=(
@@ -360,37 +238,14 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.decode-context",
+        proven_with=PROVEN["mlx.decode-context"],
         summary=(
             "for one unreleased commit only, and without gain: arrays of the sequence lengths are "
             "made once per decode step"
         ),
-        why=(
-            "In a batched decode each attention layer makes its own arrays of the lengths before "
-            "and after the new token, and of the positions up to the longest. All layers of a step "
-            "need the same ones."
-        ),
-        how=(
-            "The attention wrapper's module reaches mlx.core through an object that keeps the "
-            "arrays that one step makes from lengths, on the step's decode context. The first "
-            "layer makes them and the others share them. Padding and mask stay per layer, as "
-            "upstream left them; mlx.step-mask is for those."
-        ),
-        gain=("Nobody gains a measurable amount; upstream's pull request reports 8 %."),
-        figures=(
-            ("measured", "ratio to stock"),
-            (
-                "upstream's change, one H200, 24 cases of 2 to 16 requests, 128 to 2048 tokens",
-                "0.92 to 1.09 around 1.00",
-            ),
-            ("this patch on 2 CPU cores, 8 layers, 4 and 16 requests, medians", "0.99 to 1.00"),
-            ("nodes saved of about 2870 in a step's graph, unequal lengths", "7"),
-        ),
         worth=Worth(
             "c",
             "sgl-project/sglang#23470",
-        ),
-        condition=(
-            "Requests of unequal lengths save a few nodes a step; equal lengths save nothing."
         ),
         upstream=("sgl-project/sglang#23470",),
         built_in_since="0.5.11",
@@ -416,6 +271,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.kv-arena",
+        proven_with=PROVEN["mlx.kv-arena"],
         summary="a batch's KV stays in one buffer per layer across decode steps",
         why=(
             "In each step of a batched decode every attention layer pads K and V of each shorter "
@@ -495,9 +351,9 @@ PATCHES: tuple[Patch, ...] = (
         ),
         worth=Worth(
             "a",
-            "a server with 16 clients takes 0.31 of the time per token",
+            "a token of 16 clients takes a server 18.9 and 18.6 ms, not 60.5 ms",
             "tests/mlx/served.md",
-            "| shared prefix | 16 | 359 → 239, 246 | 60.5 → 18.9, 18.6 | 214 → 511, 564 |",
+            "served-prefix-16",
         ),
         condition=(
             "Batched decode, the more the more requests; most with unequal lengths. A step in "
@@ -549,6 +405,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.step-mask",
+        proven_with=PROVEN["mlx.step-mask"],
         summary="padding and mask are made once per decode step and shared by the layers",
         why=(
             "Requests of unequal lengths are padded to the longest. Each attention layer makes the "
@@ -616,44 +473,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.merged-cache",
+        proven_with=PROVEN["mlx.merged-cache"],
         summary="the merged cache of a batch is kept across decode steps",
-        why=(
-            "A batched decode merges the caches of its requests, layer by layer, into one with the "
-            "shorter ones padded, and takes it apart again after one token. So the whole KV is "
-            "copied twice at every step, and the host waits for each request's padding."
-        ),
-        how=(
-            "The merged cache is kept. When stock takes the batch apart, it puts a row of it into "
-            "a request's place. The row is cut out only if something else than the next step of "
-            "the same requests in the same order uses it: another batch, a decode of one request, "
-            "more prompt. A step that fails is undone. Layers with a sliding window leave the "
-            "batch to stock."
-        ),
-        gain=(
-            "Batches of the same requests over several steps gain, the more the more requests; "
-            "batches that change at every step gain little. The logits were equal, bit by bit. One "
-            "H200, MLX 0.32.4 for CUDA 13, Qwen3-0.6B's shape in bfloat16:"
-        ),
-        figures=(
-            ("time of a decode step, equal and unequal lengths", "patched : stock"),
-            ("16 requests of up to 254 tokens", "0.29"),
-            ("16 requests of up to 1024 tokens", "0.31 to 0.32"),
-            ("16 requests of up to 4000 tokens", "0.34 and 0.37"),
-            ("8 requests of up to 254 and 1024 tokens", "0.39 to 0.42"),
-            ("4 requests", "0.54 to 0.58"),
-            ("2 requests", "0.61 to 0.65"),
-            ("2 requests, every step another batch", "0.83 to 0.97"),
-            ("16 requests, every step another batch (quartiles 0.77 to 1.10)", "1.01 to 1.05"),
-        ),
         worth=Worth(
             "a",
             "a decode step of 4 requests on 0.5.10.post1 takes 0.58 of the time",
             "tests/mlx/gpu/results.md",
-            "| 4 | 1024 | equal | read | 0.58 (0.58-0.58) | 10.7 | 6.2 | - | 1317 → 1154 | equal |",
-        ),
-        condition=(
-            "Batched decode of the same requests over several steps. A step in which requests join "
-            "or leave merges as stock does. Not measured on Metal."
+            "read-old-4",
         ),
         absent_because=("this release merges no caches: only 0.5.10, the first one with MLX, does"),
         variants=(
@@ -670,6 +496,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.cache-growth",
+        proven_with=PROVEN["mlx.cache-growth"],
         summary="a batched decode goes on past 4096 tokens instead of failing",
         why=(
             "A request's cache has room for 4096 tokens. A prefill and the decode of a single "
@@ -714,37 +541,11 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.merged-state",
+        proven_with=PROVEN["mlx.merged-state"],
         summary="a hybrid model's recurrent state stays merged from step to step",
-        why=(
-            "In a batched decode of a hybrid model (Qwen3-Next, Qwen3.5) each recurrent layer "
-            "concatenates the requests' recurrent states at every step, and cuts the result up "
-            "again after it."
-        ),
-        how=(
-            "The merged state is kept. When stock splits it, it puts a row of it into a request's "
-            "cache. The row is cut out only if something else than the next step of the same "
-            "requests in the same order uses it: another batch, a snapshot for the radix cache, "
-            "more prompt. A step that fails in a layer is undone there."
-        ),
-        gain=(
-            "Batches of a hybrid model gain a little: with all patches a step of 4 requests of 256 "
-            "tokens took 0.93 (0.89-0.94) of stock's time on one H200 (0.5.23, 12 layers of "
-            "Qwen3-Next's shape), and 0.88 (0.86-0.89) with unequal lengths. Alone it "
-            "was not timed. Each step saves the concatenations and slices of the states, and with "
-            "them a copy of the state. The tests' Qwen3-Next (4 layers, 2 of them recurrent):"
-        ),
-        figures=(
-            ("nodes of a decode step's graph", "stock", "patched"),
-            ("6 requests", "859", "831"),
-            ("2 requests", "795", "783"),
-        ),
         worth=Worth(
             "in doubt",
-            "0.93 with all patches of the set; alone it was not timed",
-        ),
-        condition=(
-            "Batched decode of the same requests over several steps. A step in which requests "
-            "join or leave merges and splits as stock does."
+            "only all patches of the set were timed; alone it was not",
         ),
         absent_because="MLX does not batch recurrent layers here: that came with 0.5.13",
         variants=(
@@ -773,38 +574,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         id="mlx.next-turn",
+        proven_with=PROVEN["mlx.next-turn"],
         kind="policy",
         summary="a finished request's caches wait for the next turn of its conversation",
-        why=(
-            "The next turn of a conversation begins with all that the previous turn was computed "
-            "from. If the radix cache has it, stock gathers it from the pool, concatenates it with "
-            "the new tokens in each layer, and copies it into a buffer. With a sliding window "
-            "there is no pool, and stock prefills the whole conversation again at each turn."
-        ),
-        how=(
-            "The caches of up to 16 finished requests, 2 GiB together, are kept. The longest "
-            "unused go first, and all go when stock flushes its cache. A prompt that begins with "
-            "what they hold gets them, cut back to the point where it goes on, and runs from "
-            "there. Its new tokens go into the pool as in stock. Only a turn counts that the radix "
-            "cache has too, in the same slots. So prompts with another extra_key or cache_salt get "
-            "none. If the radix cache has the same tokens, give or take 64, the same tokens run as "
-            "in stock and the logits are the same."
-        ),
-        gain=(
-            "The first token comes sooner from the second turn on. With a sliding window the gain "
-            "grows with the conversation, because stock prefills all of it again; that was not "
-            "measured. The times below are single ones, so little more than a sign."
-        ),
-        figures=(
-            ("time to the first token, full attention, 500 new tokens a turn", "patched : stock"),
-            ("2 busy CPU cores, the tests' small model, turns 2 to 8", "0.43 to 1.16, median 0.76"),
-        ),
-        condition=(
-            "Conversations and other prompts that continue a finished one, one request at a time "
-            "for each. It is a policy because KV of a window comes from decode, and stock's from "
-            "one long prefill: close, not equal. Stock's code runs for models with a recurrent "
-            "state. The memory comes on top of the pool's."
-        ),
         anchors=(f"{_WRAPPER}:MLXAttentionWrapper._batched_decode",),
         absent_because="MLX has no radix cache here, and every turn is a new prompt",
         variants=(

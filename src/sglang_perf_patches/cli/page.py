@@ -1,0 +1,111 @@
+"""A patch's page: the Markdown beside its code, whose prose `explain` shows as plain text.
+
+A page has one form (see `SECTIONS`). Its blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->``
+are written from the declaration; the rest is written by hand, and stands nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parents[1] / "sets"
+"""Where the pages are: ``SET/NAME.md`` for the patch ``SET.NAME``."""
+
+USE_IT_IF = "**Use it if** "
+"""How the paragraph begins that says who gains, and who does not."""
+
+GAIN, COST, PROVEN, SWITCH = "What you gain", "What it costs", "Proven with", "Switch it"
+WHY, HOW, GOES, RELEASES = "Why", "How", "Goes when", "Releases"
+SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
+"""The headings of a page, in their order."""
+
+_BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
+_HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+
+class Page(NamedTuple):
+    """What is written by hand on a page, as plain text.
+
+    Attributes:
+        condition: who gains, and who does not.
+        gain: how much.
+        figures: what was measured: rows of cells, of which the first is the heading.
+        cost: memory, time at the start, time of the host, and where the patch is slower.
+        why: what stock does, and what it costs.
+        how: what the patch does instead, and when it leaves the work to stock.
+        goes: what would make the patch unnecessary.
+    """
+
+    condition: str = ""
+    gain: str = ""
+    figures: tuple[tuple[str, ...], ...] = ()
+    cost: str = ""
+    why: str = ""
+    how: str = ""
+    goes: str = ""
+
+
+def path(patch_id: str) -> Path:
+    """Where a patch's page is."""
+    name, _, rest = patch_id.partition(".")
+    return FOLDER / name / f"{rest}.md"
+
+
+def read(patch_id: str) -> Page:
+    """The page of a patch; an empty one if it has none, or not in this form."""
+    try:
+        text = path(patch_id).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return Page()
+    return parse(text)
+
+
+def parse(text: str) -> Page:
+    """What is written by hand on a page."""
+    head, *parts = _HEADING.split(_BLOCK.sub("", text))
+    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    _, _, condition = head.partition(USE_IT_IF)
+    gain = found.get(GAIN, "")
+    return Page(
+        condition=_prose(condition),
+        gain=_prose(gain),
+        figures=_table(gain),
+        cost=_with_rows(found.get(COST, "")),
+        why=_prose(found.get(WHY, "")),
+        how=_prose(found.get(HOW, "")),
+        goes=_prose(found.get(GOES, "")),
+    )
+
+
+def plain(markdown: str) -> str:
+    """A text without its marks: of a link its words, of code and stress what they hold."""
+    return _LINK.sub(r"\1", markdown).replace("**", "").replace("`", "")
+
+
+def _prose(markdown: str) -> str:
+    """The text of the paragraphs, in one line, without tables."""
+    lines = (line.strip() for line in markdown.splitlines())
+    return plain(" ".join(line for line in lines if line and not line.startswith("|")))
+
+
+def _with_rows(markdown: str) -> str:
+    """The text of the paragraphs, and each row of a table as a sentence."""
+    (_, *columns), *rows = _table(markdown) or (("",),)
+    told = []
+    for what, *cells in rows:
+        named = ", ".join(" ".join(pair) for pair in zip(columns, cells, strict=False))
+        told.append(f"{what[:1].upper()}{what[1:]}: {named}.")
+    return " ".join(filter(None, [_prose(markdown), *told]))
+
+
+def _table(markdown: str) -> tuple[tuple[str, ...], ...]:
+    """The rows of a Markdown table without the line below the heading; none of no table."""
+    rows = [
+        tuple(plain(cell.strip()) for cell in line.strip().strip("|").split(" | "))
+        for line in markdown.splitlines()
+        if line.startswith("|")
+    ]
+    return tuple(row for row in rows if not all(set(cell) <= set("-: ") and cell for cell in row))

@@ -1,0 +1,174 @@
+"""What this process has published of its server, in each release's way; imports nothing of sglang.
+
+Up to 0.5.14 a function of ``server_args`` notes the arguments, which ``ServerArgs`` has resolved.
+From 0.5.15 on a ``RuntimeContext`` holds them, and from 0.5.17 on also, in groups, what was
+resolved of them: what a group has counts, whatever was given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..model.feature import MISSING
+from .board import Board
+from .identity import raw
+from .imports import Imports
+from .swap import Layer, Slot
+from .wrappers import is_function
+
+ARGUMENTS = "sglang.srt.server_args"
+CONTEXT = "sglang.srt.runtime_context"
+UTILS = "sglang.srt.utils"
+MODULES = (UTILS, ARGUMENTS, CONTEXT)
+"""Whose import tells more of the server, or lets it be published."""
+
+_PUBLISH = "set_global_server_args_for_scheduler"
+
+
+class Published:
+    """The server of this process; before it is published, the platform alone."""
+
+    def __init__(self, arguments: Any = None, context: Any = None) -> None:
+        """Read from these.
+
+        Args:
+            arguments: the ``ServerArgs`` that were published.
+            context: the ``RuntimeContext`` that holds them, where the release has one.
+        """
+        self._arguments = arguments
+        self._context = context
+
+    def read(self, name: str) -> Any:
+        """As `model.feature.Server.read`; also ``is_…`` of ``sglang.srt.utils``."""
+        if name.startswith("is_") and hasattr(sys.modules.get(UTILS), name):
+            return bool(getattr(sys.modules[UTILS], name)())
+        if self._arguments is None:
+            return MISSING
+        if "." in name:
+            return self._derived(*name.split("."))
+        kind = type(self._arguments)
+        path = _namespaces(kind).get(name) if self._context is not None else None
+        if path is None:
+            return getattr(self._arguments, name, MISSING)
+        group, *parts = path.split(".")
+        held = self._context.config_bag(group)
+        for part in parts:
+            held = getattr(held, part)
+        return getattr(held, name)
+
+    def unlike_default(self) -> Mapping[str, Any]:
+        """As `model.feature.Server.unlike_default`."""
+        found = {}
+        kind: Any = type(self._arguments)
+        for name, default in _defaults(kind):
+            value = getattr(self._arguments, name, default)
+            if value is not default and value != default:
+                found[name] = value
+        return found
+
+    def _derived(self, group: str, name: str) -> Any:
+        """What the release computes of arguments: in a group of the context, not in a group's bag.
+
+        `MISSING` in a release that has no such name.
+        """
+        held = getattr(self._context, group, None)
+        return getattr(held, name) if hasattr(type(held), name) else MISSING
+
+
+def published() -> Published:
+    """What this process has published so far."""
+    arguments = sys.modules.get(ARGUMENTS)
+    try:
+        if _publishing_class() is not None:
+            held = sys.modules[CONTEXT].get_context()
+            return Published(held.server_args, held)
+        if hasattr(arguments, "get_global_server_args"):
+            return Published(arguments.get_global_server_args())  # type: ignore[union-attr]
+    except ValueError:  # nothing yet
+        pass
+    return Published()
+
+
+class Watch:
+    """A call of ours after each publication, once what publishes has been imported."""
+
+    def __init__(self, board: Board, after: Callable[[], None]) -> None:
+        """Change nothing yet; `after` is called when something has been published."""
+        self._board = board
+        self._after = after
+        self._slot: Slot | None = None
+
+    def begin(self, imports: Imports) -> None:
+        """Be there from now on, if what publishes is; may be repeated."""
+        if self._slot is not None or not imports.is_ready(ARGUMENTS):
+            return
+        owner: Any = _publishing_class()
+        name = "set_server_args"
+        if owner is None:
+            owner, name = sys.modules[ARGUMENTS], _PUBLISH
+        held = raw(owner, name)
+        if not is_function(held):
+            return  # another plugin's: what is published shows at the next look
+        slot = Slot(self._board, owner, name, held, None if isinstance(owner, type) else held)
+        change = slot.with_layers([Layer(0, "", self._around)])
+        self._slot = slot
+        self._board.slots[id(owner), name] = slot
+        slot.place()
+        table = self._board.table.replaced({slot: change}, self._board.table.patches)
+        table.__dict__.update(slot.functions(change))
+        self._board.now = table
+
+    def leave(self) -> None:
+        """Be shown no longer; memory is to be settled after that."""
+        if self._slot is None or not self._slot.layers:
+            return
+        change = self._slot.without(frozenset({""}))
+        table = self._board.table.replaced({self._slot: change}, self._board.table.patches)
+        table.__dict__.update(self._slot.functions(change))
+        self._board.now = table
+
+    def _around(self, inner: Any) -> Any:
+        def publish(*args: Any, **named: Any) -> Any:
+            result = inner(*args, **named)
+            self._after()
+            return result
+
+        return publish
+
+
+def _publishing_class() -> Any:
+    """The class of the context that holds a server's arguments; None up to 0.5.14.
+
+    0.5.14 has a context, though without them.
+    """
+    found = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
+    return found if hasattr(found, "set_server_args") else None
+
+
+def _namespaces(kind: type) -> Mapping[str, str]:
+    """Of each argument the path of its group in the context; empty before there were groups."""
+    module = sys.modules.get("sglang.srt.arg_groups.arg_utils")
+    return module.namespace_of(kind) if hasattr(module, "namespace_of") else {}  # type: ignore[union-attr]
+
+
+@functools.cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The fields of a record that have a default, with it."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(_with_default(dataclasses.fields(kind), dataclasses.MISSING))
+    if hasattr(kind, "__struct_fields__"):
+        msgspec: Any = sys.modules["msgspec"]
+        return tuple(_with_default(msgspec.structs.fields(kind), msgspec.NODEFAULT))
+    return ()
+
+
+def _with_default(fields: Iterable[Any], none: Any) -> Iterable[tuple[str, Any]]:
+    for each in fields:
+        if each.default is not none:
+            yield each.name, each.default
+        elif each.default_factory is not none:
+            yield each.name, each.default_factory()

@@ -1,0 +1,133 @@
+"""The set-up of a server: features that can be on beyond a plain one, as its release says it.
+
+A plain server has none of them. What says that one is on are arguments of the server, as the
+release resolved them, and functions that name the platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+MISSING: Any = object()
+"""In the place of a value: the release has nothing of that name."""
+
+NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
+"""Values with which an argument switches nothing on."""
+
+
+class Server(Protocol):
+    """What a process has published of its server."""
+
+    def read(self, name: str) -> Any:
+        """The resolved value of an argument; `MISSING` where the release has none of that name.
+
+        Raises:
+            Exception: it has one that can't be read.
+        """
+        ...
+
+    def unlike_default(self) -> Mapping[str, Any]:
+        """The arguments that are not as the release has them by default, as they were given."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """Something that a server can have on, by any of its arguments.
+
+    Attributes:
+        name: the word by which a patch declares it.
+        said: the same as half a sentence: "LoRA is on".
+        off: argument → the values with which it is off; any other is on.
+        on: argument → the values with which it is on; any other is off.
+        changed: arguments whose default is off, and whose values mean other things by the release.
+        example: arguments with which a user has it on.
+    """
+
+    name: str
+    said: str
+    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> tuple[str, ...]:
+        """Those that switch it."""
+        return tuple(dict.fromkeys([*self.off, *self.on, *self.changed]))
+
+    def is_on(self, server: Server) -> bool:
+        """Whether a server has it on.
+
+        Raises:
+            Exception: an argument can't be read.
+        """
+        if self.changed and not server.unlike_default().keys().isdisjoint(self.changed):
+            return True
+        return any(
+            value is not MISSING and (plain(value) in values) == is_one
+            for named, is_one in ((self.off, False), (self.on, True))
+            for name, values in named.items()
+            for value in [server.read(name)]
+        )
+
+
+class Features:
+    """All that are known, and the arguments that are known to be none."""
+
+    def __init__(self, features: Iterable[Feature], is_classed: Callable[[str], bool]) -> None:
+        """Take them as they are; `is_classed` tells of an argument's name that none of them has."""
+        self.all = tuple(features)
+        self._is_classed = is_classed
+        self._named = {name for feature in self.all for name in feature.arguments()}
+
+    def knows(self, argument: str) -> bool:
+        """Whether somebody has said what an argument of the server does to the patches."""
+        return argument in self._named or self._is_classed(argument)
+
+    def of(self, server: Server) -> dict[str, str]:
+        """The features that a server has on, with what is said of each.
+
+        What can't be read is on, and so is an argument that nobody has classed and that is not as
+        the release has it by default: under its own name, which no patch declares.
+        """
+        found = {}
+        for feature in self.all:
+            try:
+                if feature.is_on(server):
+                    found[feature.name] = feature.said
+            except Exception as error:
+                found[feature.name] = f"whether {feature.said} can't be read ({_line(error)})"
+        try:
+            unknown = [name for name in server.unlike_default() if not self.knows(name)]
+        except Exception as error:
+            return {**found, "?": f"the server's arguments can't be read ({_line(error)})"}
+        return {**found, **{name: f"the server has {name}, which is unknown" for name in unknown}}
+
+
+def unproven(proven_with: Mapping[str, str], on: Mapping[str, str]) -> str | None:
+    """Why a patch is gated on a server; None if it was proven with all that the server has on.
+
+    Args:
+        proven_with: feature → the check that plays the patch with it.
+        on: feature → what is said of it, as `Features.of` gives it.
+    """
+    missing = [said for name, said in on.items() if name not in proven_with]
+    return f"{missing[0]}, and it was not proven with that" if missing else None
+
+
+def plain(value: Any) -> Any:
+    """A value as it is compared: an enum's value, text in small letters, an empty one as None."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return value.strip().lower() or None
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return value or None
+    return value
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:100]

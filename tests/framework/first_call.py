@@ -1,0 +1,93 @@
+"""A script for `test_faults`: the first activation of a process, with something in between.
+
+    python first_call.py activates|deactivates|interrupts APART
+
+The first call imports most of the framework. At one in APART of the lines that run in it, those of
+modules too, a signal handler's call or a KeyboardInterrupt comes in between. Each attempt is a
+forked child. Prints a list of what came of each.
+"""
+
+import dataclasses  # noqa: F401
+import json
+import logging
+import os
+import sys
+import traceback
+
+import wrapt  # noqa: F401
+
+import sglang_perf_patches as ours
+
+FOLDER = os.path.dirname(ours.__file__)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+HAPPENS = {
+    "activates": lambda: ours.activate("mla"),
+    "deactivates": ours.deactivate,
+    "interrupts": interrupt,
+}
+
+
+def attempt(happens, at):
+    """Activate, with something at line number `at`; where that is None, say which lines run."""
+    outcome, first_runs, count = {"at": at, "place": None}, {}, 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        if event == "line":
+            place = f"{frame.f_code.co_filename[len(FOLDER) + 1 :]}:{frame.f_lineno}"
+            first_runs.setdefault(place, count)
+            if count == at:
+                outcome["place"] = place
+                sys.settrace(None)
+                happens()
+            count += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        ours.activate("mla")
+    except KeyboardInterrupt:
+        outcome["interrupted"] = True
+    finally:
+        sys.settrace(None)
+    if at is None:
+        return sorted(first_runs.values())
+    from sglang_perf_patches.live import engine
+
+    outcome["on"] = engine.report() is not None
+    outcome["later"] = [state.state for state in ours.activate("mla").patches]
+    ours.deactivate()
+    outcome["off"] = engine.report() is None
+    return outcome
+
+
+def forked(happens, at):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            outcome = attempt(happens, at)
+        except BaseException:
+            outcome = {"at": at, "traceback": traceback.format_exc()}
+        with os.fdopen(writing, "w") as file:
+            file.write(json.dumps(outcome))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    happens = HAPPENS[sys.argv[1]]
+    lines = forked(happens, None)
+    print(json.dumps([forked(happens, at) for at in lines[:: int(sys.argv[2])]]))

@@ -1,0 +1,115 @@
+"""What `explain` reads of a patch's page, and that the pages are where it looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.cli import page
+from sglang_perf_patches.model.patch import by_id
+from tests.maintain import pages
+
+TEXT = """# one.a
+
+<!-- summary -->
+It does. On by default.
+<!-- /summary -->
+
+**Use it if** you run `--a b`
+or [that](x.md).
+
+## What you gain
+
+**Much**, on one machine.
+
+| measured | stock | patched |
+| --- | --- | --- |
+| [first token](y.md#r) | 2 ms | 1 ms |
+| memory |  | none |
+
+It varies.
+
+## What it costs
+
+Little.
+
+| at 1 request | stock | patched |
+| --- | --- | --- |
+| [boot](y.md#r) | 1 s | 2 s |
+
+## Proven with
+
+<!-- proven -->
+No.
+<!-- /proven -->
+
+## Switch it
+
+<!-- switch -->
+    x
+<!-- /switch -->
+
+## Why
+
+Stock waits.
+
+## How
+
+The patch does not.
+
+## Goes when
+
+Upstream has it.
+
+## Releases
+
+<!-- releases -->
+all
+<!-- /releases -->
+"""
+
+
+def test_the_prose_of_a_page_is_plain_text() -> None:
+    assert page.parse(TEXT) == page.Page(
+        condition="you run --a b or that.",
+        gain="Much, on one machine. It varies.",
+        figures=(
+            ("measured", "stock", "patched"),
+            ("first token", "2 ms", "1 ms"),
+            ("memory", "", "none"),
+        ),
+        cost="Little. Boot: stock 1 s, patched 2 s.",
+        why="Stock waits.",
+        how="The patch does not.",
+        goes="Upstream has it.",
+    )
+
+
+def test_no_page_and_no_text_are_an_empty_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "FOLDER", tmp_path)
+    assert page.read("one.a") == page.Page()
+    (tmp_path / "one").mkdir()
+    page.path("one.a").write_bytes(b"\xff\xfe")
+    assert page.read("one.a") == page.Page()
+    page.path("one.a").write_text(TEXT, encoding="utf-8")
+    assert page.read("one.a").why == "Stock waits."
+
+
+def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:
+    found = {path.relative_to(page.FOLDER) for path in page.FOLDER.glob("*/*.md")}
+    assert found == {page.path(id).relative_to(page.FOLDER) for id in by_id(sets.load())}
+
+
+def test_a_new_page_has_every_section_and_block() -> None:
+    patch = next(iter(by_id(sets.load()).values()))
+    words = dict.fromkeys(pages.releases.KNOWN, "absent")
+    text = pages.page("", patch, words)
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*page.SECTIONS]
+    assert page.parse(text).why == pages.TO_WRITE
+    assert pages.page(text, patch, words) == text
+    with pytest.raises(ValueError, match="there is no block proven"):
+        pages.page(text.replace("<!-- proven -->", ""), patch, words)

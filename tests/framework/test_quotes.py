@@ -1,0 +1,102 @@
+"""A measured figure stands in one committed row; the documents quote that row by its id."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.cli import page
+from sglang_perf_patches.model.patch import Patch, by_id
+from tests.maintain import ROOT, pages, quotes
+from tests.maintain.pages import Section
+from tests.maintain.quotes import Row
+
+ROWS = quotes.rows(ROOT, sets.NAMES)
+WRITTEN = {id: patch for id, patch in by_id(sets.load()).items() if not patch.why}
+"""The patches whose pages are written by hand."""
+
+FILE = "src/sglang_perf_patches/sets/mla/a.md"
+LINK = "../../../../tests/mla/results.md"
+SECTION = Section("tests/mla/results.md", "", "", "H200", {"mla.a": ("0.5.23",)})
+KNOWN = {("tests/mla/results.md", "r"): Row("| 0.5.23, 16 | 4.06 | 0.945 (0.911-0.960) |", SECTION)}
+
+
+def text_of(patch: Patch) -> str:
+    return page.path(patch.id).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("patch", WRITTEN.values(), ids=lambda patch: patch.id)
+def test_every_figure_of_a_page_is_in_a_committed_row_of_that_patch(patch: Patch) -> None:
+    file = f"{pages.folder(patch)}/{pages.name(patch)}"
+    assert quotes.unfounded(text_of(patch), file, ROWS, patch.id) == []
+
+
+@pytest.mark.parametrize("patch", WRITTEN.values(), ids=lambda patch: patch.id)
+def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
+    text = text_of(patch)
+    assert text.count("\n") <= 80
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*page.SECTIONS]
+    assert pages.TO_WRITE not in text
+    said = page.parse(text)
+    assert said.condition
+    assert said.gain
+    assert said.cost
+    assert said.why
+    assert said.how
+    assert said.goes
+
+
+def test_a_row_that_is_quoted_names_machine_release_command_and_date() -> None:
+    assert ROWS
+    for (file, row_id), row in ROWS.items():
+        for part in (row.section.machine, row.section.command, row.section.date):
+            assert part, f"{file}#{row_id}"
+        assert all(row.section.on.values()), f"{file}#{row_id}"
+
+
+def test_the_figures_that_list_shows_have_none_of_their_own() -> None:
+    for patch in by_id(sets.load()).values():
+        assert quotes.unfounded(patch.summary, FILE, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("| [a](%s#r) | 1 | 0.945 (0.911 to 0.960) |", []),
+        ("| [a](%s#r) | 4.1 ms | 0.93 |", ["r has no 0.93"]),
+        ("| [a](%s#r) | 4.1 ms | 0.95 |", []),
+        ("It takes [4.06 ms](%s#r).", []),
+        ("It takes [4.07 ms](%s#r).", ["r has no 4.07"]),
+        ("It takes [4.06 ms](%s#s).", ["there is no row s in tests/mla/results.md"]),
+        ("It takes 4.06 ms.", ["4.06 ms has no row"]),
+        ("It takes\n0.945 of the time on 0.5.23.", ["0.945 has no row"]),
+        ("| a | 12 % |", ["12 % has no row"]),
+        ("A wait of `50 ms`, 16 requests, 0.5.12.post1, 2026-11-21.", []),
+    ],
+)
+def test_what_no_row_says_is_named(text: str, wrong: list[str]) -> None:
+    found = quotes.unfounded(text.replace("%s", LINK), FILE, KNOWN, "mla.a")
+    assert [any(part in each for each in found) for part in wrong] == [True] * len(wrong)
+    assert bool(found) == bool(wrong)
+
+
+def test_a_row_of_another_patch_is_named() -> None:
+    found = quotes.unfounded(f"[4.06]({LINK}#r)", FILE, KNOWN, "mla.b")
+    assert found == [f"{FILE}: r was not measured of mla.b"]
+
+
+def test_an_id_may_stand_before_a_paragraph_or_a_table() -> None:
+    text = '<a id="p"></a>Took 3 s.\n\n<a id="t"></a>\n\n| a |\n| --- |\n| <a id="c"></a>5 |\n'
+    assert dict(quotes._rows_of(text)) == {
+        "p": '<a id="p"></a>Took 3 s.',
+        "t": '| a |\n| --- |\n| <a id="c"></a>5 |\n',
+        "c": '| <a id="c"></a>5 |',
+    }
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(quotes)
+    assert done.attempted
+    assert not done.failed

@@ -1,0 +1,375 @@
+"""A patch is gated on a server with anything on that it was not proven with: stock's code runs.
+
+The throwaway package publishes its server's arguments in each of the ways of the releases.
+"""
+
+from __future__ import annotations
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches.model import setups
+
+FIELDS = sorted(name for name in setups.FEATURES._named if name.isidentifier())
+OLD = f"""
+from dataclasses import dataclass
+from typing import Any
+
+@dataclass
+class ServerArgs:
+    {"; ".join(f"{name}: Any = None" for name in FIELDS)}
+    brand_new: Any = None
+    port: int = 30000
+
+_published = None
+
+def set_global_server_args_for_scheduler(server_args):
+    global _published
+    _published = server_args
+
+def get_global_server_args():
+    if _published is None:
+        raise ValueError("Global server args is not set yet!")
+    return _published
+
+publish = set_global_server_args_for_scheduler
+"""
+"""Up to 0.5.14; the arguments are resolved in place."""
+
+NEW = (
+    OLD.partition("_published")[0]
+    + """
+def publish(server_args, **resolved):
+    from sglang.srt import runtime_context
+    runtime_context._CONTEXT.set_server_args(server_args, resolved)
+"""
+)
+CONTEXT = """
+class Group:
+    pass
+
+class Parallel:
+    attn_dp_enabled = property(lambda self: self.held)
+    held = False
+
+class RuntimeContext:
+    def __init__(self):
+        self._server_args, self.groups, self.parallel = None, {}, Parallel()
+
+    @property
+    def server_args(self):
+        if self._server_args is None:
+            raise ValueError("Global server args is not set yet!")
+        return self._server_args
+
+    def set_server_args(self, server_args, resolved):
+        self._server_args = server_args
+        inner, outer = Group(), Group()
+        vars(inner).update(vars(server_args) | resolved)
+        outer.inner = inner
+        self.groups = {"all": outer}
+
+    def config_bag(self, name):
+        return self.groups[name]
+
+_CONTEXT = RuntimeContext()
+
+def get_context():
+    return _CONTEXT
+"""
+GROUPS = """
+def namespace_of(kind):
+    return {name: "all.inner" for name in kind.__dataclass_fields__}
+"""
+UTILS = "\n".join(f"def {name}():\n    return False\n" for name in FIELDS if name.startswith("is_"))
+
+HEAD = """
+import dataclasses
+import sys
+from throwaway_patches import *
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+
+def proven(patch, *features):
+    return dataclasses.replace(patch, proven_with=dict.fromkeys(features, "a check"))
+
+def state(patch="one.step"):
+    found = ours.activate().of(patch)
+    return found.state, found.reason
+"""
+
+
+@pytest.fixture(params=["old", "new"])
+def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
+    """A throwaway package that publishes as old releases do, or as new ones do."""
+    throwaway.put("sglang/srt/utils.py", UTILS)
+    if request.param == "old":
+        throwaway.put("sglang/srt/server_args.py", OLD)
+    else:
+        throwaway.put("sglang/srt/server_args.py", NEW)
+        throwaway.put("sglang/srt/runtime_context.py", CONTEXT)
+        throwaway.put("sglang/srt/arg_groups/__init__.py", "")
+        throwaway.put("sglang/srt/arg_groups/arg_utils.py", GROUPS)
+        imports = "import sglang.srt.runtime_context, sglang.srt.arg_groups.arg_utils\n"
+        throwaway.put("sglang/srt/server_args.py", imports + NEW)
+    return throwaway
+
+
+def test_gated_when_the_server_publishes(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+use(proven(STEP, "pages"), proven(TEN, "pages", "lora"), HELPER)
+ours.activate("all")
+assert state() == ("live", "")
+arguments.publish(arguments.ServerArgs(page_size=64))
+assert state() == ("live", "") and a.Worker().step(1) == 1020
+arguments.publish(arguments.ServerArgs(page_size=64, enable_lora=True))
+# At once: the reply below asks for no look.
+assert engine.report().of("one.step").state == "gated"
+assert a.Worker().step(1) == 20
+assert state() == ("gated", "LoRA is on, and it was not proven with that")
+assert state("one.ten") == state("two.helper") == ("live", "")
+arguments.publish(arguments.ServerArgs())
+assert state()[0] == "gated", "for good: what it has done so far is stock's"
+ours.deactivate()
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_gated_before_it_acts_if_the_server_has_published(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import sglang.srt.server_args as arguments
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+use(proven(STEP))
+import throwaway_installs
+def step(patching):
+    raise AssertionError("it was installed")
+throwaway_installs.step = step
+ours.activate("all")
+import sglang.srt.a as a
+assert state() == ("gated", "LoRA is on, and it was not proven with that"), state()
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_gated_though_its_modules_are_not_imported_yet(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP))
+ours.activate("all")
+import sglang.srt.server_args as arguments
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+assert engine.report().of("one.step").state == "gated"
+import sglang.srt.a as a
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_nothing_published_gates_nothing_but_the_platform(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args
+assert state() == ("live", "") and a.Worker().step(1) == 102
+import sglang.srt.utils as utils
+utils.is_hip = lambda: True
+assert state() == (
+    "gated", "this server runs on AMD GPUs (HIP), and it was not proven with that"
+)
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_what_is_resolved_later_is_seen_at_the_next_look(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+given = arguments.ServerArgs(kv_cache_dtype="auto")
+arguments.publish(given)
+assert state() == ("live", "")
+given.kv_cache_dtype = "fp8_e4m3"
+if "sglang.srt.runtime_context" in sys.modules:
+    context = sys.modules["sglang.srt.runtime_context"].get_context()
+    assert state() == ("live", ""), "what was given does not count where a group has it"
+    context.groups["all"].inner.kv_cache_dtype = "fp8_e4m3"
+assert state() == ("gated", "the KV cache is quantised, and it was not proven with that")
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+@pytest.mark.parametrize("server", ["new"], indirect=True)
+def test_what_the_release_computes_counts(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP))
+ours.activate("all")
+import sglang.srt.a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
+arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
+assert state() == ("live", "")
+context.Parallel.held = True
+arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
+assert state() == ("gated", "data-parallel attention is on, and it was not proven with that")
+"""
+    )
+
+
+@pytest.mark.parametrize("server", ["new"], indirect=True)
+def test_what_cannot_be_read_gates(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
+def broken(self):
+    raise RuntimeError("not written\\nyet")
+context.Parallel.attn_dp_enabled = property(broken)
+arguments.publish(arguments.ServerArgs())
+assert state() == (
+    "gated",
+    "whether data-parallel attention is on can't be read (RuntimeError: not written), "
+    "and it was not proven with that",
+), state()
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_an_argument_that_nobody_classed_gates_where_it_is_given(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+arguments.publish(arguments.ServerArgs(port=1))
+assert state() == ("live", "")
+arguments.publish(arguments.ServerArgs(brand_new=7))
+reason = "the server has brand_new, which is unknown, and it was not proven with that"
+assert state() == ("gated", reason), state()
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_a_patch_that_needs_a_gated_one_is_gated_too(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
+both = dataclasses.replace(BOTH, requires=("one.step",))
+use(proven(STEP), proven(both, "lora"))
+ours.activate("all")
+assert a.Worker().step(1) == 202
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+assert state()[0] == state("two.both")[0] == "gated", (state(), state("two.both"))
+assert "one.step" in state("two.both")[1]
+assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
+ours.deactivate()
+ours.activate("all")
+assert state("two.both")[0] == "gated" and "one.step" in state("two.both")[1]
+"""
+    )
+
+
+def test_where_a_patch_is_gated_a_simpler_one_stands_in(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+use(proven(dataclasses.replace(TEN, superseded_by=("one.step",)), "lora"), proven(STEP))
+ours.activate("all")
+assert state("one.ten")[0] == "superseded" and a.Worker().step(1) == 102
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+assert state("one.ten") == ("live", "") and a.Worker().step(1) == 20
+"""
+    )
+
+
+def test_a_gate_is_no_loss_under_strict(server: Throwaway) -> None:
+    done = server.run(
+        HEAD
+        + """
+import sglang.srt.a, sglang.srt.server_args as arguments
+use(proven(STEP))
+ours.activate("one.step", strict=True)
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+assert state()[0] == "gated"
+"""
+    )
+    assert not done.stderr
+
+
+def test_off_again_what_publishes_is_stocks_own(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import sglang.srt.a, sglang.srt.server_args as arguments
+context = sys.modules.get("sglang.srt.runtime_context")
+def held():
+    if context:
+        return vars(context.RuntimeContext)["set_server_args"]
+    return arguments.set_global_server_args_for_scheduler.__code__
+before = held()
+use(proven(STEP))
+ours.activate("all")
+assert held() is not before
+ours.deactivate()
+assert held() is before
+use(STEP)
+ours.activate("all")
+assert held() is before, "nobody asks"
+"""
+    )
+
+
+EACH = """
+import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.utils as utils
+from sglang_perf_patches.model.setups import FEATURES
+played = 0
+for feature in FEATURES.all:
+    given = [(name, value) for name, values in feature.on.items() for value in values]
+    given += [(name, "something") for name in [*feature.off, *feature.changed]]
+    for name, value in given:
+        if not name.isidentifier():
+            continue
+        others = [other.name for other in FEATURES.all if other is not feature]
+        for features, word in ((others, "gated"), ([*others, feature.name], "live")):
+            use(proven(STEP, *features))
+            arguments.publish(arguments.ServerArgs())
+            ours.activate("all")
+            assert state() == ("live", ""), (name, state())
+            if name.startswith("is_"):
+                setattr(utils, name, lambda: True)
+            arguments.publish(arguments.ServerArgs(**{name: value}))
+            found = state()
+            assert found[0] == word, (feature.name, name, value, found)
+            if word == "gated":
+                assert found[1].startswith(feature.said), (feature.name, name, value, found)
+            assert a.Worker().step(1) == (2 if word == "gated" else 102)
+            if name.startswith("is_"):
+                setattr(utils, name, lambda: False)
+            ours.deactivate()
+            played += 1
+assert played > 200, played
+"""
+
+
+def test_each_argument_of_each_feature_gates(server: Throwaway) -> None:
+    server.run(HEAD + EACH)

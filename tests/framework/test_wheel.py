@@ -1,0 +1,54 @@
+"""What is installed: a wheel built from a copy of this checkout has the pages and fingerprints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id
+from tests.maintain import ROOT
+
+SCRIPT = """
+import json
+from sglang_perf_patches import sets
+from sglang_perf_patches.cli import page
+from sglang_perf_patches.model.patch import by_id
+print(json.dumps({
+    "from": page.FOLDER.as_posix(),
+    "known": {each.name: len(each.known) for each in sets.load()},
+    "pages": {id: page.path(id).read_text("utf-8") for id in by_id(sets.load())},
+}))
+"""
+
+
+def test_a_wheel_has_every_page_and_every_fingerprint(tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    # setuptools leaves its build folder beside the source.
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--wheel-dir", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(site)!r}){SCRIPT}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert Path(found["from"]).is_relative_to(site)
+    assert found["known"] == {each.name: len(each.known) for each in sets.load()}
+    assert found["pages"] == {
+        id: (ROOT / "src/sglang_perf_patches/sets" / f"{id.replace('.', '/')}.md").read_text(
+            "utf-8"
+        )
+        for id in by_id(sets.load())
+    }

@@ -1,0 +1,115 @@
+"""What a server has on, read from each release: from its source, and from servers it publishes."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import released
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads
+from sglang_perf_patches.model import releases, setups
+from sglang_perf_patches.model.patch import by_id
+
+SCRIPT = Path(__file__).with_name("read_setups.py")
+PLATFORMS = ("hip", "npu", "xpu", "musa", "hpu", "cpu", "other-device")
+NO_EXAMPLE = {*PLATFORMS, "other-speculation", "retracted-elsewhere"}
+"""Of what can't be had here, or of values that no release has yet."""
+NOT_THE_DEFAULT_MODEL_S = {
+    *("items", "diffusion", "dflash", "decode-offload", "late-slots", "no-kv-cache", "megakernel"),
+    *("unified-memory", "page-major", "window-replay", "tracked-states", "other-tracking"),
+    *("deterministic", "decode-radix-cache", "adaptive-drafts", "frozen-kv-mtp", "forced-graphs"),
+    *("other-drafter", "layered-drafts", "sparse-kv", "other-cache", "ngram", "context-parallel"),
+}
+"""What some releases refuse on a CPU, or with the small dense model that is published here."""
+BRINGS = {
+    "dp-attention": {"tensor-parallel", "data-parallel"},
+    "expert-parallel": {"tensor-parallel"},
+    "pipeline": {"no-overlap"},
+    "eagle": {"no-overlap"},
+    "standalone": {"no-overlap"},
+    "ngram": {"no-overlap", "draft-trees"},
+    "frozen-kv-mtp": {"no-overlap"},
+    "diffusion": {"no-overlap", "no-radix-cache"},
+    "prefill-server": {"no-cuda-graphs"},
+    "decode-server": {"no-radix-cache"},
+    "decode-radix-cache": {"decode-server"},
+    "decode-offload": {"decode-server", "no-radix-cache"},
+    "late-slots": {"decode-server", "no-radix-cache"},
+    "unified-memory": {"page-major"},
+}
+"""What a release may switch on together with a feature."""
+
+
+@cache
+def arguments(release: str) -> frozenset[str]:
+    """The fields of `ServerArgs` in a release's source, which is not imported."""
+    folder = downloads.tree(release) / "sglang" / "srt"
+    found: set[str] = set()
+    for path in [folder / "server_args.py", *(folder / "arg_groups" / "fields").glob("*.py")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and (
+                node.name == "ServerArgs" or path.name != "server_args.py"
+            ):
+                found |= {
+                    each.target.id
+                    for each in node.body
+                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                }
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_somebody_has_classed_each_argument_of_a_server(release: str) -> None:
+    found = arguments(release)
+    assert len(found) > 300
+    unknown = sorted(name for name in found if not setups.FEATURES.knows(name))
+    assert not unknown, f"class them in {setups.__name__}"
+
+
+def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
+    known = frozenset().union(*(arguments(release) for release in releases.KNOWN))
+    features = [each for each in setups.FEATURES.all if each.name not in PLATFORMS]
+    named = [name for each in features for name in each.arguments() if "." not in name]
+    assert set(named) <= known
+    classed = [name for names in setups._IMMATERIAL.values() for name in names.split()]
+    assert set(classed) <= known
+    assert len(set(classed)) == len(classed)
+    assert not set(classed) & set(named)
+    for part in setups._PARTS:
+        assert any(name.startswith(part) for name in known)
+        assert not any(name.startswith(part) for name in classed)
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_what_a_release_resolves_is_read(release: str) -> None:
+    answers = released.answers(released.tree(release), SCRIPT)
+    found: dict[str, Any] = {line["name"]: line for line in answers}
+    assert {line["seen"] for line in found.values() if "on" in line} == {1}
+    assert found.pop("plain")["on"] == {}
+    spelled = found.pop("--attn-dp-size")
+    assert "absent" in spelled or "dp-attention" in spelled["on"], spelled
+    assert ("absent" in spelled) == ("attn_dp_size" not in arguments(release))
+    read = 0
+    for name, line in found.items():
+        if name in NO_EXAMPLE or "absent" in line:
+            continue
+        if "refused" in line:
+            assert name in NOT_THE_DEFAULT_MODEL_S, line
+            continue
+        if name == "adaptive-drafts":
+            continue  # off again without an algorithm that it is for
+        assert {name} <= set(line["on"]) <= {name} | BRINGS.get(name, set()), line
+        read += 1
+    assert read > 30
+
+
+def test_every_patch_declares_what_it_was_proven_with() -> None:
+    known = {each.name for each in setups.FEATURES.all}
+    for patch in by_id(sets.load()).values():
+        assert patch.proven_with is not None, patch.id
+        assert set(patch.proven_with) <= known, patch.id

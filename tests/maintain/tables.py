@@ -19,7 +19,7 @@ from sglang_perf_patches.judge.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
 
-from . import ROOT, gains, pages, tested
+from . import ROOT, gains, pages, tested, upstream
 from .gains import Gain
 
 Words = dict[str, dict[str, str]]
@@ -116,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gains.CHART: lambda _: gains.chart(first),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
+        upstream.PAGE: lambda _: upstream.page(ROOT),
     }
     for patch in by_id(patch_sets).values():
         if not patch.why:  # else the text of the page is still in the declaration

@@ -182,6 +182,14 @@ def environment(release: str) -> environments.Environment:
         return environments.environment(file)
 
 
+def keep(root: Path, found: Sequence[Found]) -> None:
+    """Put counts in the place of earlier ones of the same release and kind."""
+    new = {(each.release, each.kind): each for each in found}
+    kept = {(each.release, each.kind): each for each in _kept(root)} | new
+    rows = json.dumps([asdict(each) for each in kept.values()], indent=1)
+    (root / RESULTS).write_text(rows + "\n", encoding="utf-8")
+
+
 def page(root: Path) -> str:
     """The page of the committed counts."""
     rows = [
@@ -232,14 +240,6 @@ def _kept(root: Path) -> list[Found]:
     return sorted(found, key=lambda each: (releases.KNOWN.index(each.release), each.kind))
 
 
-def _keep(root: Path, found: Sequence[Found]) -> None:
-    """Put counts in the place of earlier ones of the same release and kind."""
-    new = {(each.release, each.kind): each for each in found}
-    kept = {(each.release, each.kind): each for each in _kept(root)} | new
-    rows = json.dumps([asdict(each) for each in kept.values()], indent=1)
-    (root / RESULTS).write_text(rows + "\n", encoding="utf-8")
-
-
 def _sides(python: Path, kind: Kind, folder: Path, tests: Sequence[Path]) -> tuple[Side, Side]:
     """Both sides, off and on, at a time."""
     with ThreadPoolExecutor(len(SIDES)) as both:
@@ -250,7 +250,14 @@ def _sides(python: Path, kind: Kind, folder: Path, tests: Sequence[Path]) -> tup
 def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: str) -> Side:
     with tempfile.TemporaryDirectory() as made:
         outcomes, log = Path(made, "outcomes.json"), Path(made, "log")
-        words: list[str | Path] = ["env", f"--chdir={made}", python, "-m", "sglang_perf_patches", "run"]
+        words: list[str | Path] = [
+            "env",
+            f"--chdir={made}",
+            python,
+            "-m",
+            "sglang_perf_patches",
+            "run",
+        ]
         words += [python, "-W", "ignore", "-m", "pytest"]
         words += ["-q", "-n", "1", "--max-worker-restart=100", "--continue-on-collection-errors"]
         words += ["-p", "no:cacheprovider", "-p", "outcomes", f"--outcomes={outcomes}"]
@@ -270,7 +277,8 @@ def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: s
             except subprocess.TimeoutExpired:
                 raise NoTests(f"the tests took longer than {SIDE_S} s") from None
         if not outcomes.exists():
-            raise NoTests(f"pytest ended with {process.returncode}:\n{processes.last_lines(log)}")
+            said = " ".join(processes.last_lines(log, 1).split())
+            raise NoTests(f"pytest ended with {process.returncode}: {said}")
         side_ = Side(**json.loads(outcomes.read_text(encoding="utf-8")))
     if not set(side_.tests.values()) - {"not collected"}:
         raise NoTests(f"none of the tests in {folder} can be collected")
@@ -359,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for test, (off, on) in each.differing.items():
             print(f"  {test}: off {off}, on {on}")
     if options.keep:
-        _keep(ROOT, found)
+        keep(ROOT, found)
     return 1 if any(each.differing for each in found) else 0
 
 

@@ -2,8 +2,8 @@
 
 ``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart (see
 `gains`) and all of ``tests/releases/verdicts.md``. It also rewrites the blocks of every patch's
-page (see `pages`) and the page of what was tested (see `tested`). ``--check`` only says whether
-they are current.
+page (see `pages`), the page of what was tested (see `tested`) and that of upstream's own tests (see
+`upstream`). ``--check`` only says whether they are current.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: s
                 process.wait(SIDE_S)
             except subprocess.TimeoutExpired:
                 raise NoTests(f"the tests took longer than {SIDE_S} s") from None
-        if not outcomes.exists():
+        if process.returncode not in (0, 1) or not outcomes.exists():  # 1: a test failed
             said = " ".join(processes.last_lines(log, 1).split())
             raise NoTests(f"pytest ended with {process.returncode}: {said}")
         side_ = Side(**json.loads(outcomes.read_text(encoding="utf-8")))

@@ -1,7 +1,8 @@
-"""``python3 -m tests [--all] [FOLDER ...] [PYTEST ARGUMENT ...]``: the checks of the project.
+"""``python3 -m tests [quick] [--all] [FOLDER ...] [PYTEST ARGUMENT ...]``: the project's checks.
 
 Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
 runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
+``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in under a minute.
 ``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
 ``tests/support/tiers.py``). Four tests run at a time, on two cores: some of them only wait.
 
@@ -22,8 +23,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv"
 
+QUICK = tuple(
+    f"tests/framework/test_{name}.py"
+    for name in (
+        *("cache", "description", "gains", "known", "naming", "page", "quotes", "report", "rooms"),
+        *("selection", "sides", "slots", "source", "tested", "verdict", "worth", "wrappers"),
+    )
+)
+"""The tests of ``quick``: what needs no network and starts few processes."""
+
 TAKES = {
     "": "8 to 25 minutes, by the machine",
+    "quick": "less than a minute",
     "--all": "35 minutes to two hours, by the machine",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",
@@ -37,7 +48,7 @@ def main(arguments: list[str]) -> int:
     python = environment()
     pytest = ["pytest", *parallel(arguments), "--durations=10", *with_paths(arguments)]
     checks = [pytest]
-    if not set(arguments) - {"--all"}:
+    if not set(arguments) - {"--all"} or arguments == ["quick"]:
         checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], pytest]
     print(f"On two quiet cores this takes {takes(arguments)}.", flush=True)
     for words in checks:
@@ -72,6 +83,8 @@ def parallel(arguments: list[str]) -> list[str]:
 
 def with_paths(arguments: list[str]) -> list[str]:
     """The arguments that name folders of tests, which come before any option's value."""
+    if arguments == ["quick"]:
+        return [*QUICK]
     options = [word for word in arguments if word.startswith("-") and word != "--all"]
     names = arguments[: arguments.index(options[0])] if options else arguments
     paths = [f"tests/{word}" if is_folder(word) else word for word in names]
@@ -91,7 +104,7 @@ def environment() -> Path:
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
         print(f"making the environment {FOLDER.name} ...", flush=True)
         venv.create(FOLDER, with_pip=True, clear=True)
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         # Dependency groups need pip 25.1, which an older Python does not bring.
         subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
         groups = ["--group", "test", "--group", "lint"]

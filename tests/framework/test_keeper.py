@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
+import tiers
+
 HEAD = """
 import importlib, json, logging, os, sys, threading, time
 from pathlib import Path
@@ -205,3 +207,20 @@ def test_a_fork_has_no_thread_of_ours_beside_it(throwaway: Throwaway) -> None:
             [python, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, ""), (python, done.stderr)
+
+
+def test_a_handler_in_the_middle_of_the_standard_library_does_not_hang(
+    throwaway: Throwaway, pytestconfig: pytest.Config
+) -> None:
+    """It may come while its thread holds a lock of an event. The default tier tries one of five."""
+    script = str(Path(__file__).with_name("handlers.py"))
+    apart = "1" if tiers.is_whole(pytestconfig) else "5"
+    done = subprocess.run(
+        [sys.executable, script, apart],
+        env=throwaway.environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100 / int(apart)

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import page
+from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import by_id
 from tests.maintain import pages
 
@@ -106,7 +107,7 @@ def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:
 
 def test_a_new_page_has_every_section_and_block() -> None:
     patch = next(iter(by_id(sets.load()).values()))
-    words = dict.fromkeys(pages.releases.KNOWN, "absent")
+    words = dict.fromkeys(releases.KNOWN, "absent")
     text = pages.page("", patch, words)
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*page.SECTIONS]
     assert page.parse(text).why == pages.TO_WRITE

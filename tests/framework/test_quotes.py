@@ -48,12 +48,23 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     assert said.goes
 
 
+def test_all_pages_together_are_short() -> None:
+    assert sum(text_of(patch).count("\n") for patch in WRITTEN.values()) <= 2500
+
+
 def test_a_row_that_is_quoted_names_machine_release_command_and_date() -> None:
     assert ROWS
     for (file, row_id), row in ROWS.items():
         for part in (row.section.machine, row.section.command, row.section.date):
             assert part, f"{file}#{row_id}"
         assert all(row.section.on.values()), f"{file}#{row_id}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_the_other_documents_have_no_figures_but_those_of_generated_tables(name: str) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    prose = "\n".join(line for line in lines if not line.startswith("|"))
+    assert quotes.unfounded(prose, name, ROWS) == []
 
 
 def test_the_figures_that_list_shows_have_none_of_their_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, PatchSet
-from tests.maintain import ROOT, tested
+from tests.maintain import ROOT, pages, tested
 
 PATCH = Patch(id="mla.a", summary="", why="", how="", gain="", condition="")
 OTHER = Patch(id="mla.b", summary="", why="", how="", gain="", condition="")
@@ -29,7 +29,7 @@ def test_the_committed_page_names_every_patch_and_every_file_of_results() -> Non
     for patch_set in sets.load():
         for patch in patch_set.patches:
             assert f"`{patch.id}`" in page
-        for section in tested.pages.all_sections(ROOT, patch_set.name):
+        for section in pages.all_sections(ROOT, patch_set.name):
             assert section.file.removeprefix("tests/") in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,13 @@ def test_what_needs_no_environment_runs_while_the_first_is_made() -> None:
         name for number, name in enumerate(folders) if folders[number - 1 : number] != [name]
     ]
     assert in_turn == ["server", "framework", "server", "mlx", "releases"]
+
+
+def test_the_quick_tier_has_files_that_are_there_and_no_release() -> None:
+    main = runpy.run_path(str(ROOT / "tests" / "__main__.py"))
+    files = main["with_paths"](["quick"])
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert {Path(file).parent.name for file in files} == {"framework"}
+    assert main["takes"](["quick"]) == "less than a minute"
+    assert main["with_paths"](["framework"]) == ["tests/framework"]

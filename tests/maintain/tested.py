@@ -82,7 +82,7 @@ def unfounded(root: Path, patch_sets: Sequence[PatchSet]) -> list[str]:
 
 def _told(text: str) -> set[str]:
     """The releases that a text names, also as ``0.5.19 to 0.5.23``."""
-    words = [word.strip("`*|,.:;()") for word in text.split()]
+    words = [word.strip("`*|,.:;()").removesuffix("'s") for word in text.split()]
     found = {word for word in words if word in releases.KNOWN}
     for first, to, last in zip(words, words[1:], words[2:], strict=False):
         if to == "to" and first in releases.KNOWN and last in releases.KNOWN:

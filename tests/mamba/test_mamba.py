@@ -22,8 +22,6 @@ OLD = ("0.5.9", "0.5.10.post1")
 """Without upstream's change of 0.5.11."""
 OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
 """Whose batches carry the host's lists themselves."""
-SENDS_EARLY = "0.5.23"
-"""Whose prefill server does not wait for the page indices that it sends."""
 DECODES = ("decode", "decode, none")
 """Of the forwards that `worker.py` counts."""
 CAPTURED = ("0.5.22", "0.5.23")
@@ -68,8 +66,6 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
     expected = {"mamba.mamba2-chunk-indices"}
-    if release == SENDS_EARLY:
-        expected |= {"mamba.pd-state-index"}
     if release in OLD:
         expected |= {"mamba.zero-sync"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
@@ -169,20 +165,6 @@ def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release
     }
 
 
-def test_a_prefill_server_reads_what_it_sends_on_the_host(found: Found) -> None:
-    """But for requests that it sends first, and rows that were allotted while nobody looked."""
-    said = found(SENDS_EARLY)["mamba"]["state index"]
-    for name in ("waited for", "together"):
-        assert said[name] == [[], False]
-    assert said["not the last chunk"] == [[], False]
-    assert said["first requests"] == [[False, False], True]  # the first one makes room for copies
-    assert said["later ones"] == [True, True, True]
-    assert said["another pool"] == []
-    assert said["right"] == [True, True, True]
-    assert said["wrong"].startswith("mamba index: the host has [")
-    assert said["rows of others"] == [False, False, False]
-
-
 @EACH
 def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
     """Replayed graphs read nothing of it, so it would cost every step for nothing."""
@@ -213,9 +195,8 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     said = found(release, "broken")["broken"]
     tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
     captures = 3 * (release in CAPTURED)
-    sends = 3 * (release == SENDS_EARLY)
     of_zero_sync = 6 * (release in OLD)
-    assert len(said) == 2 + of_zero_sync + tracks_lightning + captures + sends
+    assert len(said) == 2 + of_zero_sync + tracks_lightning + captures
     for name, outcome in said.items():
         assert outcome.startswith("different: "), (name, outcome)
     for name in {"no list", "no lengths"} & set(said):

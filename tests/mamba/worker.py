@@ -17,7 +17,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import chain, repeat
 from random import Random
 from typing import Any
@@ -34,18 +33,12 @@ import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.mamba import compared, play, scheduling, sending
+from sglang_perf_patches.proof.mamba import compared, play
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays
 from sglang_perf_patches.proof.mamba.rig import Lightning
-from sglang_perf_patches.sets.mamba import (
-    chunk_indices,
-    host,
-    lightning_rows,
-    pd_state_index,
-    state_slots,
-)
+from sglang_perf_patches.sets.mamba import chunk_indices, host, lightning_rows
 
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
@@ -69,8 +62,6 @@ def main() -> None:
             here["debug"] = debug()
             here["pins"] = pins()
             here["busy"] = busy()
-            if compared.STATE_INDEX in _applying():
-                here["state index"] = state_index()
         sglang_perf_patches.deactivate()
         found[label] = here
     print(json.dumps(found))
@@ -174,69 +165,6 @@ def busy() -> dict[str, bool]:
     return found
 
 
-def state_index() -> dict[str, Any]:
-    """How many indices a prefill server reads on the host, of which requests."""
-    gdn = compared.gdn()
-    pool = gdn.rig.pool
-    scheduler = sending.scheduler_of(pool)
-    requests = sending.TRANSFERS[0]
-    read = state_slots.Slots.of
-    served: list[bool] = []
-
-    def of(self: Any, row: Any, req: Any) -> Any:
-        slot = read(self, row, req)
-        served.append(slot is not None)
-        return slot
-
-    def sends(last: bool, on: Any = scheduler, sender: Any = sending.Sender) -> list[bool]:
-        served.clear()
-        for request in batch.reqs:
-            request.disagg_kv_sender = sender()
-            on.send_kv_chunk(request, last_chunk=last)
-        return list(served)
-
-    found: dict[str, Any] = {}
-    vars(pool).pop(pd_state_index._HELD, None)
-    with (
-        gdn.counter,
-        gdn.counter.paused(),
-        sending.without_a_gpu(),
-        mock.patch.object(state_slots.Slots, "of", of),
-    ):
-        batch, _ = scheduling.scheduled(gdn.rig, requests)
-        for name, sender in (("waited for", sending.Waiting), ("together", sending.Together)):
-            found[name] = [sends(True, sender=sender), pd_state_index._HELD in vars(pool)]
-        found["not the last chunk"] = [sends(False), pd_state_index._HELD in vars(pool)]
-        found["first requests"] = [sends(True), pd_state_index._HELD in vars(pool)]
-        batch, _ = scheduling.scheduled(gdn.rig, requests)
-        found["later ones"] = sends(True)
-        other = sending.scheduler_of(pool)
-        other.req_to_token_pool = _Other(pool)
-        found["another pool"] = sends(True, other)
-        with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
-            found["right"] = sends(True)
-            pool.req_index_to_mamba_index_mapping += 1
-            try:
-                sends(True)
-            except host.HostDataMismatch as mismatch:
-                found["wrong"] = str(mismatch)
-            pool.req_index_to_mamba_index_mapping -= 1
-        with mock.patch.object(state_slots.Slots, "keep", _nothing):  # as if the patch were off
-            batch, _ = scheduling.scheduled(gdn.rig, requests)
-        found["rows of others"] = sends(True)
-    return found
-
-
-class _Other:
-    """A pool of another class."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
-
 def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
     gdn = compared.gdn()
@@ -280,24 +208,6 @@ def broken() -> Any:
             lambda: alike([[compared.CHUNKS]], compared.mixed, plain),
         ),
     }
-    sent = partial(sending.sent, gdn)
-
-    def send() -> int:
-        return alike([[compared.STATE_INDEX]], sent, [sending.TRANSFERS])
-
-    def shared(self: Any, row: Any, _: Any) -> Any:
-        return self.copy[row]
-
-    def moved(self: Any, row: Any, _: Any) -> Any:
-        return self.copy[row] + 1
-
-    if compared.STATE_INDEX in _applying():
-        for name, attribute, wrong in (
-            ("no indices", "keep", _nothing),
-            ("shared indices", "of", shared),
-            ("other indices", "of", moved),
-        ):
-            breaks[name] = (state_slots.Slots, attribute, wrong, send)
     if compared.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
         breaks["no rows"] = (

@@ -5,9 +5,10 @@
 boots the server of the release's environment, by turns without patches and with the set, and sends
 each boot the same loads: unique prompts, prompts with a shared prefix, and conversations, each from
 1, 4 and 16 clients. It prints one line of JSON for each load of each boot, then one for each load
-with both sides and the ratio of their medians. With ``--here`` it takes this interpreter and its
-PYTHONPATH instead of an environment, and ``--shape 0.6b`` serves Qwen3-0.6B's shape in bfloat16, as
-for a GPU. `served.md` says what was measured.
+with both sides and the ratio of their medians. ``--warm`` sends all loads once before, as MLX
+compiles kernels at first use. With ``--here`` it takes this interpreter and its PYTHONPATH instead
+of an environment, and ``--shape 0.6b`` serves Qwen3-0.6B's shape in bfloat16, as for a GPU.
+`served.md` says what was measured.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from linux_mlx.server import running_server  # noqa: E402
 _SHIMS = str(_ROOT / "examples" / "linux_mlx" / "shims")
 _SIDES = ("none", "mlx")
 _FIGURES = ("median_ttft_ms", "median_tpot_ms", "output_throughput")
+_Load = tuple[str, int, list[str]]
 _CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -56,13 +58,16 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256, help="of a prompt")
     parser.add_argument("--replies", type=int, default=32, help="tokens of a reply")
     parser.add_argument("--slots", type=int, default=16_384, help="of the server's pool, in tokens")
+    parser.add_argument("--loads", default="", help="comma-separated; all three by default")
+    parser.add_argument("--warm", action="store_true", help="send all loads once unmeasured first")
     parser.add_argument("--shape", choices=("tiny", "0.6b"), default="tiny")
     parser.add_argument("--here", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep model and logs here")
     parser.add_argument("--client", nargs=3, metavar=("URL", "MODEL", "OUT"))
     given = parser.parse_args()
     if given.client:
-        _send(*given.client, list(_loads(given)))
+        loads = [load for load in _loads(given) if load[0] in (given.loads or load[0]).split(",")]
+        _send(*given.client, loads, loads if given.warm else loads[:1])
         return 0
     with tempfile.TemporaryDirectory(prefix="mlx-served-") as scratch:
         _measure(given, given.keep or Path(scratch))
@@ -149,7 +154,7 @@ def _loaded(
         yield json.loads(line)
 
 
-def _loads(given: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]:
+def _loads(given: argparse.Namespace) -> Iterator[_Load]:
     """Name, clients and bench_serving's options of each load."""
     half, tokens, replies = given.tokens // 2, str(given.tokens), str(given.replies)
     for clients in map(int, given.clients.split(",")):
@@ -169,16 +174,19 @@ def _loads(given: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]:
         yield "conversations", clients, [*shared, *groups, *lengths, *turns, *ratio]
 
 
-def _send(url: str, model: str, out: str, loads: Sequence[tuple[str, int, list[str]]]) -> None:
-    """Run bench_serving for each load, first once to warm up, and write its figures."""
+def _send(url: str, model: str, out: str, loads: Sequence[_Load], warm_up: Sequence[_Load]) -> None:
+    """Run bench_serving for each load, after those that warm up, and write its figures.
+
+    A load of the warm-up has the same prompts when it is measured; the server's cache is flushed.
+    """
     from sglang.benchmark import serving
 
     results = Path(f"{out}.result")
-    first = next(iter(loads))
-    for number, (load, clients, options) in enumerate([first, *loads]):
+    for number, (load, clients, options) in enumerate([*warm_up, *loads], -len(warm_up)):
         results.unlink(missing_ok=True)
+        seed = str(loads.index((load, clients, options)) + 1)
         common = ["--backend", "sglang", "--base-url", url, "--model", model, "--tokenizer", model]
-        common += ["--served-model-name", "tiny", "--seed", str(number), "--flush-cache"]
+        common += ["--served-model-name", "tiny", "--seed", seed, "--flush-cache"]
         common += ["--max-concurrency", str(clients), "--output-file", str(results)]
         sys.argv = ["bench_serving", *common, *options, "--output-details", "--disable-tqdm"]
         serving.cli_main()
@@ -189,7 +197,7 @@ def _send(url: str, model: str, out: str, loads: Sequence[tuple[str, int, list[s
         replies = hashlib.sha256(json.dumps(measured["generated_texts"]).encode()).hexdigest()
         row = {"load": load, "clients": clients, "replies": replies[:12]}
         row |= {"completed": measured["completed"]}
-        if number:
+        if number >= 0:
             with Path(out).open("a") as written:
                 written.write(json.dumps(row | {name: measured[name] for name in _FIGURES}) + "\n")
 

@@ -43,16 +43,6 @@ BREAKS = {
         "common = min(len(turn.tokens), len(prompt) - 1)",
     ),
     "mlx.step-mask": ("mlx/step_mask.py", '("zeros", shape, dtype)', '("zeros", dtype)'),
-    "mla.verify-mask-fill": (
-        "mla/verify_mask_fill.py",
-        "cells = (batch.seq_lens.long() + 1).cumsum(0) - 1",
-        "cells = (batch.seq_lens.long() + 1).cumsum(0) - 2",
-    ),
-    "mla.shared-draft-tables": (
-        "mla/shared_draft_tables.py",
-        "torch.arange(count - 1, 0, -1,",
-        "torch.arange(count, 1, -1,",
-    ),
     "mla.draft-metadata": (
         "mla/draft_metadata.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
@@ -77,11 +67,6 @@ BREAKS = {
         "mamba/prefill_tables.py",
         "self._destinations[:count].copy_(tracked.slots)",
         "self._destinations[:count].copy_(tracked.slots.flip(0))",
-    ),
-    "mamba.pd-state-index": (
-        "mamba/state_slots.py",
-        "slot = self.copy[row].clone()",
-        "slot = self.copy[row].clone() + 1",
     ),
     "mamba.mamba2-chunk-indices": (
         "mamba/chunk_indices.py",
@@ -129,7 +114,7 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     assert text.count(before) == 1
 
 
-QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.pd-state-index", "swa.pool-ratio")
+QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.mamba2-chunk-indices", "swa.pool-ratio")
 """One of each set, whose proof takes seconds."""
 
 

@@ -65,6 +65,26 @@ def test_a_changed_constant_or_header_refuses(
         assert found == dict.fromkeys(found, "refused"), change
 
 
+def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
+    """The definitions of `mlx.cache-growth` are alike in 0.5.11 and in a build before it."""
+    whole = source.Tree(source.find(downloads.tree("0.5.11")))
+    known = {patch.id: (patch, each.known) for each in sets.load() for patch in each.patches}
+    assert judge(*known["mlx.cache-growth"], whole).word == "applies"
+    root = copy_of(whole, tmp_path)
+    for path in (whole.root / "_version.py", whole.root / "version.py"):
+        if path.is_file():
+            shutil.copy(path, root)
+    path = next(root.rglob("contiguous_cache.py"))
+    text = path.read_text(encoding="utf-8")
+    for changed in (
+        text.replace("class ContiguousKVCache:", "class ContiguousKVCache(Other):"),
+        f"{text}\nContiguousKVCache._grow = None\n",
+    ):
+        assert changed != text
+        path.write_text(changed, encoding="utf-8")
+        assert judge(*known["mlx.cache-growth"], source.Tree(root)).word == "refused"
+
+
 def copy_of(whole: source.Tree, folder: Path) -> Path:
     """What verdicts read of a tree, to be changed and restored."""
     root = folder / "sglang"

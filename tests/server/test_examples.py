@@ -44,7 +44,7 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
         ("pinned_release.sh", "0.5.10.post1", "mamba.zero-sync"),
         ("pd_decode_swa.sh", "0.5.23", "swa.evict-before-retract"),
         pytest.param(
-            *("eagle_mla.sh", "0.5.23", "mla.verify-mask-fill"), marks=pytest.mark.whole_matrix
+            *("eagle_mla.sh", "0.5.23", "mla.draft-metadata"), marks=pytest.mark.whole_matrix
         ),
         pytest.param(
             *("mlx_on_a_mac.sh", "0.5.23", "mlx.kv-arena"), marks=pytest.mark.whole_matrix

@@ -96,7 +96,7 @@ def test_a_wrapper_works_and_is_reported(wrapped: Seen) -> None:
     [
         ("swa.page-size-1", f"{_DECODE}:DecodePreallocQueue._uses_swa_tail_prealloc"),
         ("mamba.mamba2-chunk-indices", "mamba2_metadata:Mamba2Metadata.prepare_mixed"),
-        ("mla.verify-mask-fill", ":TritonAttnBackend"),
+        ("mamba.lightning-rows", ":LightningAttentionBackend"),
         ("mla.draft-metadata", ":TRTLLMMLAMultiStepDraftBackend"),
     ],
     ids=["method by registry", "method by assignment", "class by registry", "class by assignment"],

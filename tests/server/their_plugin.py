@@ -16,7 +16,7 @@ SRT = "sglang.srt"
 MLX = f"{SRT}.hardware_backend.mlx"
 DECODE = f"{SRT}.disaggregation.decode"
 MAMBA2 = f"{SRT}.layers.attention.mamba.mamba2_metadata"
-TRITON = f"{SRT}.layers.attention.triton_backend"
+LIGHTNING = f"{SRT}.layers.attention.linear.lightning_backend"
 TRTLLM_MLA = f"{SRT}.layers.attention.trtllm_mla_backend"
 OF_WARM_UP = 20
 """Tokens that stock's warm-up and health check do not reach, and each request of the test does."""
@@ -31,9 +31,9 @@ def load():
 def wraps():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    triton, trtllm_mla, mamba2 = map(importlib.import_module, (TRITON, TRTLLM_MLA, MAMBA2))
+    lightning, trtllm_mla, mamba2 = map(importlib.import_module, (LIGHTNING, TRTLLM_MLA, MAMBA2))
 
-    class Backend(triton.TritonAttnBackend):
+    class Backend(lightning.LightningAttentionBackend):
         """Replaces stock's class, through the registry."""
 
     class Drafts(trtllm_mla.TRTLLMMLAMultiStepDraftBackend):
@@ -52,7 +52,7 @@ def wraps():
     register(
         f"{DECODE}.DecodePreallocQueue._uses_swa_tail_prealloc", their_method, HookType.REPLACE
     )
-    register(f"{TRITON}.TritonAttnBackend", Backend, HookType.REPLACE)
+    register(f"{LIGHTNING}.LightningAttentionBackend", Backend, HookType.REPLACE)
     mamba2.Mamba2Metadata.prepare_mixed = classmethod(their_method)
     trtllm_mla.TRTLLMMLAMultiStepDraftBackend = Drafts
 

@@ -23,7 +23,6 @@ def _newest_of_each_group() -> tuple[str, ...]:
 
 GROUPS = _newest_of_each_group()
 EXACT = "swa"
-SYNCING = "swa,-swa.free-without-sync"
 ALL = "swa,swa.window-bounded-admission,swa.evict-before-retract"
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any
 
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.swa import host_pool
 from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
 from sglang_perf_patches.proof.swa.witness import Witness
 
@@ -115,12 +114,12 @@ def _worker(page_size: int, swa_tokens: int, backup: str = "cpu_tensor") -> Deco
     worker = DecodeWorker(shape)
     assert worker.queue._uses_swa_tail_prealloc()
     if backup == "default":
-        assert host_pool.is_default(), "this release has none"
+        assert worker.tree_cache.host_pool_group is not None, "this release has none"
     return worker
 
 
 def _leave() -> str:
-    """Deactivate; what the rule for tails waits for."""
+    """Deactivate; what the patches that make the rule for tails wait for, one and all."""
     sglang_perf_patches.deactivate()
     report = engine.report()
     assert report is not None, "nothing waits"
@@ -128,7 +127,7 @@ def _leave() -> str:
     reasons = [patch.reason for patch in rule if patch.state == "live"]
     assert reasons, rule
     assert all("waits until" in reason for reason in reasons), rule
-    return reasons[0]
+    return "; ".join(reasons)
 
 
 def _wait() -> None:

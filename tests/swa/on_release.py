@@ -119,7 +119,6 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 def _out_of_work(names: list[str]) -> Iterator[None]:
     from sglang_perf_patches.sets.swa import (
         cpu_copy,
-        free_without_sync,
         growth,
         host_copies,
         leaving,
@@ -129,7 +128,7 @@ def _out_of_work(names: list[str]) -> Iterator[None]:
     )
 
     modules = (
-        *(cpu_copy, free_without_sync, growth, host_copies, leaving),
+        *(cpu_copy, growth, host_copies, leaving),
         *(page_size_1, tail_allocation, tail_prealloc),
     )
     kept = []

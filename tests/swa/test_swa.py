@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from groups import ALL, EXACT, GROUPS, SYNCING
+from groups import ALL, EXACT, GROUPS
 
 import tiers
 from sglang_perf_patches.model import releases
@@ -14,6 +14,8 @@ from sglang_perf_patches.model import releases
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
 UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}
 SMALL = {"window": 128, "page_size": 64, "swa_tokens": 4096, "full_tokens": 1_048_576}
+SMALL_HOST = {"swa_tokens": 10_000, "prompt": 1000, "new": 4000, "full_tokens": 80_000}
+"""More is retracted than a pool of the host that is as large as the device's holds."""
 FEW = {"running": 8}
 PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
 
@@ -23,8 +25,6 @@ EPISODES = {"episodes": 30, "shrink": False}
 TRANSFERS = ((1, 300, False), (1, 540, True), (64, 512, False), (64, 1024, True))
 """Page size, sliding-window pool, and whether an idle server of that pool is served."""
 NOT_WHEN_IDLE = "swa,-swa.idle-admission"
-FREES = [{"seed": 7, "count": 2, "sorts": n < 2, "grouped": n % 2 == 0} for n in range(4)]
-"""Episodes whose pools are compared step by step: sorted or not, grouped frees or not."""
 BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     "0.5.11": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {}),
@@ -35,13 +35,11 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     ),
     "0.5.12": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {}),
-        (["clear_before_tail", "_unmap"], "play", EPISODES),
+        (["clear_before_tail", "unmap_pages"], "play", EPISODES),
         ([], "play", EPISODES),
     ),
-    "0.5.17": (
-        (["_unmap"], "play", EPISODES),
-        (["_release"], "play", EPISODES),
-    ),
+    "0.5.17": ((["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),),
+    "0.5.18": ((["_in_tensors"], "none_fails_for_the_host", SMALL_HOST),),
     "0.5.23": (
         (["limit_growth"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
@@ -52,8 +50,8 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
 }
 """Which functions of the patches to disable on a release, and the job that notices.
 
-``unmap_pages`` works where swa.free-without-sync, which unmaps by itself, is off. With none of them
-there is stock alone, which on 0.5.12 lets two requests own a slot (sgl-project/sglang#25805).
+With none of them there is stock alone, which on 0.5.12 lets two requests own a slot
+(sgl-project/sglang#25805).
 """
 
 Jobs = Callable[..., list[dict[str, Any]]]
@@ -73,7 +71,7 @@ def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
     jobs: Plan = [("prove", "prove", {"patches": patches})]
     for names, job, arguments in BROKEN.get(release, ()):
         key = f"broken: {', '.join(names)}: {job} {arguments}"
-        live = SYNCING if "unmap_pages" in names else EXACT if names else "none"
+        live = EXACT if names else "none"
         given = {"names": names, "selection": live, "job": job, "arguments": arguments}
         jobs.append((key, "broken", given))
     return jobs
@@ -83,7 +81,7 @@ def plan_of_leaving(release: str, whole: bool) -> Plan:
     """Patches are taken off in the middle of things; each wait costs a second."""
     jobs: Plan = []
     old = before(release, "0.5.12")
-    host = not before(release, "0.5.19")
+    host = not before(release, "0.5.18")
     for page in (1, 16) if old else (1,):
         jobs += [
             (f"leaves, long {page}", "a_long_request_is_served_to_its_end", {"page_size": page})
@@ -156,13 +154,6 @@ def plan_in_depth(
         if page in pages:
             add(f"idle, transfers {load}", "idle_is_served_beside_long_transfers", **load)
     add("states idle", "states")
-    if before(release, "0.5.20"):
-        for number, load in enumerate(FREES):
-            add(f"frees {number}", "states_of_episodes", **load)
-        add("syncing: select", "select", text=SYNCING)
-        for number, load in enumerate(FREES):
-            add(f"syncing: frees {number}", "states_of_episodes", **load)
-        add("exact again: select", "select", text=EXACT)
     if not before(release, "0.5.11"):
         for page in (1, 64):
             add(f"cap {page}", "the_cap_is_stocks", page_size=page)
@@ -170,6 +161,8 @@ def plan_in_depth(
         add("left to stock", "left_to_stock")
         add("hint", "the_hint_is_what_the_patch_does")
         add("exact once more: select", "select", text=EXACT)
+    if not before(release, "0.5.18"):
+        add("host full, small pools", "none_fails_for_the_host", **SMALL_HOST)
     if not before(release, "0.5.19"):
         add("host full", "none_fails_for_the_host")
         if whole:
@@ -208,13 +201,11 @@ def plan_in_depth(
 def proven(release: str) -> list[str]:
     """The patches that apply."""
     tail = ["swa.tail-prealloc"] if before(release, "0.5.18") else []
-    frees = ["swa.free-without-sync"] if before(release, "0.5.20") else []
     ratio = [] if before(release, "0.5.11") else ["swa.pool-ratio"]
     return [
         *tail,
         "swa.page-size-1",
         "swa.idle-admission",
-        *frees,
         "swa.window-bounded-admission",
         "swa.evict-before-retract",
         *ratio,
@@ -331,21 +322,6 @@ def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
     exact = value(answers, "exact: greedy")
     assert (exact["admitted"], exact["refused"]) == (1, 0), "an idle server admits one"
     assert value(answers, "bounded speculating")["admitted"] == 1
-
-
-@pytest.mark.ends
-def test_frees_leave_what_stocks_leave(answers: dict[str, Any]) -> None:
-    if not before(answers["release"], "0.5.20"):
-        return
-    for number in range(len(FREES)):
-        stock, ours = (value(answers, f"{side}frees {number}") for side in ("syncing: ", ""))
-        assert ours["digest"] == stock["digest"], FREES[number]
-        assert ours["steps"] == stock["steps"] > 0
-        assert stock["waits"], "stock is to wait for the GPU here"
-        if before(answers["release"], "0.5.19"):
-            assert not ours["waits"]
-        else:  # a request that ends is given back by stock's code
-            assert sum(ours["waits"].values()) < sum(stock["waits"].values())
 
 
 @pytest.mark.ends

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import deactivate
-from ..live import engine as activation
+from ..live import engine
 from ..proof import Different, Missing, lent
 from ..proof.comparing import differs, installed
 from . import mamba_captured
@@ -65,7 +65,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 
 @contextmanager
 def _on(selection: str) -> Iterator[None]:
-    activation.activate(selection, tree=installed())
+    engine.activate(selection, tree=installed())
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ _WHEELS = ("sgl_kernel", "sgl_kernel.flash_attn", "flashinfer")
 _COLUMNS = (
     *("case", "stock, us", "patched, us", "patched : stock"),
     *("held: stock, us", "held: patched, us", "held, patched : stock"),
-    *("syncs", "copies", "launches", "mask, bytes"),
+    *("syncs", "copies", "launches"),
 )
 
 
@@ -116,7 +116,6 @@ class _Row:
     calls: dict[bool, list[float]]
     held: dict[bool, list[float]]
     counts: dict[bool, tuple[int, int, int]]
-    mask: dict[bool, int]
 
 
 def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]) -> Table:
@@ -140,16 +139,12 @@ def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]
 
 def _made(patch: str, pieces: list[Any]) -> list[_Row]:
     """Make every piece on stock and patched, and compare; once each, because most keep state."""
-    made: dict[bool, list[tuple[Callable[[], object], Any, int]]] = {}
+    made: dict[bool, list[tuple[Callable[[], object], Any]]] = {}
     counts: dict[bool, list[tuple[int, int, int]]] = {}
     for is_patched in (False, True):
         with live(patch) if is_patched else nullcontext():
-            sides = []
-            for piece in pieces:
-                act, seen = piece.make()
-                sides.append((act, seen, piece.mask_bytes() if piece.mask_bytes else 0))
-            made[is_patched] = sides
-            counts[is_patched] = [_counts(act) for act, _, _ in sides]
+            made[is_patched] = [piece.make() for piece in pieces]
+            counts[is_patched] = [_counts(act) for act, _ in made[is_patched]]
     rows = []
     for at, piece in enumerate(pieces):
         stock, patched = made[False][at], made[True][at]
@@ -163,7 +158,6 @@ def _made(patch: str, pieces: list[Any]) -> list[_Row]:
                 {False: [], True: []},
                 {False: [], True: []},
                 {side: counts[side][at] for side in (False, True)},
-                {False: stock[2], True: patched[2]},
             )
         )
     return rows
@@ -175,8 +169,7 @@ def _cells(row: _Row) -> tuple[Cell, ...]:
         f"{stock} -> {patched}" if stock != patched else str(stock)
         for stock, patched in zip(row.counts[False], row.counts[True], strict=True)
     ]
-    mask = f"{row.mask[False]:,} -> {row.mask[True]:,}" if row.mask[False] else None
-    return (row.piece.case, *_shown(call), *_shown(held), *counted, mask)
+    return (row.piece.case, *_shown(call), *_shown(held), *counted)
 
 
 def _shown(found: Ratio) -> tuple[Cell, ...]:

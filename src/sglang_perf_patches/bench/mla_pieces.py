@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
-from sglang.srt.speculative import eagle_utils, eagle_worker_v2
 
 from ..proof.mla import wheels
 from ..proof.mla.batches import draft_batch, prepare, requests_of
@@ -37,19 +35,16 @@ class Piece:
         patch: its id.
         case: sizes, in words.
         make: builds it as the process is, with the patch live or not.
-        mask_bytes: of the made piece's mask, where it has one.
     """
 
     patch: str
     case: str
     make: Callable[[], Made]
-    mask_bytes: Callable[[], int] | None = None
 
 
 def pieces(quick: bool) -> list[Piece]:
     """Every piece, of every patch."""
-    found = [*_trtllm_drafts(), *_masks(), *_relays(), *_flash_attention_drafts()]
-    found += [*_draft_extends(), *_eager_extends()]
+    found = [*_trtllm_drafts(), *_relays(), *_draft_extends(), *_eager_extends()]
     if not quick:
         return found
     first = {piece.patch: piece for piece in reversed(found)}
@@ -63,29 +58,9 @@ def _trtllm_drafts() -> Iterator[Piece]:
             yield Piece("mla.draft-metadata", case, _trtllm_draft(lengths, steps))
 
 
-def _masks() -> Iterator[Piece]:
-    sizes = ((128, 4, 131_072), (512, 4, 163_840), (128, 5, 131_072))
-    for captured, draft, context in sizes:
-        for bs in (1, 64):
-            size: list[int] = []
-            yield Piece(
-                "mla.verify-mask-fill",
-                f"mask for {captured} x {draft} x {context:,}, {bs} requests",
-                _tree(captured, draft, context, bs, size),
-                partial(size.__getitem__, -1),
-            )
-
-
 def _relays() -> Iterator[Piece]:
     for count in (1, 64):
         yield Piece("mla.sync-opt-out", f"{count} requests, prefill elsewhere", _relay(count))
-
-
-def _flash_attention_drafts() -> Iterator[Piece]:
-    for lengths in ([80_000], [32_768] * 64, [16_384] * 256):
-        for steps in (3, 5):
-            make = _flash_attention_draft(lengths, steps)
-            yield Piece("mla.shared-draft-tables", _case(lengths, steps=steps), make)
 
 
 def _draft_extends() -> Iterator[Piece]:
@@ -131,29 +106,6 @@ def _trtllm_draft(lengths: list[int], steps: int) -> Callable[[], Made]:
         return _republished(act, arguments, module, parent), [
             held.block_kv_indices.clone() for held in metadata
         ]
-
-    return make
-
-
-def _flash_attention_draft(lengths: list[int], steps: int) -> Callable[[], Made]:
-    """Preparing the replay of a FlashAttention draft with topk = 1."""
-
-    def make() -> Made:
-        module = import_module(f"{_ATTENTION}.flashattention_backend")
-        arguments = server_args(speculative_num_steps=steps, speculative_num_draft_tokens=steps + 1)
-        _publish(arguments, module)
-        runner = _runner(arguments, lengths, 64, is_draft_worker=True)
-        backend = module.FlashAttentionMultiStepBackend(runner, 1, steps)
-        act = _replay(backend, runner, lengths)
-        act()
-        seen = []
-        for step in backend.attn_backends:
-            metadata = step.decode_cuda_graph_metadata[len(lengths)]
-            reads = metadata.cache_seqlens_int32.tolist()
-            rows = zip(metadata.page_table, reads, strict=True)
-            seen.append([metadata.cache_seqlens_int32.clone(), metadata.cu_seqlens_k.clone()])
-            seen.append([row[:count].clone() for row, count in rows])
-        return _republished(act, arguments, module), seen
 
     return make
 
@@ -288,69 +240,3 @@ def _relay(count: int) -> Callable[[], Made]:
         return act, [batch.seq_lens.clone()]
 
     return make
-
-
-def _tree(captured: int, draft: int, context: int, bs: int, size: list[int]) -> Callable[[], Made]:
-    """Building the trees of a verify in the backend's preallocated mask."""
-
-    def make() -> Made:
-        module = import_module(f"{_ATTENTION}.triton_backend")
-        arguments = server_args(speculative_num_draft_tokens=draft)
-        _publish(arguments, module, eagle_worker_v2)
-        runner = model_runner(
-            arguments, mla=True, device=GPU, context=64, requests=max(captured, 2)
-        )
-        runner.model_config.context_len = context
-        backend = module.TritonAttnBackend(runner)
-        # A graph's KV indices are not measured, and would take gigabytes.
-        small = torch.zeros(1, dtype=torch.int64, device=GPU)
-        backend.init_cuda_graph_state(captured, captured * draft, kv_indices_buf=small)
-        has_masks = hasattr(type(backend), "verify_mask")
-        buffer = (
-            backend.verify_mask.buffer
-            if has_masks
-            else backend.get_verify_buffers_to_fill_after_draft()[0]
-        )
-        size.append(buffer.nbytes)
-        given = _chains(bs, draft)
-
-        def act() -> Any:
-            if has_masks:
-                mask = backend.verify_mask
-                return eagle_utils.build_tree_kernel_efficient(
-                    *given, mask.mode, mask.buffer, fill_prefix_mask=mask.is_read
-                )
-            room, positions = backend.get_verify_buffers_to_fill_after_draft()
-            mode = eagle_utils.TreeMaskMode.FULL_MASK
-            return eagle_utils.build_tree_kernel_efficient(*given, mode, room, positions)
-
-        made = act()
-        torch.cuda.synchronize()
-        cells: list[torch.Tensor] = []
-        at = 0
-        for length in given[4].tolist():
-            rows = made[0][at : at + draft * (length + draft)].reshape(draft, length + draft)
-            cells.append(rows[:, length:].to(torch.uint8).clone())
-            at += rows.numel()
-        again = _republished(act, arguments, module, eagle_worker_v2)
-        return again, [*cells, *(value.clone() for value in made[1:])]
-
-    return make
-
-
-def _chains(bs: int, draft: int) -> tuple[Any, ...]:
-    """A tree builder's arguments: two branches if there is room for them, else a chain."""
-    nodes = [0, 1, 2, 4] if draft == 5 else list(range(draft - 1))
-    parents = [-1, 0, 1] if draft == 5 else list(range(-1, draft - 2))
-    topk, steps = (2, 2) if draft == 5 else (1, draft - 1)
-    return (
-        torch.zeros(bs, dtype=torch.int64, device=GPU),
-        torch.tensor([parents] * bs, device=GPU),
-        torch.tensor([nodes] * bs, device=GPU),
-        torch.zeros((bs, draft - 1), dtype=torch.int64, device=GPU),
-        torch.arange(bs, device=GPU) * 37 % 900 + 1000,
-        0,
-        topk,
-        steps,
-        draft,
-    )

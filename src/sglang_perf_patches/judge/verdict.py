@@ -90,7 +90,9 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
     for variant in patch.variants:
         needed = variant.targets + variant.depends
         same = Counter(
-            release for name in needed for release in set(_releases_with(name, there[name], known))
+            release
+            for name in needed
+            for release in set(_releases_with(name, there[name], known, tree))
         )
         brought = [name for name in variant.adds if tree.definition(name)]
         for release in reversed(variant.releases):
@@ -129,7 +131,7 @@ def _refusal(
     unknown = [
         reference
         for reference in variant.targets + variant.depends
-        if nearest not in _releases_with(reference, there[reference], known)
+        if nearest not in _releases_with(reference, there[reference], known, tree)
     ]
     unknown += [reference for reference in variant.adds if tree.definition(reference)]
     gone = [name for name in unknown if name not in variant.adds and not tree.definition(name)]
@@ -177,14 +179,20 @@ def _holds(marker: Marker, tree: Tree) -> bool:
     return definition is not None and marker.contains in definition.text
 
 
-def _releases_with(reference: str, definition: Definition | None, known: Known) -> tuple[str, ...]:
+def _releases_with(
+    reference: str, definition: Definition | None, known: Known, tree: Tree
+) -> tuple[str, ...]:
     """The known releases whose code has this definition to the letter."""
     if definition is None:
         return ()
     hashes = known.get(reference, {})
-    # Of a source build only the definitions' own source is known.
+    found = hashes.get(definition.digest, ())
+    # Of a source build only the definitions' own source is known. That is not enough for a tree
+    # that is a release, or is made of one.
+    if tree.version.partition("+")[0] in releases.KNOWN:
+        return found
     builds = (name for name in hashes.get(definition.own, ()) if name not in releases.KNOWN)
-    return (*hashes.get(definition.digest, ()), *builds)
+    return (*found, *builds)
 
 
 def _age(release: str) -> int:

@@ -65,7 +65,7 @@ class Activation:
         board: Board,
         executor: Executor,
         on_change: Callable[[], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[Activation], None],
         on_loss: Callable[[str], None],
     ) -> None:
         """Change nothing yet.
@@ -78,7 +78,7 @@ class Activation:
             board: what this process shows.
             executor: does all that changes something.
             on_change: called when the state of a patch changed.
-            on_end: called when everything is off again.
+            on_end: called with this one when everything is off again.
             on_loss: called outside of the executor, under `strict`, with the line to show.
         """
         self.chosen = chosen
@@ -292,7 +292,7 @@ class Activation:
         self._roster.settle(list(self._roster.board.slots.values()))
         if self.is_stopping and not self.ended and self._roster.is_clear():
             self.ended = True
-            self._notices.tell(self._on_end)
+            self._notices.tell(partial(self._on_end, self))
 
     def _abandon(self, reason: str) -> None:
         """After an unexpected fault: every patch is taken off, and the fault is logged."""

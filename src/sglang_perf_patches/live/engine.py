@@ -49,9 +49,11 @@ def activate(
         activation.is_observed = True
         for observer in _observers:
             try:
-                observer.keep(report, look_again)
+                observer.keep(report, look_again, activation)
             except Exception:
                 logger.warning("sglang-perf-patches: nothing is recorded", exc_info=True)
+        if activation.ended:  # a signal handler came in between
+            _tell_of_end(activation)
     while _nested:
         _nested.popleft()()
     return activation.report()
@@ -150,9 +152,9 @@ def _tell_of_change() -> None:
         observer.changed()
 
 
-def _tell_of_end() -> None:
+def _tell_of_end(activation: Activation | None = None) -> None:
     for observer in _observers:
-        observer.drop()
+        observer.drop(activation)
 
 
 def _end(line: str) -> None:

@@ -83,7 +83,7 @@ def first_replacement(links: Iterable[Any]) -> Any:
 
 
 def foreign(links: Iterable[Any]) -> tuple[str, ...]:
-    """Those links that are not ours, as text that names whose each is."""
+    """The wrappers of other packages among `links`, each described with its owner."""
     return tuple(describe(link) for link in links if not _is_marked_by_this_copy(link))
 
 

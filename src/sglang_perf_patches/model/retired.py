@@ -46,6 +46,9 @@ RETIRED: dict[str, Retired] = {
     "mamba.layer-views": Retired(
         since=_NEXT, because="no gain beyond the spread was measured", instead="0.5.16 does it"
     ),
+    "mamba.pd-state-index": Retired(
+        since=_NEXT, because="no prefill server was measured, and few requests paid 40 to 140 µs"
+    ),
     "mla.flashinfer-host-indptr": Retired(
         since=_NEXT,
         because=_NO_GAIN,
@@ -65,8 +68,15 @@ RETIRED: dict[str, Retired] = {
     "mla.mask-scratch": Retired(
         since=_NEXT, because=_NO_GAIN + " end to end", instead="upstream has it since 0.5.17"
     ),
+    "mla.shared-draft-tables": Retired(since=_NEXT, because=_NO_GAIN + " in an Engine"),
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
+    ),
+    "mla.verify-mask-fill": Retired(since=_NEXT, because=_NO_GAIN + " in an Engine"),
+    "swa.free-without-sync": Retired(
+        since=_NEXT,
+        because="no gain was measured at the default eviction interval",
+        instead="upstream has it since 0.5.20",
     ),
 }
 """Name → why it is gone."""

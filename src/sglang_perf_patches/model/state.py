@@ -60,13 +60,16 @@ class Report:
 class Observer(Protocol):
     """An observer of the patches of this process; `seen` registers one."""
 
-    def keep(self, report: Callable[[], Report | None], look_again: Callable[[], None]) -> None:
+    def keep(
+        self, report: Callable[[], Report | None], look_again: Callable[[], None], of: object
+    ) -> None:
         """Patches were chosen.
 
         Args:
             report: what happened so far; None once everything is off again.
             look_again: to be called now and then, from any thread: it verifies what is live, and
                 puts live what can be by now.
+            of: named again when these patches are off.
         """
         ...
 
@@ -74,8 +77,8 @@ class Observer(Protocol):
         """The state of a patch changed. Called with a lock held: note it and return."""
         ...
 
-    def drop(self) -> None:
-        """Everything is off again."""
+    def drop(self, of: object = None) -> None:
+        """Everything is off again: of what `keep` was told, or whatever it was told of."""
         ...
 
 

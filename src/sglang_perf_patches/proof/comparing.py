@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import sglang_perf_patches
 
 from ..judge import source
-from ..live import engine as activation
+from ..live import engine
 from . import Different, Inputs, Missing
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
     """
     chosen = ",".join((*patches, *beside))
     _require_stock()
-    report = activation.activate(chosen, tree=installed())
+    report = engine.activate(chosen, tree=installed())
     try:
         for patch in (*patches, *beside):
             state = report.of(patch)
@@ -53,7 +53,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
             raise Different(f"{chosen} {'never ran' if ran else 'ran'}")
     finally:
         sglang_perf_patches.deactivate()
-        if activation.report() is not None:
+        if engine.report() is not None:
             gc.collect()
             sglang_perf_patches.deactivate()
 
@@ -64,11 +64,11 @@ def _require_stock() -> None:
     Raises:
         Different: a patch stays on.
     """
-    if activation.report() is None:
+    if engine.report() is None:
         return
     gc.collect()
     sglang_perf_patches.deactivate()
-    left = activation.report()
+    left = engine.report()
     if left is not None:
         reasons = [f"{each.id}: {each.reason}" for each in left.patches if each.state == "live"]
         raise Different(f"on after deactivate(): {'; '.join(reasons)}")

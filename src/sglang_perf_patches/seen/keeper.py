@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import logging
 import os
+import queue
 import sys
 import threading
 import time
@@ -39,16 +40,18 @@ _PAUSE_S = 0.25
 
 
 def keep(
-    report: Callable[[], Report | None], look_again: Callable[[], object] | None = None
+    report: Callable[[], Report | None],
+    look_again: Callable[[], object] | None = None,
+    of: object = None,
 ) -> None:
     """Write this process's record now and whenever it changes, until `drop`.
 
     Args:
         report: what happened in this process so far.
         look_again: called once a second without any lock, for what else is to be looked at.
+        of: what is named to `drop`.
     """
-    drop()
-    keeper = _Keeper(report, look_again)
+    keeper = _Keeper(report, look_again, of)
     _keepers.append(keeper)
     keeper.guarded(keeper.begin)
 
@@ -57,7 +60,7 @@ def changed() -> None:
     """Notify the keeper of a change; nothing is read or written here."""
     for keeper in list(_keepers):
         keeper.guarded(keeper.begin, False)
-        keeper.wake.set()
+        keeper.wake()
 
 
 def resume() -> None:
@@ -66,19 +69,29 @@ def resume() -> None:
         keeper.guarded(keeper.begin)
 
 
-def drop() -> None:
-    """Remove this process's record and stop keeping it."""
-    while _keepers:
-        keeper = _keepers.pop()
-        keeper.guarded(keeper.stop)
+def drop(of: object = None) -> None:
+    """Remove this process's record and stop keeping it.
+
+    Args:
+        of: as it was named to `keep`; None for whatever is kept.
+    """
+    for keeper in list(_keepers):
+        if of is None or keeper.of is of:
+            with contextlib.suppress(ValueError):  # a signal handler did it
+                _keepers.remove(keeper)
+            keeper.guarded(keeper.stop)
 
 
 class _Keeper:
     """Keeps the record of one process."""
 
     def __init__(
-        self, report: Callable[[], Report | None], look_again: Callable[[], object] | None
+        self,
+        report: Callable[[], Report | None],
+        look_again: Callable[[], object] | None,
+        of: object,
     ) -> None:
+        self.of = of
         self.report = report
         self.look_again = look_again or (lambda: None)
         self.has_warned = False
@@ -86,17 +99,19 @@ class _Keeper:
         self.forget()
 
     def forget(self) -> None:
-        """Be new in this process: what a forked child does, and all that it does."""
+        """Reset the state to that of a new process. A forked child does this and nothing else."""
         self.over = False
         self.has_begun = False
         self.has_forked = False
         self.pid = os.getpid()
         self.thread: threading.Thread | None = None
-        self.paused = threading.Event()
+        self.is_starting = False
+        self.is_paused = False
         self.due = 0.0
         self.retry_at = 0.0
         self.starting = threading.RLock()
-        self.wake = threading.Event()
+        # An event's lock would keep out a signal handler that comes while this thread holds it.
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.writing = threading.RLock()
         self.path: Path | None = None
         self.name = self.server = self.image = ""
@@ -124,7 +139,7 @@ class _Keeper:
         Args:
             at_once: whether the first record is written here, and not by the thread.
         """
-        if self.over or self.has_thread() or self.paused.is_set():
+        if self.over or self.has_thread() or self.is_paused:
             return
         if not self.has_begun:
             self.has_begun = True
@@ -146,10 +161,11 @@ class _Keeper:
     def start_thread(self) -> None:
         """Start it; where it can't be, nothing would keep the record true, so there is none."""
         with self.starting:
-            if self.has_thread() or self.over:
+            if self.has_thread() or self.over or self.is_starting:
                 return
             name = "sglang-perf-patches-record"
             thread = threading.Thread(target=self.run, name=name, daemon=True)
+            self.is_starting = True  # a signal handler may come in between
             try:
                 thread.start()
             except Exception as error:  # no more threads, or a subinterpreter
@@ -159,13 +175,28 @@ class _Keeper:
                 self.warn(error)
             else:
                 self.thread = thread
+            finally:
+                self.is_starting = False
+
+    def wake(self) -> None:
+        """Have the thread look now; from any thread, signal handler or finaliser."""
+        self.woken.put(None)
+
+    def sleep(self, until: float) -> None:
+        """Do nothing until then, in monotonic seconds, or until woken."""
+        with contextlib.suppress(queue.Empty):
+            self.woken.get(timeout=max(0.0, until - time.monotonic()))
+            while True:
+                self.woken.get_nowait()
 
     def run(self) -> None:
+        rested = 0.0
         while True:
-            self.wake.wait(max(0.0, self.due - time.monotonic()))
-            if self.over or self.paused.is_set():
+            self.sleep(self.due)
+            while not (self.over or self.is_paused) and time.monotonic() < rested:
+                self.sleep(rested)  # changes come in bursts
+            if self.over or self.is_paused:
                 return
-            self.wake.clear()
             self.due = time.monotonic() + _TICK_S
             self.guarded(self.look_again)
             data = self.guarded(self.try_to_write)
@@ -174,15 +205,15 @@ class _Keeper:
                 self.guarded(self.exporter.export, data)
             if self.has_forked and self.path is not None:
                 self.guarded(self.sweep)  # of children that ended without cleanup
-            self.paused.wait(_TICK_S / 4)  # changes come in bursts
+            rested = time.monotonic() + _TICK_S / 4
 
     def pause(self) -> None:
         """Have no thread while this process forks: a child would lack it, and Python warns."""
         thread = self.thread
         if thread is None or thread is threading.current_thread():
             return
-        self.paused.set()
-        self.wake.set()
+        self.is_paused = True
+        self.wake()
         deadline = time.monotonic() + _PAUSE_S
         thread.join(_PAUSE_S)
         # Up to Python 3.12 a joined thread may still be there for the system.
@@ -192,7 +223,7 @@ class _Keeper:
 
     def go_on(self) -> None:
         """Have the thread again after a fork, also where it did not end in time."""
-        self.paused.clear()
+        self.is_paused = False
         if self.has_begun and self.thread is not None:
             self.start_thread()
 
@@ -232,6 +263,8 @@ class _Keeper:
                 if data != self.written or not records.is_there(self.path):
                     records.write(self.path, data)
                     self.written = data
+                if self.over:  # since then, by a signal handler of this thread
+                    self.remove()
             except (OSError, RecordError) as error:
                 self.warn(error)
         return data
@@ -278,14 +311,15 @@ class _Keeper:
 
     def stop(self) -> None:
         self.over = True
-        self.wake.set()
-        self.paused.set()  # it may be resting
+        self.wake()
         self.remove()
         if self.has_forked and self.pid == os.getpid():
             self.sweep()
 
 
-_keepers: list[_Keeper] = []  # at most one; a container, so that nothing rebinds it
+# One, but for the moment in which a signal handler begins anew; a container, so that nothing
+# rebinds it.
+_keepers: list[_Keeper] = []
 
 
 def _before_fork() -> None:

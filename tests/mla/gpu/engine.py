@@ -7,9 +7,9 @@ vocabulary some drafts are accepted by chance.
 
 Options are fields of ServerArgs; the script drops what the release does not know, and says so.
 ``target=mla`` takes a tiny DeepSeek with its own MTP layer instead of a Llama. ``target=8b`` takes
-one of Llama-3.1-8B's shape, with its vocabulary. SGLANG_PERF_PATCHES chooses which patches are
-live, as anywhere: run it under ``python -m sglang_perf_patches run``. It rewrites the line of JSON
-after each measurement.
+one of Llama-3.1-8B's shape, with its vocabulary, and ``target=v2lite`` one of DeepSeek-V2-Lite's,
+with an MTP layer of its own. SGLANG_PERF_PATCHES chooses which patches are live, as anywhere: run
+it under ``python -m sglang_perf_patches run``. It rewrites the line of JSON after each measurement.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ DEFAULTS = {
 }
 PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
 WORDS = {"simulated": 32000, "real": 32}
+REAL_WORDS = {"target=8b": 128256, "target=v2lite": 102400}
+"""Targets of real dimensions, which keep their vocabulary."""
+
 RENAMED = (
     ("cuda_graph_max_bs", "cuda_graph_max_bs_decode"),
     ("cuda_graph_bs", "cuda_graph_bs_decode"),
@@ -98,6 +101,17 @@ MLA = {
     "attention_bias": False,
     "num_nextn_predict_layers": 1,
 }
+V2_LITE = {
+    **MLA,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "q_lora_rank": None,
+    "max_position_embeddings": 163840,
+}
 
 
 def model(name: str, architecture: str, layers: int, **more: Any) -> str:
@@ -109,6 +123,12 @@ def model(name: str, architecture: str, layers: int, **more: Any) -> str:
         del config["head_dim"]  # MLA's heads have two parts
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+def vocabulary(given: list[str], acceptance: str = "real") -> int:
+    """Words from which the prompts of an Engine with these options are drawn."""
+    real = (REAL_WORDS[option] for option in given if option in REAL_WORDS)
+    return next(real, WORDS[acceptance])
 
 
 def engine(options: dict[str, Any]) -> Any:
@@ -154,7 +174,7 @@ def patches() -> dict[str, list[str]]:
 def main(tag: str, out: str, given: list[str]) -> None:
     """Boot, measure; append one line of JSON to `out`."""
     acceptance = "real" if "acceptance=real" in given else "simulated"
-    words = WORDS[acceptance]
+    words = vocabulary(given, acceptance)
     if acceptance == "simulated":
         os.environ["SGLANG_SIMULATE_ACC_LEN"] = "2.5"
     began = time.time()
@@ -172,7 +192,7 @@ def main(tag: str, out: str, given: list[str]) -> None:
 
 def arguments(given: list[str], words: int) -> dict[str, Any]:
     """What the Engine is booted with: the given options override those of every boot."""
-    vocabulary = {"vocab_size": words}
+    small = {"vocab_size": words}
     options: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -192,15 +212,18 @@ def arguments(given: list[str], words: int) -> dict[str, Any]:
         "disable_piecewise_cuda_graph": True,
     }
     if "target=mla" in given:
-        options["model_path"] = model("deepseek", "DeepseekV3ForCausalLM", 8, **vocabulary, **MLA)
+        options["model_path"] = model("deepseek", "DeepseekV3ForCausalLM", 8, **small, **MLA)
     elif "target=8b" in given:
-        shape = {**LLAMA_8B, "vocab_size": 128256}
+        shape = {**LLAMA_8B, "vocab_size": REAL_WORDS["target=8b"]}
         options["model_path"] = model("llama-8b", "LlamaForCausalLM", 32, **shape)
         draft = model("llama-8b-eagle", "LlamaForCausalLMEagle", 1, **shape)
         options["speculative_draft_model_path"] = draft
+    elif "target=v2lite" in given:
+        shape = {**V2_LITE, "vocab_size": REAL_WORDS["target=v2lite"]}
+        options["model_path"] = model("v2-lite", "DeepseekV3ForCausalLM", 27, **shape)
     else:
-        options["model_path"] = model("llama", "LlamaForCausalLM", 8, **vocabulary)
-        draft = model("llama_eagle", "LlamaForCausalLMEagle", 1, **vocabulary)
+        options["model_path"] = model("llama", "LlamaForCausalLM", 8, **small)
+        draft = model("llama_eagle", "LlamaForCausalLMEagle", 1, **small)
         options["speculative_draft_model_path"] = draft
     for option in given:
         name, _, value = option.partition("=")

@@ -17,9 +17,18 @@ import traceback
 from collections import Counter
 from typing import Any
 
-from engine import DEFAULTS, PROBE, WORDS, arguments, engine, generate, patches, profiled
+from engine import (
+    DEFAULTS,
+    PROBE,
+    arguments,
+    engine,
+    generate,
+    patches,
+    profiled,
+    vocabulary,
+)
 
-PROMPT = 256
+PROMPT = int(os.environ.get("PROMPT", "256"))
 """Tokens: short, since a prefill's time is not what is measured."""
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
@@ -28,7 +37,7 @@ CALLS = ("cudaGraphLaunch", "cudaStreamSynchronize", "cudaEventSynchronize", "cu
 
 def main(replies: str, given: list[str]) -> None:
     """Boot, then answer until told to end."""
-    words = WORDS["real"] if "target=8b" not in given else 128256
+    words = vocabulary(given)
     with open(replies, "w") as out:
 
         def say(**found: Any) -> None:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import DEFAULTS, PROBE, WORDS, arguments, engine, patches
+from engine import DEFAULTS, PROBE, arguments, engine, patches, vocabulary
 from seat import calls, timed
 
 BATCHES = tuple(map(int, os.environ.get("BATCHES", "1,16,64").split(",")))
@@ -32,7 +32,7 @@ TOKENS = int(os.environ.get("TOKENS", "160"))
 
 def main(out: Path, switched: list[str], given: list[str]) -> None:
     """Boot, measure in turns; write `out` after each part."""
-    words = WORDS["real"] if "target=8b" not in given else 128256
+    words = vocabulary(given)
     groups, switched = switched, [patch for group in switched for patch in group.split("+")]
     folder = Path(tempfile.mkdtemp(prefix="switch-"))
     os.environ |= {"SWITCH_PATCHES": ",".join(switched), "SWITCH_FOLDER": str(folder)}

@@ -36,5 +36,7 @@ def _fill(wrapped: Any, _: Any, args: Any, kwargs: Any) -> None:
             value.normal_(0, 1024**-0.5, generator=generator)
         elif "norm" in name:
             value.fill_(1.0)
+        elif name.endswith(".A"):  # of Mamba2, whose states grow without bound if it is positive
+            value.uniform_(-1.0, -0.1, generator=generator)
         else:  # biases and sinks
             value.uniform_(-0.1, 0.1, generator=generator)

@@ -1,7 +1,7 @@
 """Switches of stock sglang that do the work of a patch, or work like it, and that are off.
 
-``doctor`` names those that a tree has. What is said of each was read in the released code; nothing
-was measured here.
+``doctor`` names those that a tree has. What is said of each was read in the released code. Of the
+prefill's graphs it was also measured, see ``tests/gpu/prefill.md``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ SWITCHES = (
     Switch(
         "--cuda-graph-backend-prefill full",
         "a prefill is one graph of a fixed number of requests, not segments between eager layers",
-        "experimental: sglang itself advises the breakable backend for production",
+        "experimental: sglang itself advises the breakable backend for production; the first token "
+        "of gpt-oss-20b's shape took as long with it, on one H200",
         _PREFILL,
         "Backend.FULL",
     ),

@@ -32,11 +32,6 @@ CASES: tuple[Case, ...] = (
         compare=f"{_HERE}:lightning_rows",
         what="outputs and states of lightning-attention forwards",
     ),
-    Case(
-        patch="mamba.pd-state-index",
-        compare=f"{_HERE}:pd_state_index",
-        what="pages and state indices that requests of a prefill server send",
-    ),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from .. import Different, Inputs
 from ..comparing import live, same, some
-from . import play, sending
+from . import play
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
@@ -25,7 +25,6 @@ TRITON = "mamba.gdn-prefill-graph-triton"
 ZERO_SYNC = "mamba.zero-sync"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
-STATE_INDEX = "mamba.pd-state-index"
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
@@ -135,16 +134,6 @@ def waits_of_metadata(rig: Play, own: int = 0) -> Callable[[Sequence[Batch]], in
     """
     plan = _planning(rig)
     return lambda batches: sum(len(plan(batch)[1]) + own for batch in batches)
-
-
-def pd_state_index(_: Inputs) -> int:
-    """``mamba.pd-state-index``: what requests send."""
-    sent = partial(sending.sent, gdn())
-    count = alike([[STATE_INDEX]], sent, [sending.TRANSFERS])
-    for sender in (sending.Waiting, sending.Together):
-        waited = partial(sent, sender=sender)
-        count += same(STATE_INDEX, waited, [sending.TRANSFERS], ran=False)
-    return count
 
 
 def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:

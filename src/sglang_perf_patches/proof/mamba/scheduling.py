@@ -14,26 +14,12 @@ from .batches import Request
 from .rig import Rig, Without, alone, called
 
 
-def scheduled(rig: Rig, requests: Sequence[Request], *, clear: bool = True) -> tuple[Any, Any]:
+def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""
     alone()
-    made = allocator(rig.device, SimpleNamespace())
-    if clear:
-        rig.pool.clear()
+    made = _allocator(rig.device)
+    rig.pool.clear()
     return _extending(rig, made, _tree(rig, made), requests)
-
-
-def allocator(device: str, pool: Any) -> Any:
-    """An allocator of pages for a pool of keys and values."""
-    return called(
-        importlib.import_module("sglang.srt.mem_cache.allocator").PagedTokenToKVPoolAllocator,
-        size=64 * 200,
-        page_size=64,
-        dtype=torch.float16,
-        device=device,
-        kvcache=pool,
-        need_sort=False,
-    )
 
 
 def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
@@ -44,6 +30,19 @@ def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
     if batch.input_ids is None:
         batch.input_ids = torch.full((batch.extend_num_tokens,), 5, device=rig.device)
     return _forward_batch(rig, batch)
+
+
+def _allocator(device: str) -> Any:
+    """An allocator of pages, with nothing behind them."""
+    return called(
+        importlib.import_module("sglang.srt.mem_cache.allocator").PagedTokenToKVPoolAllocator,
+        size=64 * 200,
+        page_size=64,
+        dtype=torch.float16,
+        device=device,
+        kvcache=SimpleNamespace(),
+        need_sort=False,
+    )
 
 
 def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:

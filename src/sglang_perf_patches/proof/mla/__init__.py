@@ -13,19 +13,9 @@ CASES: tuple[Case, ...] = (
         what="page tables and metadata of every step of a TRT-LLM MLA draft",
     ),
     Case(
-        patch="mla.verify-mask-fill",
-        compare=f"{_HERE}.verify_mask_fill:compare",
-        what="the tree cells of the mask, and the output of the verify's attention",
-    ),
-    Case(
         patch="mla.sync-opt-out",
         compare=f"{_HERE}.sync_opt_out:compare",
         what="lengths, masks and metadata of verify, draft-extend and draft",
-    ),
-    Case(
-        patch="mla.shared-draft-tables",
-        compare=f"{_HERE}.shared_draft_tables:compare",
-        what="lengths and page tables of every step of a FlashAttention draft",
     ),
     Case(
         patch="mla.draft-extend-graph",

@@ -1,4 +1,4 @@
-"""The graph's own kernel leaves what the eager build and it leave together."""
+"""The graph's kernel alone writes the same metadata as the eager build followed by that kernel."""
 
 from __future__ import annotations
 

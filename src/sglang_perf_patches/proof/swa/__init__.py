@@ -26,11 +26,6 @@ CASES: tuple[Case, ...] = (
         "server, the KV of random episodes",
     ),
     Case(
-        patch="swa.free-without-sync",
-        compare=f"{_HERE}:free_without_sync",
-        what="free pages, their order and the mapping after every step of random episodes",
-    ),
-    Case(
         patch="swa.window-bounded-admission",
         compare=f"{_HERE}:window_bounded_admission",
         what="order and steps if everything fits, admission whatever max_new_tokens is, the "

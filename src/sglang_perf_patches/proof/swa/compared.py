@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -11,7 +10,6 @@ from ...sets.swa import pool_hint
 from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play
-from .frees import states
 from .loads import admitted, alone_without_limit, history, pressed
 from .pools import cells, pools, sizes
 from .witness import must
@@ -51,29 +49,6 @@ def idle_admission(inputs: Inputs) -> int:
             f"{patch}: three requests, one at a time, and {found} is what came of them",
         )
         return count + 1 + _episodes(inputs, PAGED)
-
-
-def free_without_sync(inputs: Inputs) -> int:
-    """``swa.free-without-sync``: the same free pages in the same order, and nothing waited for."""
-    patch = "swa.free-without-sync"
-    seeds = inputs(lambda random: random.getrandbits(30), 2)
-    loads = [(seed, sorts, grouped) for seed in seeds for sorts, grouped in _WAYS]
-    # With the patch that it needs, which corrects what is free afterwards.
-    needed = "swa.tail-prealloc"
-    with live(needed, ran=None) if _applies(needed) else nullcontext():
-        stock = [states(seed, 1, sorts, grouped) for seed, sorts, grouped in loads]
-    with live(patch):
-        for load, expected in zip(loads, stock, strict=True):
-            found = states(load[0], 1, *load[1:])
-            must(
-                found["digest"] == expected["digest"],
-                f"{patch}, {load}: after {found['steps']} steps the pools are not stock's",
-            )
-    return sum(load["steps"] for load in stock)
-
-
-_WAYS = ((True, True), (False, True), (True, False), (False, False))
-"""Whether freed pages are sorted, and whether requests end in a group of frees."""
 
 
 def pool_ratio(inputs: Inputs) -> int:
@@ -137,15 +112,6 @@ def _pools_or_none(available: int, load: Load) -> tuple[Any, Any] | None:
         return pools(available, **load)
     except (RuntimeError, ValueError):
         return None
-
-
-def _applies(patch: str) -> bool:
-    """Whether a patch goes live on the installed release: it may be built in."""
-    try:
-        with live(patch, ran=None):
-            return True
-    except Different:
-        return False
 
 
 def window_bounded_admission(inputs: Inputs) -> int:

@@ -42,12 +42,10 @@ class Shape:
             decoding does.
         draft: of a speculative step, as the release resolves its arguments: draft tokens, all of
             which it decodes, steps of the draft model, and branches. None for a token a step.
-        sorts: whether freed pages are sorted before they are taken again, as in every
-            disaggregated server.
         layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
             what both agreed on; ``"replicas"``, one of two with a draft model.
-        backup: where retracted KV goes, from 0.5.18 on: ``"cpu_tensor"``, or ``"default"`` for what
-            the release takes if it is not told (`host_pool`).
+        backup: ``--disaggregation-decode-retraction-backup``, from 0.5.18 on; ``"default"`` for a
+            server that is not told, which then keeps retracted KV in a pool of the host.
     """
 
     window: int | None
@@ -61,9 +59,8 @@ class Shape:
     transfer_steps: int = 1
     over_allocation: int = 0
     draft: tuple[int, int, int] | None = None
-    sorts: bool = True
     layout: str = "one"
-    backup: str = "cpu_tensor"
+    backup: str = "default"
 
 
 @dataclass
@@ -123,9 +120,10 @@ class DecodeWorker:
             pre_alloc_size=shape.in_transfer,
         )
         self.pool, self.allocator = _pools(shape)
-        self.tree_cache = _tree_cache(shape, self.rows, self.allocator)
-        if _in_host_pool(shape):
-            host_pool.attach(self.tree_cache, self.pool, shape.context)
+        ratio = host_pool.resolved(self.rows, self.allocator)
+        self.tree_cache = _tree_cache(shape, self.rows, self.allocator, ratio is not None)
+        if ratio is not None:
+            host_pool.attach(self.tree_cache, self.pool, ratio)
         self.transfers = _Transfers()
         self.batch = self._batch()
         self.scheduler = self._scheduler()
@@ -323,6 +321,15 @@ class DecodeWorker:
             return int(req.kv.get_evicted_seqlen(component))
         return int(req.kv.swa_evicted_seqlen)
 
+    def kept_in_tensors(self) -> int:
+        """Tokens of retracted requests whose KV is in tensors on the host, from 0.5.18 on."""
+        kept = 0
+        for req in self.queue.retracted_queue:
+            holder = req if hasattr(req, "retraction_backup") else req.kv
+            if getattr(getattr(holder, "retraction_backup", None), "cpu_tensors", None) is not None:
+                kept += req.seqlen - 1
+        return kept
+
     def slots(self, req: Any, first: int, end: int) -> Any:
         """Full-pool slots of a range of a request's tokens, int32."""
         row = req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx
@@ -429,7 +436,9 @@ class DecodeWorker:
         """As stock's scheduler does when a retracted request is aborted, from 0.5.18 on."""
         for name in ("retraction_discard", "discard_kv_cache_backup"):
             if hasattr(self._common, name):
-                backend = "host_pool" if _in_host_pool(self.shape) else "cpu_tensor"
+                from sglang.srt.runtime_context import get_disagg
+
+                backend = get_disagg().disaggregation_decode_retraction_backup
                 getattr(self._common, name)(req, self.tree_cache, backend)
 
     def _release(self, req: Any) -> None:
@@ -565,8 +574,8 @@ def _mentions(function: Any, text: str) -> bool:
 def _server_args(shape: Shape) -> Any:
     from sglang.srt import server_args as module
 
-    backup = "host_pool" if _in_host_pool(shape) else "cpu_tensor"
-    more = {"disaggregation_decode_retraction_backup": backup, **MORE}
+    told = None if shape.backup == "default" else shape.backup
+    more = {"disaggregation_decode_retraction_backup": told, **MORE}
     known = inspect.signature(module.ServerArgs).parameters
     arguments = module.ServerArgs(
         model_path="dummy",
@@ -648,13 +657,16 @@ def _pools(shape: Shape) -> tuple[Any, Any]:
         dtype=torch.float32,
         device="cpu",
         kvcache=pool,
-        need_sort=shape.sorts,
+        need_sort=True,
     )
     return pool, allocator
 
 
-def _tree_cache(shape: Shape, rows: Any, allocator: Any) -> Any:
-    """The cache without prefix sharing that a decode server has by default."""
+def _tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> Any:
+    """The cache without prefix sharing that a decode server has.
+
+    Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
+    """
     parameters = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams(
         disable=True,
         req_to_token_pool=rows,
@@ -662,27 +674,18 @@ def _tree_cache(shape: Shape, rows: Any, allocator: Any) -> Any:
         page_size=shape.page_size,
         sliding_window_size=shape.window,
     )
-    if not _backs_up_in_host_pool():
-        chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
-        return chunked.SWAChunkCache(parameters)
+    if not has_host_pool:
+        try:
+            chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
+        except ImportError:
+            pass  # now there is one cache for all
+        else:
+            return chunked.SWAChunkCache(parameters)
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
     return UnifiedRadixCache(parameters)
-
-
-def _in_host_pool(shape: Shape) -> bool:
-    return shape.backup == "default" and host_pool.is_default()
-
-
-def _backs_up_in_host_pool() -> bool:
-    """Whether a decode server backs retracted KV up in a pool of the host, from 0.5.18 on.
-
-    With it comes another cache. KV goes to tensors instead if the server is told to.
-    """
-    arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
-    return "disaggregation_decode_retraction_backup" in inspect.signature(arguments).parameters
 
 
 def _gloo_group() -> Any:

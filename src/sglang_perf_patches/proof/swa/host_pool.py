@@ -1,8 +1,9 @@
-"""The host pool of retracted KV that a decode server has by default from 0.5.19 on, without a GPU.
+"""The host pool of retracted KV that a decode server has by default from 0.5.18 on, without a GPU.
 
-Stock's own: what is backed up (``UnifiedRadixCache``), the order in which slots are taken and
-given back (``HostPoolGroup``), and what happens where there are none (``ScheduleBatch``). A
-stand-in takes the place of pinned memory, and of the controller whose copies need a GPU's streams.
+Stock's own: whether there is one and how large it is, what is backed up (``UnifiedRadixCache``),
+the order in which slots are taken and given back (``HostPoolGroup``), and what happens where there
+are none (``ScheduleBatch``). A stand-in takes the place of pinned memory, and of the controller
+whose copies need a GPU's streams.
 """
 
 from __future__ import annotations
@@ -12,33 +13,53 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-RATIO = 0.2
-"""Slots of the host's pools over the device's: stock's ``BACKUP_ONLY_HICACHE_RATIO``."""
 
+def resolved(rows: Any, allocator: Any) -> float | None:
+    """Slots of the host's pools over the device's, as the release decides; None if it has none.
 
-def is_default() -> bool:
-    """Whether the installed release backs retracted KV up in a pool of this size, if not told."""
+    Its own ``resolve_decode_retraction_backup`` decides, by the arguments of this process.
+
+    Args:
+        rows: the ``DecodeReqToTokenPool``.
+        allocator: of the KV.
+    """
     try:
-        module = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
+        builder = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
+        context = importlib.import_module("sglang.srt.runtime_context")
     except ImportError:
-        return False
-    return bool(getattr(module, "BACKUP_ONLY_HICACHE_RATIO", None) == RATIO)
+        return None
+    if not hasattr(builder, "resolve_decode_retraction_backup"):
+        return None
+    pool = allocator.get_kvcache()
+    plain = SimpleNamespace(architectures=["GptOssForCausalLM"])
+    plain.get_text_config = lambda: plain
+    runner = SimpleNamespace(
+        mtp_draft_device_pools=(),
+        spec_algorithm=SimpleNamespace(is_dspark=lambda: False),
+        model_config=SimpleNamespace(
+            hf_config=plain, hf_text_config=plain, linear_attn_registry_result=None
+        ),
+    )
+    worker = SimpleNamespace(
+        is_hybrid_swa=True,
+        get_memory_pool=lambda: (rows, allocator),
+        get_tokens_per_layer_info=lambda: (pool.full_kv_pool.size, pool.swa_kv_pool.size),
+        model_runner=runner,
+    )
+    backend = builder.resolve_decode_retraction_backup(tp_worker=worker)
+    return float(context.get_memory().hicache_ratio) if backend == "host_pool" else None
 
 
-def attach(cache: Any, pool: Any, longest: int) -> None:
+def attach(cache: Any, pool: Any, ratio: float) -> None:
     """Give a ``UnifiedRadixCache`` the host's pools.
 
     Args:
         cache: whose requests are backed up.
         pool: the ``SWAKVPool``.
-        longest: the longest sequence, in tokens: from 0.5.22 on the pool holds one at least.
+        ratio: slots of the host's pools over the device's.
     """
-    groups = importlib.import_module("sglang.srt.mem_cache.pool_host.group")
+    groups = _groups()
     names = importlib.import_module("sglang.srt.mem_cache.hicache_storage").PoolName
-    builder = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
-    ratio = RATIO
-    if hasattr(builder, "decode_retraction_max_tokens"):
-        ratio = max(ratio, min(longest - 1, pool.full_kv_pool.size) / pool.full_kv_pool.size)
     parts = ((names.KV, pool.full_kv_pool), (names.SWA, pool.swa_kv_pool))
     entries = [
         groups.PoolEntry(
@@ -58,6 +79,14 @@ def free(cache: Any) -> list[tuple[int, int]]:
     """Of each host pool of a cache: how many slots are free, and how many there are."""
     entries = cache.host_pool_group.entries
     return [(len(entry.host_pool.slots), entry.host_pool.size) for entry in entries]
+
+
+def _groups() -> Any:
+    """The module of ``HostPoolGroup``; it moved after 0.5.18."""
+    try:
+        return importlib.import_module("sglang.srt.mem_cache.pool_host.group")
+    except ImportError:
+        return importlib.import_module("sglang.srt.mem_cache.memory_pool_host")
 
 
 class _Slots:
@@ -86,6 +115,9 @@ class _Slots:
         taken, self.slots = self.slots[:need_size], self.slots[need_size:]
         return taken
 
+    def available_size(self) -> int:
+        return len(self.slots)
+
     def free(self, indices: Any) -> int:
         import torch
 
@@ -100,8 +132,14 @@ class _Controller:
     pp_prefetch_command_group = None
 
     def __init__(self, group: Any) -> None:
-        self._group = group
+        self._group = self.mem_pool_host = group
         self.l2_transfer_engine = self
+
+    def _resolve_pool_transfers_allocation(self, transfers: Any, **named: Any) -> Any:
+        """0.5.18: slots for what goes along, by stock's own method."""
+        module = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+        stock = importlib.import_module(module).HybridCacheController
+        return stock._resolve_pool_transfers_allocation(self, transfers, **named)
 
     def allocate_host_transfers(self, device_indices: Any, extra: Any, *, reclaim: Any) -> Any:
         """Slots in every pool, or in none; from 0.5.21 on this is the controller's."""

@@ -129,10 +129,10 @@ class Witness:
             )
 
     def _refused(self) -> None:
-        """A request that was admitted is not refused later, but for want of any memory.
+        """An admitted request may be aborted only where no memory is left that could hold it.
 
-        At page size 1, where tails are ours, that is not the host's: stock would have admitted
-        fewer.
+        At page size 1 the tails are ours and stock would have admitted fewer requests. So there a
+        full pool of the host is no excuse.
         """
         excuses = ["Out of memory"]
         tails = getattr(self.worker.queue, "_uses_swa_tail_prealloc", None)

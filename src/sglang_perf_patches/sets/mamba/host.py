@@ -305,15 +305,6 @@ def check_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
     _compare("query_start_loc", expected, query_start_loc)
 
 
-def check_slot(slot: torch.Tensor, held: torch.Tensor) -> None:
-    """Compare a request's slot with the one in the pool's table.
-
-    Raises:
-        HostDataMismatch: they differ.
-    """
-    _compare("mamba index", slot.reshape(1).tolist(), held.reshape(1))
-
-
 def _shallow(value: Any) -> Any:
     """As `copy.copy`, which takes five times as long for an object of many attributes."""
     made = object.__new__(type(value))

@@ -14,5 +14,4 @@ PROVEN = {
     "mamba.mamba2-chunk-indices": all_but(*_PLATFORMS),
     "mamba.gdn-prefill-graph": all_but(*_GRAPH),
     "mamba.gdn-prefill-graph-triton": all_but(*_GRAPH),
-    "mamba.pd-state-index": all_but(*_PLATFORMS),
 }

@@ -34,11 +34,6 @@ _CUTEDSL = (
 _EXACT_BY_RELAY = (f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",)
 
 
-def _kernels(module: str) -> tuple[str, ...]:
-    """What shows that the verify skips the prefix cells of its mask."""
-    return (f"{module}:extend_attention_fwd", f"{module}:_fwd_kernel")
-
-
 def _draft_replay(first: str, last: str, *heirs: str) -> Variant:
     return Variant(
         releases=between(first, last),
@@ -104,93 +99,13 @@ _DRAFT_METADATA = Patch(
     ),
 )
 
-_MASK_BUFFERS = f"{_TRITON}.get_verify_buffers_to_fill_after_draft"
-_OLD_KERNELS = _kernels(f"{_ATTENTION}.triton_ops.extend_attention")
-_NEW_KERNELS = _kernels("sglang.kernels.ops.attention.extend_attention")
-_TRIVIAL = f"{_EAGLE_WORKER}:EAGLEWorkerV2._build_trivial_verify_input"
 _DRAFTS = (
     f"{_EAGLE_WORKER}:EagleDraftWorker.draft",
     f"{_SPECULATIVE}.multi_layer_eagle_worker_v2:MultiLayerEagleDraftWorker.draft",
 )
-_VERIFY_METADATA = (
-    f"{_TRITON}.init_cuda_graph_state",
-    f"{_TRITON}.init_forward_metadata",
-    f"{_TRITON}.forward_extend",
-)
 _GRAPH_METADATA = (
     f"{_TRITON}._update_target_verify_buffers",
     f"{_TRITON}._build_cuda_graph_forward_metadata",
-)
-
-
-def _verify_masks(first: str, last: str, *kernels: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_HERE}.verify_mask_fill:install_masks",
-        targets=(f"{_TRITON}.verify_mask", f"{_TRITON}.__init__", _TRIVIAL),
-        depends=(
-            *_VERIFY_METADATA,
-            *_GRAPH_METADATA,
-            *_NEW_KERNELS,
-            *kernels,
-            f"{_ATTENTION}.verify_mask:VerifyMask",
-            _BUILD_TREE,
-            f"{_COMMON}:build_eagle_verify_input",
-        ),
-        awaits=(_UTILS, "msgspec.structs"),
-    )
-
-
-_VERIFY_MASK_FILL = Patch(
-    id="mla.verify-mask-fill",
-    proven_with=PROVEN["mla.verify-mask-fill"],
-    summary="the tree mask of the Triton verify is not filled if nothing reads it",
-    worth=Worth(
-        "in doubt",
-        "only building a verify was shown to gain; an Engine of 0.5.17 showed no difference",
-    ),
-    variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.12.post1"),
-            install=f"{_HERE}.verify_mask_fill:install_buffers",
-            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
-            depends=(
-                *_VERIFY_METADATA,
-                f"{_TRITON}.init_forward_metadata_replay_cuda_graph",
-                *_OLD_KERNELS,
-                *_DRAFTS,
-            ),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=between("0.5.13", "0.5.13.post1"),
-            install=f"{_HERE}.verify_mask_fill:install_buffers",
-            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE),
-            depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=between("0.5.14", "0.5.15.post1"),
-            install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
-            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
-            depends=(*_VERIFY_METADATA, *_GRAPH_METADATA, *_OLD_KERNELS, *_DRAFTS),
-            awaits=(_UTILS,),
-        ),
-        Variant(
-            releases=("0.5.16",),
-            install=f"{_HERE}.verify_mask_fill:install_buffers_and_trivial",
-            targets=(_MASK_BUFFERS, f"{_TRITON}.__init__", _BUILD_TREE, _TRIVIAL),
-            depends=(
-                *_VERIFY_METADATA,
-                *_GRAPH_METADATA,
-                *_NEW_KERNELS,
-                f"{_COMMON}:build_eagle_verify_input",
-            ),
-            awaits=(_UTILS,),
-        ),
-        _verify_masks("0.5.17", "0.5.21"),
-        _verify_masks("0.5.22", "0.5.23", f"{_TRITON}._forward_extend_kernel"),
-    ),
 )
 
 _HYBRID = f"{_ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
@@ -302,46 +217,6 @@ _SYNC_OPT_OUT = Patch(
 _FLASH = f"{_ATTENTION}.flashattention_backend"
 _FLASH_STEP = f"{_FLASH}:FlashAttentionBackend"
 _FLASH_DRAFT = f"{_FLASH}:FlashAttentionMultiStepBackend"
-
-
-def _draft_tables(first: str, last: str, *helpers: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_HERE}.shared_draft_tables:install_flash_attention",
-        targets=(
-            f"{_FLASH_DRAFT}.init_cuda_graph_state",
-            f"{_FLASH_DRAFT}.init_forward_metadata_out_graph",
-        ),
-        depends=(
-            _FLASH_DRAFT,
-            f"{_FLASH_STEP}.init_cuda_graph_state",
-            f"{_FLASH_STEP}.init_forward_metadata_out_graph",
-            f"{_FLASH_STEP}._init_full_cg_decode_metadata",
-            f"{_FLASH_STEP}._bind_metadata_buffers",
-            f"{_FLASH_STEP}._apply_cuda_graph_metadata",
-            *(f"{_FLASH_STEP}.{helper}" for helper in helpers),
-            "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
-        ),
-        awaits=(_UTILS,),
-    )
-
-
-_SHARED_DRAFT_TABLES = Patch(
-    id="mla.shared-draft-tables",
-    proven_with=PROVEN["mla.shared-draft-tables"],
-    summary="the steps of a FlashAttention draft share one page table",
-    worth=Worth(
-        "in doubt",
-        "only preparing a draft of 5 steps was shown to gain; no Engine was run",
-    ),
-    absent_because="before 0.5.17 other code builds the draft's tables",
-    anchors=(f"{_ATTENTION}.verify_mask:VerifyMask",),  # came with that code
-    variants=(
-        _draft_tables("0.5.17", "0.5.19"),
-        _draft_tables("0.5.20", "0.5.21", "_set_decode_page_metadata"),
-        _draft_tables("0.5.22", "0.5.23", "_set_decode_page_metadata", "_spec_read_seq_len_delta"),
-    ),
-)
 
 _EXTEND_GRAPHS = f"{_EAGLE_WORKER}:EagleDraftWorker.init_cuda_graphs"
 _EXTEND_CAPTURE = f"{_EAGLE_WORKER}:EagleDraftWorker._capture_cuda_graphs"
@@ -578,9 +453,7 @@ _PAGE_TABLE_BOUND = Patch(
 
 PATCHES: tuple[Patch, ...] = (
     _DRAFT_METADATA,
-    _VERIFY_MASK_FILL,
     _SYNC_OPT_OUT,
-    _SHARED_DRAFT_TABLES,
     _DRAFT_EXTEND_GRAPH,
     _DRAFT_EXTEND_METADATA,
     _PAGE_TABLE_BOUND,

@@ -9,9 +9,7 @@ _EAGLE = (*_VERIFY, "dflash", "frozen-kv-mtp", "other-speculation", "adaptive-dr
 
 PROVEN = {
     "mla.draft-metadata": all_but(*_TABLES),
-    "mla.verify-mask-fill": all_but(*_VERIFY, "deterministic"),
     "mla.sync-opt-out": all_but(*_EAGLE, "forward-metrics"),
-    "mla.shared-draft-tables": all_but(*_TABLES),
     "mla.draft-extend-graph": all_but(
         *(*_EAGLE, "draft-vocabulary", "dp-attention", "expert-parallel")
     ),

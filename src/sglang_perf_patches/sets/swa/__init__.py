@@ -4,7 +4,7 @@ from ...model import releases
 from ...model.patch import Marker, Patch, Variant, Worth
 from .proven import PROVEN
 
-SUMMARY = "sliding-window KV: reserved at full length, freed with waits, in a pool of a fixed ratio"
+SUMMARY = "sliding-window KV: reserved at full length, and in a pool of a fixed ratio"
 
 _DECODE = "sglang.srt.disaggregation.decode"
 _QUEUE = f"{_DECODE}:DecodePreallocQueue"
@@ -188,7 +188,7 @@ def _in_function(first: str, last: str, *more: str, copies: tuple[str, ...] = ()
         first: the first release.
         last: the last one.
         more: what else it relies on.
-        copies: from 0.5.19 on the names of what keeps retracted KV in the host's pool.
+        copies: from 0.5.18 on the names of what keeps retracted KV in the host's pool.
     """
     name = "install_in_function"
     if copies:
@@ -258,7 +258,8 @@ PAGE_SIZE_1 = Patch(
             targets=(_GATE, f"{_QUEUE}._pre_alloc", *_LIMIT),
             depends=(*_STOCK_RULE, *_of(_NEW_ALLOCATOR, *_ALLOCATES), *_EVICTED),
         ),
-        _in_function("0.5.16", "0.5.18"),
+        _in_function("0.5.16", "0.5.17"),
+        _in_function("0.5.18", "0.5.18", copies=_OLD_COPIES),
         _in_function(
             *("0.5.19", "0.5.19", "sglang.srt.mem_cache.common:free_kv_row_segments"),
             copies=_OLD_COPIES,
@@ -394,146 +395,6 @@ POOL_RATIO = Patch(
     ),
 )
 
-_WAITLESS = f"{_SETS}.free_without_sync"
-_COMMON = "sglang.srt.mem_cache.common"
-_OLD_BASE = f"{_OLD_PARTS}:BaseTokenToKVPoolAllocator"
-
-
-def _waitless(
-    first: str, last: str, install: str, allocator: str, parts: tuple[str, ...], *more: str
-) -> Variant:
-    """swa.free-without-sync where requests are freed by slots: up to 0.5.18."""
-    return Variant(
-        releases=releases.between(first, last),
-        install=f"{_WAITLESS}:{install}",
-        targets=(
-            *_of(allocator, "free", "free_swa"),
-            f"{_BATCH}:ScheduleBatch.maybe_evict_swa",
-            f"{_COMMON}:release_kv_cache",
-        ),
-        depends=(
-            *_of(allocator, "__init__", "alloc", "alloc_extend", "alloc_decode", "clear"),
-            f"{_BATCH}:ScheduleBatch._evict_swa",
-            "sglang.srt.mem_cache.chunk_cache:ChunkCache.cache_finished_req",
-            *_of(
-                "sglang.srt.mem_cache.swa_radix_cache:SWARadixCache",
-                "cache_finished_req",
-                "cache_unfinished_req",
-            ),
-            *parts,
-            *more,
-        ),
-    )
-
-
-_OLD_FREES = (
-    f"{_OLD_PARTS}:TokenToKVPoolAllocator.free",
-    f"{_OLD_PARTS}:PagedTokenToKVPoolAllocator.free",
-    *_of(_OLD_BASE, "free_group_begin", "free_group_end"),
-)
-_FREES = (
-    f"{_OLD_PARTS}.token:TokenToKVPoolAllocator.free",
-    f"{_OLD_PARTS}.paged:PagedTokenToKVPoolAllocator.free",
-    *_of(f"{_OLD_PARTS}.base:BaseTokenToKVPoolAllocator", "free_group_begin", "free_group_end"),
-)
-_WINDOWS = f"{_COMMON}:free_swa_out_of_window_slots"
-
-FREE_WITHOUT_SYNC = Patch(
-    id="swa.free-without-sync",
-    proven_with=PROVEN["swa.free-without-sync"],
-    summary="freeing sliding-window KV does not wait for the GPU",
-    why=(
-        "While a request decodes, stock frees KV behind its window, and at its end all of it. It "
-        "queries the GPU for the slots that have sliding-window KV and for their pages, and waits "
-        "for the answer, up to several times for each request of a step. Upstream fixed paged "
-        "allocators in 0.5.17, and the rest in 0.5.20."
-    ),
-    how=(
-        "The slots of an eviction, and of a request that ends, are a range of its row in "
-        "req_to_token. What is mapped follows from the length that the request has evicted, and "
-        "its pages from its first position; the host knows both. Both pools, the mapping and the "
-        "order of free pages are the same afterwards. Stock's code frees what is not such a range, "
-        "such as a node of the prefix cache. It also runs with another allocator or pool, and with "
-        "an encoder. On 0.5.19 only evictions are patched."
-    ),
-    gain=(
-        "The host no longer waits where windows are evicted and, up to 0.5.18, where a request "
-        "ends. A small model at page 1 gained 7 to 11 % of the time of long replies, with "
-        "evictions eight times as frequent as by default. At page 64 no gain in time is shown. The "
-        "default interval, and larger models, were not timed."
-    ),
-    figures=(
-        ("measured", "stock", "patched"),
-        ("Random episodes on a CPU, 0.5.18; 337 steps",),
-        ("calls in frees whose result the host waits for", "1009", "0"),
-        ("One H200, 0.5.17, small GPT-OSS, 128 requests, evictions in every 16th step, page 1",),
-        ("syncs in a step that evicts", "256", "0"),
-        ("time in the 17 steps that evict", "0.360 s", "0.136 s"),
-        ("replies of 400 tokens, tokens a second, four rounds", "37.4k to 42.8k", "40.1k to 47.9k"),
-        ("The same at page 64",),
-        ("syncs in a step that evicts", "512", "0"),
-        ("time in the 4 steps that evict", "0.146 s", "0.094 s"),
-        ("replies of 400 tokens, tokens a second, four rounds", "39.8k to 43.0k", "40.1k to 46.3k"),
-    ),
-    worth=Worth(
-        "in doubt",
-        "7 to 11 % at page 1, with evictions eight times as frequent as by default",
-    ),
-    condition=(
-        "A model with a window, up to 0.5.19. If the GPU is the bottleneck, the host's wait costs "
-        "nothing."
-    ),
-    upstream=(
-        "sgl-project/sglang#32701",
-        "sgl-project/sglang#37876",
-        "sgl-project/sglang#38159",
-    ),
-    built_in_since="0.5.20",
-    markers=(
-        Marker(
-            definition=f"{_NEW_ALLOCATOR}.free_swa_segment",
-            contains="start_pos",
-        ),
-    ),
-    anchors=(f"{_BATCH}:ScheduleBatch._evict_swa",),
-    requires=("swa.tail-prealloc",),
-    variants=(
-        _waitless("0.5.9", "0.5.12.post1", "install_old", _OLD_ALLOCATOR, _OLD_FREES),
-        _waitless("0.5.13", "0.5.13.post1", "install_moved", _NEW_ALLOCATOR, _FREES),
-        _waitless(
-            *("0.5.14", "0.5.15.post1", "install", _NEW_ALLOCATOR, _FREES),
-            *(_WINDOWS, f"{_NEW_ALLOCATOR}._expand_to_full_pages"),
-        ),
-        _waitless(
-            *("0.5.16", "0.5.17", "install", _NEW_ALLOCATOR, _FREES),
-            *(_WINDOWS, f"{_NEW_ALLOCATOR}._expand_to_full_pages"),
-            f"{_COMMON}:_release_overallocated_kv_indices",
-        ),
-        _waitless(
-            *("0.5.18", "0.5.18", "install", _NEW_ALLOCATOR, _FREES),
-            *(_WINDOWS, f"{_NEW_ALLOCATOR}._expand_to_full_pages"),
-            f"{_COMMON}:_release_overallocated_kv_indices",
-            *_of(_NEW_ALLOCATOR, "free_group_begin", "free_group_end"),
-        ),
-        Variant(
-            releases=("0.5.19",),
-            install=f"{_WAITLESS}:install_evictions",
-            targets=(
-                f"{_NEW_ALLOCATOR}.free_swa",
-                f"{_BATCH}:ScheduleBatch.maybe_evict_swa",
-            ),
-            depends=(
-                *_of(_NEW_ALLOCATOR, "__init__", "alloc", "alloc_extend", "alloc_decode", "clear"),
-                *_of(_NEW_ALLOCATOR, "free_group_begin", "free_group_end"),
-                f"{_NEW_ALLOCATOR}._expand_to_full_pages",
-                f"{_BATCH}:ScheduleBatch._evict_swa",
-                *_FREES,
-                _WINDOWS,
-            ),
-        ),
-    ),
-)
-
 _EVICTS = (
     *_of(f"{_BATCH}:ScheduleBatch", "_evict_swa", "maybe_evict_swa", "retract_decode"),
     *_of(f"{_BATCH}:ScheduleBatch", "new_tokens_required_next_decode", "release_req"),
@@ -578,7 +439,6 @@ PATCHES: tuple[Patch, ...] = (
     TAIL_PREALLOC,
     PAGE_SIZE_1,
     IDLE_ADMISSION,
-    FREE_WITHOUT_SYNC,
     WINDOW_BOUNDED_ADMISSION,
     EVICT_BEFORE_RETRACT,
     POOL_RATIO,

@@ -139,7 +139,7 @@ def eviction_interval(window: int, page_size: int) -> int:
 
 
 def kept_margin(page_size: int) -> int:
-    """How many tokens before the window eviction spares, in tokens: a page, 0.5.11 to 0.5.13."""
+    """Tokens that eviction keeps in front of the window: one page from 0.5.11 to 0.5.13, else 0."""
     from sglang.srt.environ import envs
 
     return page_size if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER") else 0

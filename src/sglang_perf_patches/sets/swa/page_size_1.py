@@ -114,7 +114,7 @@ def install_in_function(patching: Patching) -> None:
 
 
 def install_with_old_copies(patching: Patching) -> None:
-    """0.5.19 and 0.5.20: besides, retracted KV goes to a host pool that may be full."""
+    """0.5.18 to 0.5.20: besides, retracted KV goes to a host pool that may be full."""
     install_in_function(patching)
     host_copies.keep_beside_the_pool(patching, host_copies.OLD_NAMES)
 

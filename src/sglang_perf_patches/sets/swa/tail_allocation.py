@@ -95,20 +95,17 @@ def clear_before_tail(allocator: Any, slots: Any, swa_tail_len: int) -> None:
     unmap(allocator, slots[: len(slots) - swa_tail_len])
 
 
-def unmaps_pages(allocator: Any) -> bool:
-    """Whether an allocator's queue allocates tails, so that freed pages are to be unmapped."""
-    return bool(vars(allocator).get("_swa_unmaps_pages"))
-
-
 def unmap_pages(allocator: Any, slots: Any) -> None:
     """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
 
+    Only for an allocator whose queue allocates tails: it has ``_swa_unmaps_pages``.
     Slots behind the end of a sequence, in its last page, are freed with the page and never
     named: they would stay mapped to a page that has another owner.
     """
     import torch
 
-    if unmaps_pages(allocator) and allocator.page_size > 1 and slots.numel():
+    unmaps = vars(allocator).get("_swa_unmaps_pages")
+    if unmaps and allocator.page_size > 1 and slots.numel():
         pages = torch.unique(slots.long() // allocator.page_size)
         offsets = torch.arange(allocator.page_size, device=pages.device)
         unmap(allocator, (pages[:, None] * allocator.page_size + offsets).flatten())

@@ -110,7 +110,7 @@ class _Sides:
 
     def states(self):
         cache = self.pool.mamba_cache
-        return [*cache.conv, cache.temporal]
+        return [held for held in (*cache.conv, cache.temporal) if held.numel()]
 
     def zero(self):
         for held in self.states():

@@ -80,7 +80,3 @@ if os.environ.get("SWA_POOL_PROBE"):
     import pool_counts
 
     pool_counts.watch()
-if os.environ.get("SWA_FREE_PROBE"):
-    import free_counts
-
-    free_counts.watch()

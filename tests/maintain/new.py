@@ -1,0 +1,102 @@
+"""Makes the room of a new patch: ``python3 -m tests.maintain.new SET.NAME``.
+
+It writes the module and the page, and adds the declaration to its set. What a person must write is
+marked: the page by `pages.TO_WRITE`, and a declaration without variants applies nowhere. The tests
+fail until that is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.model.retired import RETIRED
+
+from . import ROOT, pages
+
+_MODULE = '''"""``{id}``: {to_write}."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
+
+
+def install(patching: Patching) -> None:
+    """{to_write}."""
+    raise NotImplementedError("{id} is not written yet")
+'''
+
+_DECLARATION = """\
+    Patch(
+        id="{id}",
+        summary="{to_write}",
+    ),
+"""
+
+
+def make(patch_id: str, root: Path) -> list[Path]:
+    """Write the files of a new patch into a checkout; return those that were written or changed.
+
+    Raises:
+        ValueError: the name is not one of a patch, is taken, or its set is unknown.
+    """
+    set_name, _, name = patch_id.partition(".")
+    if set_name not in sets.NAMES:
+        raise ValueError(f"unknown set {set_name!r}: the sets are {', '.join(sets.NAMES)}")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise ValueError(f"{name!r} is no name of a patch: small letters, digits and hyphens")
+    if patch_id in by_id(sets.load()) or patch_id in RETIRED:
+        raise ValueError(f"{patch_id} is taken")
+    folder = root / "src" / "sglang_perf_patches" / "sets" / set_name
+    module = folder / f"{name.replace('-', '_')}.py"
+    if module.exists():
+        raise ValueError(f"{module.name} is taken in {set_name}")
+    texts = {"id": patch_id, "to_write": pages.TO_WRITE}
+    declarations = folder / "__init__.py"
+    declared = _declared(declarations.read_text(encoding="utf-8"), _DECLARATION.format(**texts))
+    module.write_text(_MODULE.format(**texts), encoding="utf-8")
+    page = folder / f"{name}.md"
+    page.write_text(pages.skeleton(patch_id), encoding="utf-8")
+    declarations.write_text(declared, encoding="utf-8")
+    return [module, page, declarations]
+
+
+def _declared(text: str, declaration: str) -> str:
+    """A set's module with one more declaration at the end of its ``PATCHES``."""
+    for node in ast.parse(text).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "PATCHES":
+            lines = text.splitlines(keepends=True)
+            assert node.end_lineno is not None
+            lines.insert(node.end_lineno - 1, declaration)
+            return "".join(lines)
+    raise ValueError("the set declares no PATCHES")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 fine, 2 the name can't be taken."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.new")
+    parser.add_argument("patch", metavar="SET.NAME")
+    options = parser.parse_args(arguments)
+    try:
+        written = make(options.patch, ROOT)
+    except ValueError as error:
+        print(f"new: {error}", file=sys.stderr)
+        return 2
+    for path in written:
+        print(path.relative_to(ROOT))
+    print("Next: the steps of .github/CONTRIBUTING.md, Add a patch")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,8 @@ from sglang_perf_patches.model import releases
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
 UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}
 SMALL = {"window": 128, "page_size": 64, "swa_tokens": 4096, "full_tokens": 1_048_576}
+SMALL_HOST = {"swa_tokens": 10_000, "prompt": 1000, "new": 4000, "full_tokens": 80_000}
+"""More is retracted than a pool of the host that is as large as the device's holds."""
 FEW = {"running": 8}
 PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
 
@@ -37,6 +39,7 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         ([], "play", EPISODES),
     ),
     "0.5.17": ((["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),),
+    "0.5.18": ((["_in_tensors"], "none_fails_for_the_host", SMALL_HOST),),
     "0.5.23": (
         (["limit_growth"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
@@ -78,7 +81,7 @@ def plan_of_leaving(release: str, whole: bool) -> Plan:
     """Patches are taken off in the middle of things; each wait costs a second."""
     jobs: Plan = []
     old = before(release, "0.5.12")
-    host = not before(release, "0.5.19")
+    host = not before(release, "0.5.18")
     for page in (1, 16) if old else (1,):
         jobs += [
             (f"leaves, long {page}", "a_long_request_is_served_to_its_end", {"page_size": page})
@@ -158,6 +161,8 @@ def plan_in_depth(
         add("left to stock", "left_to_stock")
         add("hint", "the_hint_is_what_the_patch_does")
         add("exact once more: select", "select", text=EXACT)
+    if not before(release, "0.5.18"):
+        add("host full, small pools", "none_fails_for_the_host", **SMALL_HOST)
     if not before(release, "0.5.19"):
         add("host full", "none_fails_for_the_host")
         if whole:

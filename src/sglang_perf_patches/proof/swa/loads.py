@@ -132,6 +132,10 @@ def backed_up(
 ) -> dict[str, int]:
     """What becomes of equal requests at page size 1, retracted KV going to the release's default.
 
+    Returns:
+        requests by what became of them; ``in_tensors``, the most tokens whose KV was kept in
+        tensors on the host at a time.
+
     Raises:
         Different: requests are left.
     """
@@ -147,16 +151,19 @@ def backed_up(
     worker = DecodeWorker(shape)
     for _ in range(requests):
         worker.submit(prompt, new)
+    in_tensors = 0
     for _ in range(40 * new):
         if worker.idle:
             break
         worker.step()
+        in_tensors = max(in_tensors, worker.kept_in_tensors())
     must(worker.idle, "requests are left")
     Witness(worker).check_drained()
     return {
         "finished": worker.counts.finished,
         "aborted": worker.counts.aborted,
         "retractions": worker.counts.retractions,
+        "in_tensors": in_tensors,
         "steps": worker.counts.steps,
     }
 

@@ -59,7 +59,7 @@ def example(said: Any) -> dict[str, Any]:
         "sglang": said,
         "selection": f"all,{said}",
         "started": said,
-        "patches": [patch, {**patch, "id": "mlx.step-mask", "state": "failed"}],
+        "patches": [patch, {**patch, "id": "mlx.kv-arena", "state": "failed"}],
         "flags": ["python", said, "--dtype", "half", said, f"--tp={said}", f"--{said}", said],
     }
     table = {
@@ -95,7 +95,7 @@ def example(said: Any) -> dict[str, Any]:
             "changes": {"TTFT": change, said: change},
             "tokens": {"word": said, "sentence": said, "different": [said]},
             "live": [{"patch": said, "role": said, "live": 1, "ran": said}],
-            "failed": {said: said, "mlx.step-mask": f"failed: {said}"},
+            "failed": {said: said, "mlx.kv-arena": f"failed: {said}"},
             "lost": [said],
             "stopped": {"turn": 1, "side": said, "reason": stopped},
             "boots": [{"stock": side, "patched": said}],
@@ -144,7 +144,7 @@ def test_anything_in_the_wrong_place_is_no_error(value: Any) -> None:
     [
         "proven on this code, as released in 0.5.10.post1",
         "the code that it would change is not there",
-        "it needs mlx.step-mask, which is failed",
+        "it needs mlx.kv-arena, which is failed",
         "upstream has it",
     ],
 )
@@ -153,7 +153,7 @@ def test_what_stays(text: str) -> None:
 
 
 def test_what_stays_of_a_refusal_and_of_an_error() -> None:
-    (reference, *_) = by_id(sets.load())["mlx.step-mask"].references()
+    (reference, *_) = by_id(sets.load())["mlx.kv-arena"].references()
     said = f"{reference} is not the code we know: body changed (nearest known release: 0.5.22)"
     assert words.sentence(said) == (
         f"{reference} is not the code we know: body changed nearest known release: 0.5.22"
@@ -178,7 +178,7 @@ def test_versions_and_machines() -> None:
     assert words.version("10.1.2.3") == "other"
     assert words.gpus("NVIDIA H200, NVIDIA L40S-48C, Acme 1") == "H200, L40S, other"
     assert words.processor("AMD EPYC 9654 96-Core Processor") == "AMD EPYC"
-    assert words.selection("all,-mla,mlx.step-mask,acme") == "all,-mla,mlx.step-mask,other"
+    assert words.selection("all,-mla,mlx.kv-arena,acme") == "all,-mla,mlx.kv-arena,other"
 
 
 def test_flags_without_what_their_values_tell() -> None:

@@ -69,7 +69,7 @@ def running_requests(release: str) -> dict[str, Any]:
     cases = {
         "0.5.10.post1": [("mlx.merged-cache", "qwen3")],
         "0.5.11": [("mlx.kv-arena", "qwen3"), ("mlx.first-buffer", "qwen3")],
-        "0.5.23": [("mlx.kv-arena", "qwen3"), ("mlx.merged-state", "qwen3_next")],
+        "0.5.23": [("mlx.kv-arena", "qwen3")],
     }
     found: dict[str, Any] = {}
     for patch, name in cases[release]:

@@ -68,6 +68,7 @@ def _measure(selection: str, radix: bool, only: str) -> None:
     sglang_perf_patches.activate(selection)
     loads: dict[str, Callable[[Any], dict[str, Any]]] = {
         "24 single requests": _singles,
+        "the same with a shared prefix": _shared,
         "16 requests in batches of 4": _batches,
         "a prompt of 3328 tokens in chunks of 256": _chunks,
         "8 requests of 100 to 163 tokens": _eight,
@@ -103,7 +104,7 @@ class _Held:
     def __init__(self, player: Any, before: int) -> None:
         self.most = 0
         self._before = before
-        for name in ("join", "extend"):
+        for name in ("join", "hit", "extend"):
             setattr(player, name, self._noted(getattr(player, name)))
 
     def _noted(self, take: Callable[..., None]) -> Callable[..., None]:
@@ -121,6 +122,19 @@ def _singles(player: Any) -> dict[str, Any]:
     times = []
     for number in range(24):
         player.join(f"r{number}", 64 + number)
+        times.append(_decode(player, [f"r{number}"]))
+        player.leave(f"r{number}")
+    return _first_steps(times)
+
+
+def _shared(player: Any) -> dict[str, Any]:
+    """One request after the other, all but the first with a prefix of it from the pool."""
+    player.join("r0", 64)
+    _decode(player, ["r0"])
+    player.leave("r0")
+    times = []
+    for number in range(1, 24):
+        player.hit(f"r{number}", "r0", 48, 16 + number)
         times.append(_decode(player, [f"r{number}"]))
         player.leave(f"r{number}")
     return _first_steps(times)

@@ -13,12 +13,11 @@ Found = Callable[..., Any]
 
 LAYERS = 4
 PATCHED = "mlx.decode-context"
-BOTH = "mlx.decode-context, mlx.step-mask"
 
 
 def test_every_forward_pass_gives_the_same_logits(found: Found) -> None:
     outcomes = found("0.5.11", "before_23470")
-    assert set(outcomes) == {"released", "undone", PATCHED, BOTH, "again"}
+    assert set(outcomes) == {"released", "undone", PATCHED, "again"}
     for outcome in outcomes.values():
         assert outcome["played"] == outcomes["released"]["played"]
 
@@ -29,11 +28,10 @@ def test_arrays_of_lengths_are_made_once_a_step(found: Found) -> None:
     assert outcomes["undone"]["calls"]["array of lengths"] == 2 * LAYERS
     assert outcomes["undone"]["calls"]["arange"] == LAYERS
     assert outcomes["again"]["calls"] == outcomes["undone"]["calls"]
-    for selection in (PATCHED, BOTH):
-        assert outcomes[selection]["calls"]["array of lengths"] == 2
-        assert outcomes[selection]["calls"]["arange"] == 1
-        assert outcomes[selection]["state"]["state"] == "live"
-        assert outcomes[selection]["state"]["ran"]
+    assert outcomes[PATCHED]["calls"]["array of lengths"] == 2
+    assert outcomes[PATCHED]["calls"]["arange"] == 1
+    assert outcomes[PATCHED]["state"]["state"] == "live"
+    assert outcomes[PATCHED]["state"]["ran"]
 
 
 def test_the_graph_has_as_few_ranges_as_the_released_code(found: Found) -> None:
@@ -43,10 +41,8 @@ def test_the_graph_has_as_few_ranges_as_the_released_code(found: Found) -> None:
     assert ranges[PATCHED] == ranges["released"]
 
 
-def test_padding_and_mask_are_left_to_step_mask(found: Found) -> None:
+def test_padding_and_mask_stay_per_layer(found: Found) -> None:
     outcomes = found("0.5.11", "before_23470")
     for what in ("released", "undone", PATCHED):
         assert outcomes[what]["calls"]["where"] == LAYERS
         assert outcomes[what]["calls"]["zeros"] == 2 * 3 * LAYERS
-    assert outcomes[BOTH]["calls"]["where"] == 1
-    assert outcomes[BOTH]["calls"]["zeros"] == 2

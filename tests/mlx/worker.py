@@ -27,18 +27,18 @@ SEEDS = range(6)
 
 
 def equivalence() -> dict[str, Any]:
-    """Each model: stock, patched, broken, and stock again, in one process."""
+    """Each model: stock, patched, broken, and stock again; stock's code decodes every step."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
 
     found: dict[str, Any] = {}
     for name, dtype in kinds(metadata.version("sglang")):
-        with models.model(name, dtype) as made:
+        with models.model(name, dtype) as made, by_stocks_code():
             of_model: dict[str, Any] = {"stock": outcome(made)}
-            sglang_perf_patches.activate("mlx.step-mask", strict=True)
+            sglang_perf_patches.activate("mlx.kv-arena", strict=True)
             of_model["patched"] = outcome(made)
-            of_model["state"] = asdict(state("mlx.step-mask"))
+            of_model["state"] = asdict(state("mlx.kv-arena"))
             with never_shared(StepArrays):
                 of_model["never shared"] = outcome(made)
             with kept_too_long(StepArrays, by_shape=False):
@@ -59,8 +59,9 @@ def crossing_4096() -> dict[str, Any]:
     with models.model("qwen3", "float32") as made:
         found = {"stock": outcome_of_growth(made, "none", None, [schedule])}
         if "raised" in found["stock"]:
-            for selection in ("mlx.cache-growth", "mlx.kv-arena"):
-                found[selection] = outcome_of_growth(made, selection, None, [schedule])
+            found["arenas"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+            with by_stocks_code():
+                found["stock's code"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
     return found
 
 
@@ -78,10 +79,11 @@ def small_buffers() -> dict[str, Any]:
         for name, schedules in (("many", many), ("equal lengths", equal)):
             found[name] = {
                 "stock": outcome_of_growth(made, "none", 8, schedules),
-                "patched": outcome_of_growth(made, "mlx.cache-growth", 8, schedules),
                 "all patched": outcome_of_growth(made, "mlx", 8, schedules),
                 "wide": outcome_of_growth(made, "none", 1024, schedules),
             }
+            with by_stocks_code():
+                found[name]["patched"] = outcome_of_growth(made, "mlx.kv-arena", 8, schedules)
     return found
 
 
@@ -91,8 +93,10 @@ def outcome_of_growth(
     """What schedules give with buffers of so many tokens, or of stock's size."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.sets.mlx import kv_arena
 
     sglang_perf_patches.activate(selection, strict=True)
+    kv_arena.COUNTS.clear()
     player = playing.Player(made)
     if tokens is not None:
         player.runner._max_seq_len = tokens
@@ -101,9 +105,20 @@ def outcome_of_growth(
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
     except ValueError as error:
         found["raised"] = str(error)
-    found["state"] = asdict(state("mlx.cache-growth"))
+    found["counts"] = dict(kv_arena.COUNTS)
+    del player
+    gc.collect()
     sglang_perf_patches.deactivate()
     return found
+
+
+@contextmanager
+def by_stocks_code() -> Iterator[None]:
+    """Let ``mlx.kv-arena`` leave every step to stock's code."""
+    from sglang_perf_patches.sets.mlx import kv_arena
+
+    with replaced(kv_arena, "_begin", lambda *_: None):
+        yield
 
 
 def before_23470() -> dict[str, Any]:
@@ -129,11 +144,10 @@ def before_23470() -> dict[str, Any]:
             undo(wrapper)
             outcome_of("undone")
             judge_as_before_23470()
-        for selection in ("mlx.decode-context", "mlx.decode-context, mlx.step-mask"):
-            sglang_perf_patches.activate(selection, strict=True)
-            outcome_of(selection)
-            found[selection]["state"] = asdict(state("mlx.decode-context"))
-            sglang_perf_patches.deactivate()
+        sglang_perf_patches.activate("mlx.decode-context", strict=True)
+        outcome_of("mlx.decode-context")
+        found["mlx.decode-context"]["state"] = asdict(state("mlx.decode-context"))
+        sglang_perf_patches.deactivate()
         outcome_of("again")
     return found
 
@@ -474,30 +488,6 @@ def far_apart() -> dict[str, Any]:
     return found
 
 
-def state_nodes() -> dict[str, Any]:
-    """The nodes of a step's graph of a hybrid model, stock and patched, by the requests in it."""
-    import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
-
-    found: dict[str, Any] = {}
-    with models.model("qwen3_next", "float32") as made:
-        for selection in ("none", "mlx.merged-state"):
-            sglang_perf_patches.activate(selection, strict=True)
-            for requests in (2, 6):
-                names = list("abcdef")[:requests]
-                player = playing.Player(made)
-                for name in names:
-                    player.join(name, 9)
-                player.decode(names, 2, chained=True)
-                nodes = player.primitives(names)
-                found[f"{selection} {requests}"] = {
-                    "all": sum(nodes.values()),
-                    "concatenations": nodes["Concatenate"],
-                }
-            sglang_perf_patches.deactivate()
-    return found
-
-
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
@@ -526,6 +516,188 @@ def broken_trial() -> dict[str, Any]:
                 found[what] |= {"state": asdict(state("mlx.kv-arena"))}
                 sglang_perf_patches.deactivate()
     return found
+
+
+def queued_faults() -> dict[str, Any]:
+    """A device that counts as unproven, and is wrong where a step is queued behind another one.
+
+    Stock, patched on a device without a fault, with each fault, and with a fault while the patch
+    waits for every step that it compares.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.sets.mlx import arena_trial, kv_arena
+
+    short: list[playing.Step] = [
+        *(("join", who, 9) for who in "ab"),
+        ("chain", "ab", 22),
+        ("join", "c", 12),
+        ("chain", "cab", 22),
+    ]
+    longer: list[playing.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    end_step = arena_trial.Trial.end_step
+
+    def waits(self: Any) -> None:
+        import mlx.core as mx
+
+        end_step(self)
+        mx.synchronize()
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
+        device = _Device(made)
+        for what, selection, fault in (
+            ("stock", "none", ""),
+            ("none", "mlx.kv-arena", ""),
+            *((fault, "mlx.kv-arena", fault) for fault in _Device.FAULTS),
+            ("waits", "mlx.kv-arena", "queued"),
+        ):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            player = playing.Player(made)
+            schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
+            ends = waits if what == "waits" else end_step
+            with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
+                found[what] = {
+                    "played": [asdict(player.play(each)) for each in schedules],
+                    "counts": dict(kv_arena.COUNTS),
+                    "faults": device.faults,
+                }
+            if selection != "none":
+                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+            del player
+            gc.collect()
+            sglang_perf_patches.deactivate()
+    return found
+
+
+class _Device:
+    """A device on which arenas go wrong in steps that are queued behind one nobody has waited for.
+
+    Attributes:
+        faults: writes that went wrong.
+    """
+
+    FAULTS = ("queued", "enlarged", "moved", "set apart", "unequal", "longer")
+    """Each is of queued steps alone, and all but the first of some of them."""
+
+    def __init__(self, made: Any) -> None:
+        self._owner = made.model.model
+        self._embed = self._owner.embed_tokens
+        self.faults = 0
+        # What was queued, with its number; then the numbers of the last decode steps, as they were
+        # begun, and of what has been waited for.
+        self._queued: dict[int, tuple[Any, int]] = {}
+        self._number = self._waited = 0
+        self._begun = [0, 0]
+
+    @contextmanager
+    def faulty(self, fault: str) -> Iterator[None]:
+        """Make writes of arenas go wrong."""
+        from sglang_perf_patches.sets.mlx import arena_moves, kv_arena
+
+        self.faults = 0
+        moves, write = arena_moves.Moves, kv_arena._Step.write
+        build, grow, set_apart = moves.build, moves.grow, moves.set_apart
+        device, happened = self, {"last": ""}
+
+        def building(self: Any, caches: Any, *more: Any) -> Any:
+            has_rows = any(type(cache) is self._rows.row_class for cache in caches[0])
+            was_apart = happened["last"] == "set apart"
+            happened["last"] = "" if not has_rows else "set apart" if was_apart else "moved"
+            return build(self, caches, *more)
+
+        def growing(self: Any, *words: Any) -> None:
+            happened["last"] = "enlarged"
+            grow(self, *words)
+
+        def setting_apart(self: Any, caches: Any) -> bool:
+            happened["last"] = "set apart"
+            return bool(set_apart(self, caches))
+
+        def writing(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+            concerned = {
+                "": False,
+                "queued": True,
+                "unequal": not self._equal,
+                "longer": self.longest > 256,
+            }.get(fault, happened["last"] == fault)
+            if concerned and device.is_busy():
+                device.faults += 1
+                values = keys
+            return write(self, layer, keys, values)
+
+        with (
+            self._watched(),
+            replaced(moves, "build", building),
+            replaced(moves, "grow", growing),
+            replaced(moves, "set_apart", setting_apart),
+            replaced(kv_arena._Step, "write", writing),
+        ):
+            yield
+
+    def is_busy(self) -> bool:
+        """Whether the step before this one is queued, and nobody has waited for it."""
+        before, now = self._begun
+        return any(before < number <= now for _, number in self._queued.values()) and not any(
+            before < number <= self._waited for _, number in self._queued.values()
+        )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note what is queued and what is waited for, by stock's code and by that of patches."""
+        import mlx.core as mx
+
+        queue = mx.async_eval
+
+        def queued(*arrays: Any) -> None:
+            self._number += 1
+            for array in _flat(arrays):
+                self._queued[id(array)] = array, self._number
+            queue(*arrays)
+
+        def of_all(wait: Any) -> Any:
+            def waits(*arrays: Any) -> Any:
+                self._waited = self._number
+                return wait(*arrays)
+
+            return waits
+
+        def of_array(wait: Any) -> Any:
+            def waits(array: Any) -> Any:
+                # Whatever was not queued is computed now, behind all that was.
+                _, number = self._queued.get(id(array), (None, self._number))
+                self._waited = max(self._waited, number)
+                return wait(array)
+
+            return waits
+
+        def embed(tokens: Any) -> Any:
+            if tokens.shape[0] > 1:
+                self._begun = [self._begun[1], self._number]
+            return self._embed(tokens)
+
+        self._queued.clear()
+        self._owner["embed_tokens"] = embed
+        try:
+            with (
+                replaced(mx, "async_eval", queued),
+                replaced(mx, "eval", of_all(mx.eval)),
+                replaced(mx, "synchronize", of_all(mx.synchronize)),
+                replaced(mx.array, "tolist", of_array(mx.array.tolist)),
+                replaced(mx.array, "item", of_array(mx.array.item)),
+            ):
+                yield
+        finally:
+            self._owner["embed_tokens"] = self._embed
+
+
+def _flat(arrays: Any) -> Iterator[Any]:
+    for each in arrays:
+        if isinstance(each, (list, tuple)):
+            yield from _flat(each)
+        else:
+            yield each
 
 
 def broken_prefill() -> dict[str, Any]:
@@ -799,19 +971,6 @@ def whose_turn() -> dict[str, Any]:
     return found
 
 
-def states() -> dict[str, dict[str, str]]:
-    """The state of each patch of the set, by the selection."""
-    import sglang_perf_patches
-
-    import_module(f"{wrapper_name().rpartition('.kv_cache')[0]}.model_runner")
-    found = {}
-    for selection in ("all", "all,-mlx.kv-arena"):
-        report = sglang_perf_patches.activate(selection)
-        found[selection] = {patch.id: patch.state for patch in report.patches}
-        sglang_perf_patches.deactivate()
-    return found
-
-
 def arena_nodes() -> dict[str, Any]:
     """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
     import sglang_perf_patches
@@ -996,7 +1155,7 @@ def judge_as_before_23470() -> None:
     patches = []
     known = {name: dict(hashes) for name, hashes in mlx.known.items()}
     for patch in mlx.patches:
-        if patch.id in {"mlx.decode-context", "mlx.step-mask"}:
+        if patch.id == "mlx.decode-context":
             (variant,) = (v for v in patch.variants if any("git-" in name for name in v.releases))
             # The class that `undo` changed would rightly count as a conflict.
             depends = [name for name in variant.depends if "BatchedDecodeContext" not in name]

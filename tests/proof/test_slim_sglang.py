@@ -32,17 +32,11 @@ BREAKS = {
         "return hidden[:, -self._rows :] if self.was_cut else hidden",
         "return hidden[:, : self._rows] if self.was_cut else hidden",
     ),
-    "mlx.merged-state": (
-        "mlx/merged_state.py",
-        "array[number : number + 1] for array in",
-        "array[:1] for array in",
-    ),
     "mlx.next-turn": (
         "mlx/next_turn.py",
         "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",
         "common = min(len(turn.tokens), len(prompt) - 1)",
     ),
-    "mlx.step-mask": ("mlx/step_mask.py", '("zeros", shape, dtype)', '("zeros", dtype)'),
     "mla.draft-metadata": (
         "mla/draft_metadata.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
@@ -114,7 +108,7 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     assert text.count(before) == 1
 
 
-QUICK = ("mlx.step-mask", "mla.page-table-bound", "mamba.mamba2-chunk-indices", "swa.pool-ratio")
+QUICK = ("mlx.last-row", "mla.page-table-bound", "mamba.mamba2-chunk-indices", "swa.pool-ratio")
 """One of each set, whose proof takes seconds."""
 
 

@@ -85,7 +85,7 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
 def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:
     good = example("0.5.11", EXAMPLES / "upgrade_gate.sh", "0.5.23")
     assert good.returncode == 0, good.stderr
-    assert "mlx.cache-growth" in good.stdout
+    assert "swa.tail-prealloc" in good.stdout
     bad = example("0.5.11", EXAMPLES / "upgrade_gate.sh", "0.5.8", SGLANG_PERF_PATCHES="mla")
     assert bad.returncode == 1, bad.stderr
     assert "chosen, and lost: mla.draft-metadata" in bad.stdout

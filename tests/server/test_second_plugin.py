@@ -139,12 +139,6 @@ def test_under_run_a_wrapper_is_reported(replaced: Seen) -> None:
     assert replaced.is_ours(":alloc_for_decode_prealloc")
 
 
-def test_what_a_patch_in_conflict_superseded_takes_its_place(replaced: Seen) -> None:
-    assert replaced.states["mlx.step-mask"] == ("live", "")
-    assert "mlx.step-mask" in replaced.run
-    assert "mlx.kv-arena" not in replaced.run
-
-
 def test_the_server_answers(wrapped: Seen) -> None:
     lengths = [request.max_tokens for request in _REQUESTS]
     assert [len(reply.split()) for reply in wrapped.replies] == lengths

@@ -72,6 +72,7 @@ RETIRED: dict[str, Retired] = {
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
     ),
+    "mlx.merged-state": Retired(since=_NEXT, because="no gain beyond the spread was measured"),
     "mla.verify-mask-fill": Retired(since=_NEXT, because=_NO_GAIN + " in an Engine"),
     "swa.free-without-sync": Retired(
         since=_NEXT,
@@ -84,6 +85,8 @@ RETIRED: dict[str, Retired] = {
 ALIASES: dict[str, Alias] = {
     "mamba.track-mask": Alias(since=_NEXT, patch="mamba.zero-sync"),
     "mla.shared-block-tables": Alias(since=_NEXT, patch="mla.draft-metadata"),
+    "mlx.cache-growth": Alias(since=_NEXT, patch="mlx.kv-arena"),
+    "mlx.step-mask": Alias(since=_NEXT, patch="mlx.kv-arena"),
 }
 """Old name → what it means."""
 

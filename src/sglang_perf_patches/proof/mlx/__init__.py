@@ -31,11 +31,6 @@ CASES: tuple[Case, ...] = tuple(
             "logits of every forward pass, tokens and logprobs",
         ),
         (
-            "merged-state",
-            "merged_state",
-            "logits of every forward pass, tokens, and steps that fail",
-        ),
-        (
             "next-turn",
             "next_turn",
             "logits of every forward pass, tokens, KV in the pool; with a window, logits to 1e-4",
@@ -48,18 +43,12 @@ CASES: tuple[Case, ...] = tuple(
         (
             "kv-arena",
             "kv_arena",
-            "logits of every forward pass, tokens, KV in the pool, and steps that fail",
+            "logits of every forward pass, tokens, KV in the pool; steps that fail, full buffers",
         ),
-        ("step-mask", "step_mask", "logits of every forward pass"),
         (
             "merged-cache",
             "merged_cache",
             "logits of every forward pass, tokens, and steps that fail",
-        ),
-        (
-            "cache-growth",
-            "cache_growth",
-            "logits past the end of a buffer, and stock's in buffers that do not end",
         ),
     )
 )

@@ -88,30 +88,6 @@ def last_row(inputs: Inputs) -> int:
     return compared
 
 
-def merged_state(inputs: Inputs) -> int:
-    """Joins, leaves, reorders, chained steps, single requests, cleared caches, failed steps."""
-    from ...sets.mlx.merged_state import COUNTS
-
-    patch = "mlx.merged-state"
-    drawn = [*inputs(playing.random_schedule), *inputs(playing.random_changes)]
-    scripted = [playing.SCRIPTED, playing.SETTLING, playing.FAILING_HYBRID]
-    compared = 0
-    with models.model("qwen3_next", "float32") as made:
-        compared += _same(patch, _Play(made, []), [*scripted, *drawn])
-        episodes = inputs(playing.random_episodes)
-        compared += _same(patch, _Play(made, [], radix=True), episodes)
-        with live(patch, beside=("mlx.kv-arena", "mlx.first-buffer")):
-            found = [asdict(Player(made).play(schedule)) for schedule in drawn]
-        expected = [_Play(made, []).stock(schedule) for schedule in drawn]
-        if differs(expected, found):
-            raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
-        COUNTS.clear()
-        compared += _same(patch, _Play(made, []), [playing.GROWING])
-    if not COUNTS["steps"] > 10 * COUNTS["merges"]:
-        raise Different(f"{patch}: {dict(COUNTS)}")
-    return compared
-
-
 def next_turn(inputs: Inputs) -> int:
     """Conversations: equal bit by bit where stock reads the same tokens' KV from the pool.
 
@@ -132,6 +108,9 @@ def next_turn(inputs: Inputs) -> int:
             expected = [_Play(made, [], radix=True).stock(schedule) for schedule in hits]
             if differs(expected, found):
                 raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
+    if _can_sample():
+        with models.model("qwen3", "float32") as made:
+            compared += _same(patch, _Play(made, [], radix=True, sampling=True), [playing.TALKING])
     if not COUNTS["continued"]:
         raise Different(f"{patch}: {dict(COUNTS)}")
     if "gpt_oss" in _further_models():
@@ -170,6 +149,9 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
         compared += _same(patch, _Play(made, [], radix=True), [*hits, *drawn])
         without = [playing.SCRIPTED, playing.EXTENDING]
         compared += _same(patch, _Play(made, []), without, ran=not needs_pool)
+        if _can_sample():
+            sampled = some(inputs, [playing.HITTING, playing.EXTENDING])
+            compared += _same(patch, _Play(made, [], radix=True, sampling=True), sampled)
     others = (
         ("qwen3", "bfloat16", False),
         ("qwen3", "bfloat16", True),
@@ -249,10 +231,23 @@ def kv_arena(inputs: Inputs) -> int:
         hits = [playing.HITTING, *drawn_hits[:_FEW]]
         compared += _same(patch, _Play(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
+        compared += _growing(patch, made, [playing.SCRIPTED, playing.SETTLING, *drawn])
+    with models.model("qwen3", "float32") as made:
         compared += _tried(
             patch, made, [playing.SCRIPTED, playing.GROWING, *drawn[:_FEW], *hits[:_FEW]]
         )
     return compared
+
+
+def _growing(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
+    """Buffers that end at once, patched, against wide ones in stock: its own attribute sets it."""
+    wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
+    with live(patch):
+        grown = [_with_buffers(made, 8, schedule) for schedule in schedules]
+    difference = differs(wide, grown)
+    if difference:
+        raise Different(f"{patch}, where buffers end: {difference}")
+    return len(schedules)
 
 
 def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
@@ -298,28 +293,9 @@ def merged_cache(inputs: Inputs) -> int:
     return compared
 
 
-def step_mask(inputs: Inputs) -> int:
-    """Equal and unequal lengths, with each kind of layer that the release can batch."""
-    return _all_models("mlx.step-mask", inputs)
-
-
 def decode_context(inputs: Inputs) -> int:
-    """The same as `step_mask`."""
+    """Equal and unequal lengths, with each kind of layer that the release can batch."""
     return _all_models("mlx.decode-context", inputs)
-
-
-def cache_growth(inputs: Inputs) -> int:
-    """Small buffers, patched, against large ones in stock; an attribute of stock sets the size."""
-    patch = "mlx.cache-growth"
-    schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
-    with models.model("qwen3", "float32") as made:
-        wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
-        with live(patch):
-            grown = [_with_buffers(made, 8, schedule) for schedule in schedules]
-    difference = differs(wide, grown)
-    if difference:
-        raise Different(f"{patch}: {difference}")
-    return len(schedules)
 
 
 @contextmanager

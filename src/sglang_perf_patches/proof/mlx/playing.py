@@ -215,18 +215,6 @@ FAILING: tuple[Step, ...] = (
 )
 """Steps of a stable batch that fail in the middle of the model and must have no effect."""
 
-FAILING_HYBRID: tuple[Step, ...] = (
-    ("join", "a", 9),
-    ("join", "b", 12),
-    ("decode", "ab"),
-    ("decode", "ab"),
-    ("fail", "ab", 3),
-    ("leave", "a"),
-    ("join", "c", 5),
-    ("decode", "c", 2),
-)
-"""The same with every other layer recurrent; after a failed step the state equals stock's."""
-
 HITTING: tuple[Step, ...] = (
     ("join", "a", 12),
     ("join", "b", 9),

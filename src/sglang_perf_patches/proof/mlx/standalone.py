@@ -21,6 +21,20 @@ _ENTERED = (
     "sglang.srt.hardware_backend",
     "sglang.srt.hardware_backend.mlx",
 )
+
+
+def _none_published() -> None:
+    raise ValueError("no server's arguments are published here")
+
+
+# A process without a server says so; a stand-in would say anything.
+_NO_SERVER: dict[str, dict[str, Any]] = {
+    "sglang.srt.server_args": {"get_global_server_args": _none_published},
+    "sglang.srt.runtime_context": {"RuntimeContext": None},
+    "sglang.srt.utils": {
+        f"is_{platform}": lambda: False for platform in ("hip", "npu", "xpu", "musa", "hpu", "cpu")
+    },
+}
 _OWN = ("sglang.srt.hardware_backend.mlx.", "sglang.srt.environ", "sglang.version")
 
 
@@ -57,6 +71,10 @@ class _Finder(lent.StandIns):
         if name.startswith("sglang.") and not name.startswith(_OWN):
             return ModuleSpec(name, self, is_package=True)
         return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to execute, but what tells that there is no server."""
+        vars(module).update(_NO_SERVER.get(module.__name__, {}))
 
 
 class _Nothing(Loader):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...model.patching import Gated, Patching
 from .buffer_ending import Ending
+from .buffer_growth import growing
 from .device import CUDNN_ATTENTION, attends_by_cudnn
 
 _MLX = "sglang.srt.hardware_backend.mlx"
@@ -86,15 +87,6 @@ def _install_without_growth(patching: Patching, cache: str) -> None:
     patching.drain(ending.is_idle, "the next prompt starts, which widens the requests' buffers")
     _install(patching, cache, ending)
 
-    def make_write(inner: Callable[..., None]) -> Callable[..., None]:
-        def write_token(self: Any, k: Any, v: Any) -> None:
-            """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
-            if self.offset >= self.max_seq_len:
-                self._grow(self.offset + 1)
-            inner(self, k, v)
-
-        return write_token
-
     def make_prefill(inner: Callable[..., Any]) -> Callable[..., Any]:
         def prefill_start(self: Any, *arguments: Any, **options: Any) -> Any:
             """Begin a prompt."""
@@ -105,7 +97,7 @@ def _install_without_growth(patching: Patching, cache: str) -> None:
 
         return prefill_start
 
-    patching.override(f"{cache}.write_token", make_write)
+    patching.override(f"{cache}.write_token", growing)
     patching.override(f"{RUNNER}.prefill_start", make_prefill)
 
 

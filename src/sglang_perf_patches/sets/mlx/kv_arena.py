@@ -15,9 +15,10 @@ from .arena import CUDNN_STEP, Arena, Layer, Rows
 from .arena_choice import COUNTS, Choice
 from .arena_moves import Moves
 from .arena_trial import Trial, is_proven
+from .buffer_growth import growing
 from .device import has_cuda
+from .padding import PaddingAndMask
 from .step_arrays import CORE, WRAPPER
-from .step_mask import PaddingAndMask
 
 if TYPE_CHECKING:
     from ...model.patching import Patching
@@ -32,25 +33,34 @@ ATTENTION = f"{_KV_CACHE}.attention_kv_cache:ContiguousAttentionKVCache"
 RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
 RELEASE = f"{RUNNER}._release_cache"
+CHAINED = f"{RUNNER}.decode_batch_start_chained"
 
 _STEP = "_sglang_perf_patches_arena"
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1."""
+    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
     _install(patching, CONTIGUOUS, "layer_caches")
+    patching.override(f"{CONTIGUOUS}.write_token", growing)
+
+
+def install_attention_without_growth(patching: Patching) -> None:
+    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
+    _install(patching, ATTENTION, "attention_layer_caches")
+    patching.override(f"{ATTENTION}.write_token", growing)
 
 
 def install_attention(patching: Patching) -> None:
-    """Serve releases from 0.5.13 on."""
+    """Serve releases from 0.5.15 on."""
     _install(patching, ATTENTION, "attention_layer_caches")
 
 
 def _install(patching: Patching, cache_class: str, field: str) -> None:
     core: Any = patching.module("mlx.core")
     rows = Rows(core, patching.get(cache_class))
-    choice = Choice(rows, Moves(rows))
-    trial = None if is_proven(core) else Trial(rows, choice, patching.gate)
+    moves = Moves(rows)
+    choice = Choice(rows, moves)
+    trial = None if is_proven(core) else Trial(rows, choice, moves, patching.gate)
     ran = patching.ran
     # Stock would write and read row by row, and MLX copies a shared buffer each time. In the
     # middle of a step the layers' lengths would differ.
@@ -60,34 +70,36 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
         def batched_decode(self: Any, x: Any, ctx: Any) -> Any:
             """Decode one layer from the batch's arena; x and the result are (batch, 1, hidden)."""
             known = vars(ctx)
-            step: _Step | None
+            step: _Step | _StepApart | None
             try:
                 step = known[_STEP]
             except KeyError:
                 step = known[_STEP] = _begin(choice, trial, core, ctx, field)
-            if step is None:
-                return inner(self, x, ctx)
-            layer = step.layer_for(self)
-            if layer is None:
+            if step is None or not step.has(self):
                 return inner(self, x, ctx)
             if step.trial is None:
                 ran.seen = True
-                return served(self, x, step, layer)
-            stock = inner(self, x, ctx)
-            step.trial.note(step.lengths, stock, served(self, x, step, layer))
-            return stock
-
-        def served(wrapper: Any, x: Any, step: _Step, layer: Layer) -> Any:
-            stands_in = _LayerStep(wrapper._inner, step, layer)
-            try:
-                context = step.context_for(wrapper, stands_in)
-                result = inner(_WrapperOf(wrapper, stands_in), x, context)
-            finally:
-                step.forget(stands_in)
+                result = step.decode(inner, self, x)
+            else:
+                result = inner(self, x, ctx)
+                step.trial.note(result, step.decode(inner, self, x))
             step.has_served()
             return result
 
         return batched_decode
+
+    def make_chained(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def decode_batch_start_chained(self: Any, prev: Any) -> Any:
+            """Build a step before the last one is read; a trial tells such steps from others."""
+            if trial is None:
+                return inner(self, prev)
+            trial.is_chained = True
+            try:
+                return inner(self, prev)
+            finally:
+                trial.is_chained = False
+
+        return decode_batch_start_chained
 
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def release_cache(self: Any, cache: list[Any]) -> None:
@@ -100,9 +112,12 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
     patching.override(CORE, lambda inner: _Core(inner, patching))
     patching.override(BATCHED_DECODE, make_decode)
     patching.override(RELEASE, make_release)
+    patching.override(CHAINED, make_chained)
 
 
-def _begin(choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str) -> _Step | None:
+def _begin(
+    choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str
+) -> _Step | _StepApart | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
@@ -111,8 +126,12 @@ def _begin(choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str)
         choice.leave(caches)
         return None
     if trial is not None and trial.is_needed(lengths):
-        arena = trial.arena_for(caches, lengths)
-        return None if arena is None else _Step(core, ctx, arena, field, trial)
+        tried = trial.begin(caches, lengths)
+        if tried is None:
+            return None
+        if tried.arena is None:
+            return _StepApart(ctx, tried.caches, field, trial)
+        return _Step(core, ctx, tried.arena, field, trial)
     arena = choice.arena_for(caches, lengths)
     if arena is None:
         return None
@@ -148,26 +167,24 @@ class _Step:
         else:
             self._context.pad_sizes = unpadded
 
-    def index_of(self, wrapper: Any) -> int:
-        """A layer's index among the attention layers."""
-        index: int = wrapper._layer_idx
-        return index if self._index is None else self._index[index]
-
-    def layer_for(self, wrapper: Any) -> Layer | None:
-        """The buffers of a wrapper's layer; None if it has none or attends to a window."""
+    def has(self, wrapper: Any) -> bool:
+        """Whether a wrapper's layer has buffers; one that attends to a window has none."""
         if getattr(wrapper, "_window_size", None) is not None:
-            return None
-        return self._arena.layers[self.index_of(wrapper)]
+            return False
+        return self._arena.layers[_index_of(wrapper, self._index)] is not None
 
-    def context_for(self, wrapper: Any, served: _LayerStep) -> Any:
-        """Stock's context without padding, and with one object as every cache of a layer."""
-        setattr(self._context, self._field, {self.index_of(wrapper): [served] * len(self.lengths)})
-        return self._context
-
-    def forget(self, served: _LayerStep) -> None:
-        """Break the cycle: it would hold the buffers, and MLX copies a buffer held elsewhere."""
-        setattr(self._context, self._field, {})
-        served.forget()
+    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
+        """Stock's method of a layer on its buffers; x and the result are (batch, 1, hidden)."""
+        index = _index_of(wrapper, self._index)
+        stands_in = _LayerStep(wrapper._inner, self, self._arena.layers[index])
+        # Stock's context without padding, and with one object as every cache of the layer.
+        setattr(self._context, self._field, {index: [stands_in] * len(self.lengths)})
+        try:
+            return inner(_WrapperOf(wrapper, stands_in), x, self._context)
+        finally:
+            # Break the cycle: it would hold the buffers, and MLX copies a buffer held elsewhere.
+            setattr(self._context, self._field, {})
+            stands_in.forget()
 
     def write(self, layer: Layer, keys: Any, values: Any) -> tuple[Any, Any]:
         """Append a token to each row.
@@ -213,12 +230,49 @@ class _Step:
         self._left -= 1
         if not self._left:
             if self.trial is not None:
-                self.trial.end_step(self.lengths)
+                self.trial.end_step()
             self._arena.lengths = [length + 1 for length in self.lengths]
             for layer in self._arena.layers:
                 if layer is not None:
                     for cache in layer.caches:
                         cache.offset += 1
+
+
+class _StepApart:
+    """A step that stock's code computes twice: from its own caches, and from rows set apart.
+
+    Attributes:
+        trial: compares the two.
+    """
+
+    def __init__(self, ctx: Any, caches: list[list[Any]], field: str, trial: Trial) -> None:
+        """`caches` are the rows, by layer, then by request; other caches where there are none."""
+        self.trial = trial
+        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
+        self._has_rows = [hasattr(each[0], "leave_arena") for each in caches]
+        self._left = sum(self._has_rows)
+        self._context = copy(ctx)
+        setattr(self._context, field, caches)
+
+    def has(self, wrapper: Any) -> bool:
+        """Whether a wrapper's layer has rows."""
+        return self._has_rows[_index_of(wrapper, self._index)]
+
+    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
+        """Stock's method of a layer on the rows; x and the result are (batch, 1, hidden)."""
+        return inner(wrapper, x, self._context)
+
+    def has_served(self) -> None:
+        """Count a layer; the step ends with the last one."""
+        self._left -= 1
+        if not self._left:
+            self.trial.end_step()
+
+
+def _index_of(wrapper: Any, index: Any) -> int:
+    """A layer's index among the attention layers."""
+    number: int = wrapper._layer_idx
+    return number if index is None else index[number]
 
 
 class _WrapperOf:
@@ -247,7 +301,7 @@ class _LayerStep:
     | attends, projects | stock's own code, on the arena's arrays |
     """
 
-    def __init__(self, module: Any, step: _Step, layer: Layer) -> None:
+    def __init__(self, module: Any, step: _Step, layer: Layer | None) -> None:
         self._module = module
         self._step: Any = step
         self._layer: Any = layer
@@ -305,7 +359,7 @@ class _OfAll:
 
 
 class _Core(PaddingAndMask):
-    """Like mlx.step-mask, creates padding and mask once, for layers that stock serves."""
+    """``mlx.core`` with padding and mask made once a step, for layers that stock serves."""
 
     def concatenate(self, arrays: Any, axis: int = 0) -> Any:
         """Concatenate K or V of the requests; an arena's layer has them in one array already.

@@ -1,19 +1,10 @@
-"""``mlx.step-mask``: creates padding and mask once per decode step, not in each layer."""
+"""Creates padding and mask once per decode step, not in each layer that stock serves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .step_arrays import CORE, StepArrays
-
-if TYPE_CHECKING:
-    from ...model.patching import Patching
-
-
-def install(patching: Patching) -> None:
-    """Let the layers of a step share their padding and their mask."""
-    patching.anytime("what layers share is stock's own arrays, kept on the context of their step")
-    patching.override(CORE, lambda inner: PaddingAndMask(inner, patching))
+from .step_arrays import StepArrays
 
 
 class PaddingAndMask(StepArrays):

@@ -1,4 +1,4 @@
-"""``mlx.step-mask`` on the released code: equal logits, and shared things are made once."""
+"""``mlx.kv-arena`` where stock's code decodes: equal logits, and shared things are made once."""
 
 from __future__ import annotations
 

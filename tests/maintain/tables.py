@@ -119,10 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         upstream.PAGE: lambda _: upstream.page(ROOT),
     }
     for patch in by_id(patch_sets).values():
-        if not patch.why:  # else the text of the page is still in the declaration
-            makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = partial(
-                pages.page, patch=patch, words=words[patch.id]
-            )
+        makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = partial(
+            pages.page, patch=patch, words=words[patch.id]
+        )
     stale = False
     for name, make in makers.items():
         path = ROOT / name

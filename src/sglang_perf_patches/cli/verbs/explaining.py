@@ -107,7 +107,7 @@ def _choice(chosen: Selection, patch: Patch) -> str:
 
 def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
-    said = _page(patch)
+    said = page.read(patch.id)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         **verdict_data(chosen, judged),
@@ -133,7 +133,7 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
 
 def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     patch = judged.patch
-    said = _page(patch)
+    said = page.read(patch.id)
     parts = [
         f"{patch.id} ({patch.kind}): {patch.summary}",
         f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
@@ -167,18 +167,6 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
-
-
-def _page(patch: Patch) -> page.Page:
-    """What its page says; its declaration, where a set's pages are not in that form yet."""
-    declared = page.Page(
-        condition=patch.condition,
-        gain=patch.gain,
-        figures=patch.figures,
-        why=patch.why,
-        how=patch.how,
-    )
-    return declared if patch.why else page.read(patch.id)
 
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:

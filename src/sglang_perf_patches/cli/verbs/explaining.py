@@ -120,6 +120,7 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
         "cost": said.cost,
         "goes_when": said.goes,
         "requires": list(patch.requires),
+        "proven_with": dict(patch.proven_with or {}),
         "superseded_by": list(patch.superseded_by),
         "definitions": [
             {"reference": reference, "role": role, "file": str(file or ""), "line": line}
@@ -155,6 +156,10 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
+    played = [name for name, check in (patch.proven_with or {}).items() if check]
+    if played:
+        text = f"a plain server; with these on: {', '.join(played)}"
+        parts.append(render.paragraph("Proven with", text))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
             parts.append(f"{title}: {', '.join(names)}")

@@ -20,6 +20,7 @@ from sglang_perf_patches.judge import downloads, source, verdict
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("play_setups.py")
 RELEASES = (
     *(
@@ -114,6 +115,10 @@ def test_a_released_server_gates_what_does_not_declare_a_feature(
 def test_every_check_that_is_named_exists() -> None:
     cases = {case.patch for case in proof.all_cases()}
     for patch in by_id(sets.load()).values():
-        for feature, check in (patch.proven_with or {}).items():
-            if check == "verify":
-                assert patch.id in cases, (patch.id, feature)
+        for check in filter(None, (patch.proven_with or {}).values()):
+            word, _, played = check.partition(" ")
+            if word == "verify":
+                assert (played or patch.id) in cases, (patch.id, check)
+                continue
+            text = (ROOT / word.rstrip(":")).read_text(encoding="utf-8")
+            assert not played or f"def {played}(" in text, (patch.id, check)

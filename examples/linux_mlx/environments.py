@@ -201,7 +201,7 @@ def _as_pip(uv: Environment) -> dict[str, str]:
 
 def _printed(by: Environment, *words: str) -> str:
     """What an environment's Python prints; nothing of errors."""
-    command = [by.python, *words]
+    command: list[str | Path] = [by.python, *words]
     return subprocess.run(command, capture_output=True, text=True, env=variables()).stdout
 
 

@@ -166,7 +166,7 @@ def test_bad_input_is_exit_2(throwaway: Throwaway, other: Path, words: tuple[str
 def declared(tree: source.Tree) -> PatchSet:
     """A set whose only patch is known as the tree has it."""
     references = ("sglang.srt.a:Worker.step", "sglang.srt.a:helper")
-    texts = {name: name for name in ("summary", "why", "how", "gain", "condition")}
+    texts = {name: name for name in ("summary",)}
     variant = Variant(releases=("1.0",), install="none:none", targets=references)
     known = {
         reference: {found.digest: ("1.0",)}

@@ -202,7 +202,7 @@ STATEMENTS = (
 
 def declared(module: str, names: tuple[str, ...]) -> tuple[Patch, ...]:
     """One patch for each name, which is all it changes."""
-    texts = dict.fromkeys(("summary", "why", "how", "gain", "condition"), "")
+    texts = dict.fromkeys(("summary",), "")
     return tuple(
         Patch(
             id=f"one.{name}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import page
+from sglang_perf_patches.cli import main, page
+from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import by_id
 from tests.maintain import pages
@@ -98,6 +100,23 @@ def test_no_page_and_no_text_are_an_empty_page(
     assert page.read("one.a") == page.Page()
     page.path("one.a").write_text(TEXT, encoding="utf-8")
     assert page.read("one.a").why == "Stock waits."
+
+
+@pytest.mark.parametrize("patch_id", ["swa.page-size-1", "mamba.gdn-prefill-graph"])
+def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = page.read(patch_id)
+    tree = ["--sglang-path", str(downloads.tree("0.5.23"))]
+    assert main(["explain", patch_id, "--json", *tree]) == 0
+    data = json.loads(capsys.readouterr().out)
+    for name in ("why", "how", "gain", "condition", "cost"):
+        assert data[name] == getattr(said, name)
+        assert data[name]
+    assert data["goes_when"] == said.goes
+    assert [tuple(row) for row in data["figures"]] == list(said.figures)
+    assert main(["explain", patch_id, *tree]) == 0
+    text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
+    for part in (said.why, said.how, said.gain, said.condition, said.cost, said.goes):
+        assert "".join(part.split()) in text
 
 
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:

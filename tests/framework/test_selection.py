@@ -15,7 +15,7 @@ from sglang_perf_patches.model.switch import is_off
 
 
 def sample() -> dict[str, Patch]:
-    texts = dict.fromkeys(("summary", "why", "how", "gain", "condition"), "")
+    texts = dict.fromkeys(("summary",), "")
     return {
         patch.id: patch
         for patch in (

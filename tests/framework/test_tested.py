@@ -9,8 +9,8 @@ from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, PatchSet
 from tests.maintain import ROOT, pages, tested
 
-PATCH = Patch(id="mla.a", summary="", why="", how="", gain="", condition="")
-OTHER = Patch(id="mla.b", summary="", why="", how="", gain="", condition="")
+PATCH = Patch(id="mla.a", summary="")
+OTHER = Patch(id="mla.b", summary="")
 SETS = [PatchSet("mla", "", (PATCH, OTHER))]
 
 

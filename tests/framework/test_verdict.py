@@ -12,7 +12,7 @@ from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 ONE = "def f():\n    return 1\n\n\ndef g():\n    return 1\n"
 TWO = "def f():\n    return 2\n\n\ndef g():\n    return 2\n"
-TEXTS = dict.fromkeys(("summary", "why", "how", "gain", "condition"), "")
+TEXTS = dict.fromkeys(("summary",), "")
 F, G, H = "sglang.srt.m:f", "sglang.srt.m:g", "sglang.srt.m:h"
 
 Known = dict[str, dict[str, tuple[str, ...]]]

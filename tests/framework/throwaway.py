@@ -77,7 +77,7 @@ def declare(id, *, install, targets, releases=("1.0",), **more):
     variant = Variant(
         releases=releases, install=f"throwaway_installs:{install}", targets=targets, **of_variant
     )
-    texts = {name: name for name in ("summary", "why", "how", "gain", "condition")}
+    texts = {name: name for name in ("summary",)}
     return Patch(id=id, variants=(variant,), **texts, **more)
 
 

@@ -2,8 +2,8 @@
 
 ``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart (see
 `gains`) and all of ``tests/releases/verdicts.md``. It also rewrites the blocks of every patch's
-page (see `pages`) and the page of what was tested (see `tested`). ``--check`` only says whether
-they are current.
+page (see `pages`), the page of what was tested (see `tested`) and that of upstream's own tests (see
+`upstream`). ``--check`` only says whether they are current.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_perf_patches.judge.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
 
-from . import ROOT, gains, pages, tested
+from . import ROOT, gains, pages, tested, upstream
 from .gains import Gain
 
 Words = dict[str, dict[str, str]]
@@ -116,12 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gains.CHART: lambda _: gains.chart(first),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
+        upstream.PAGE: lambda _: upstream.page(ROOT),
     }
     for patch in by_id(patch_sets).values():
-        if not patch.why:  # else the text of the page is still in the declaration
-            makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = partial(
-                pages.page, patch=patch, words=words[patch.id]
-            )
+        makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = partial(
+            pages.page, patch=patch, words=words[patch.id]
+        )
     stale = False
     for name, make in makers.items():
         path = ROOT / name

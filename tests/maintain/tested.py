@@ -33,7 +33,8 @@ known releases are sglang {releases.KNOWN[0]} … {releases.KNOWN[-1]};
 [verdicts.md](../releases/verdicts.md) lists which patch applies to which.
 
 The test suite is not on this page: `python3 -m tests --all` compares patches with stock on the
-released code of these releases, on a CPU, and commits no results.
+released code of these releases, on a CPU, and commits no results. Upstream's own unit tests, which
+nobody here wrote, are on [a page of their own](upstream.md).
 """
 
 

@@ -31,6 +31,8 @@ from hypothesis import strategies as st
 
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
+from sglang_perf_patches.live.published import Published
+from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.proof.mamba import compared
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import Batch, Request
@@ -39,6 +41,7 @@ from sglang_perf_patches.proof.mamba.play import Play
 from sglang_perf_patches.proof.mamba.rig import Rig, called
 from sglang_perf_patches.proof.mamba.runner import Runner
 from sglang_perf_patches.sets.mamba import gdn_prefill_graph, prefill_tables
+from sglang_perf_patches.sets.mamba.proven import PROVEN
 
 FLA = "sglang.kernels.ops.attention.fla"
 BLOCK = 8
@@ -130,18 +133,20 @@ def tiles() -> dict[str, list[Any]]:
 # -- who is served ---------------------------------------------------------------------------------
 
 
-def gates() -> dict[str, str | None]:
-    """Why servers are left to stock, by how they are started: the release resolves it."""
+def gates() -> dict[str, list[str]]:
+    """What gates the patch on servers, by how they are started: the release resolves it."""
     context = importlib.import_module("sglang.srt.runtime_context")
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     backend = compared.gdn().rig.backend
-    found: dict[str, str | None] = {}
+    assert gdn_prefill_graph.unserved(backend, importlib.import_module) is None
+    found: dict[str, list[str]] = {}
     for name, given_ in SPELLINGS.items():
         made = called(
             arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
         )
-        with context.use_context(context.create_context(made, role="scheduler")):
-            found[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
+        held = context.create_context(made, role="scheduler")
+        on = FEATURES.of(Published(made, held)).keys()
+        found[name] = sorted(on - PROVEN[compared.PREFILL_GRAPH].keys())
     return found
 
 

@@ -48,13 +48,15 @@ def test_a_batch_of_another_tile_does_not_fit(graphs: Found, release: str) -> No
 @EACH
 def test_the_gate_reads_what_the_release_resolved(graphs: Found, release: str) -> None:
     """``--attn-dp-size`` leaves ``enable_dp_attention`` False."""
-    said = graphs(release)["gates"]
-    assert {name for name, reason in said.items() if reason is None} == {"plain", "--tp-size 2"}
-    pads = "data-parallel attention and gathered experts pad a batch"
-    for name in ("--attn-dp-size 2", "--enable-dp-attention", "--moe-dense-tp-size 1"):
-        assert said[name] == pads
-    assert said["--enable-two-batch-overlap"] == "two-batch overlap splits a batch"
-    assert said["--attn-cp-size 2"] == "context parallelism splits a prefill"
+    assert graphs(release)["gates"] == {
+        "plain": [],
+        "--tp-size 2": ["tensor-parallel"],
+        "--attn-dp-size 2": ["dp-attention", "tensor-parallel"],
+        "--enable-dp-attention": ["dp-attention", "tensor-parallel"],
+        "--enable-two-batch-overlap": ["two-batch-overlap"],
+        "--attn-cp-size 2": ["context-parallel", "tensor-parallel"],
+        "--moe-dense-tp-size 1": ["expert-parallel", "tensor-parallel"],
+    }
 
 
 @EACH

@@ -13,7 +13,6 @@ from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runne
 from sglang.srt.speculative import eagle_worker_v2 as module
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla import flash
 from sglang_perf_patches.proof.mla.rig import Room, furnished, server_args
@@ -59,17 +58,6 @@ def run() -> None:
             assert captured(**{attribute: True}) is None
         assert captured(fa_impl_ver=4) is None
         assert captured(topk=2) is None
-    for option in (
-        {"enable_two_batch_overlap": True},
-        {"pp_size": 2},
-        {"speculative_adaptive": True},
-        {"speculative_token_map": "tokens.pt"},
-        {"enable_dp_attention": True},
-    ):
-        with live(PATCH, ran=False):
-            assert captured(**option) is None
-            report = sglang_perf_patches.activate(PATCH)
-            assert report.of(PATCH).state == "gated", option
     if IN_GRAPH:
         with_host_lengths()
         if PUBLISHES_EARLY:
@@ -80,9 +68,7 @@ def run() -> None:
 def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
     """The page tables of a backend whose draft-extend was captured, else None."""
     graphs = Room(decode=Room(backend="full"))
-    given = server_args(
-        disable_cuda_graph=False, model_impl="auto", cuda_graph_config=graphs, **_options(more)
-    )
+    given = server_args(disable_cuda_graph=False, model_impl="auto", cuda_graph_config=graphs)
     made: list[Any] = []
 
     class Recorder:
@@ -101,11 +87,6 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
         for name, value in _lent(given, Recorder, Room()).items():
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, value))
-        utils: Any = import_module("sglang.srt.utils")
-        synced = bool(more.get("enable_dp_attention"))
-        code = utils.require_mlp_sync.__code__
-        if not code.co_argcount or "get_parallel" in code.co_names:  # from 0.5.17 on
-            stack.enter_context(mock.patch.object(utils, "require_mlp_sync", _answering(synced)))
         if off:
             stack.enter_context(
                 mock.patch.dict(os.environ, {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"})
@@ -115,8 +96,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
         runner = flash.runner_of(1)
         backend = flash.make(runner)
         for name, value in more.items():
-            if name not in _OPTIONS:
-                setattr(backend, name, value)
+            setattr(backend, name, value)
         worker = Worker(
             server_args=given,
             draft_runner=runner,
@@ -146,23 +126,6 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
             made[0].decode_cuda_graph_metadata["page_table"],
             made[0].decode_cuda_graph_metadata["page_table_draft_decode"],
         ]
-
-
-def _answering(answer: bool) -> Any:
-    def require_mlp_sync() -> bool:
-        return answer
-
-    return require_mlp_sync
-
-
-_OPTIONS = (
-    *("enable_two_batch_overlap", "pp_size", "enable_dp_attention"),
-    *("speculative_adaptive", "speculative_token_map"),
-)
-
-
-def _options(more: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in more.items() if name in _OPTIONS}
 
 
 def _drafts() -> Any:

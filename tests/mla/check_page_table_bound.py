@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sglang_perf_patches
 from sglang_perf_patches.proof import Different
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla import flash
@@ -27,13 +26,6 @@ def run() -> None:
         backend.init_cuda_graph_state(4, 16)
         table = backend.draft_extend_metadata["page_table"]
         assert table.is_contiguous(), "drafts with topk > 1 are left to stock"
-    given = flash.arguments(1)
-    given.dcp_size = 2
-    with live(PATCH, ran=False), furnished(given, flash.module.__name__):
-        backend = flash.make(flash.runner_of(1))
-        backend.init_cuda_graph_state(4, 16)
-        assert backend.draft_extend_metadata["page_table"].is_contiguous()
-        assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated"
 
 
 def fails(mode: str, *, graph: bool) -> bool:

@@ -113,22 +113,11 @@ DECISIONS: list[tuple[dict[str, Any], bool, bool]] = [
     ),
 ]
 UNSERVED = (
-    {"enable_two_batch_overlap": True},
-    {"speculative_algorithm": "NGRAM"},
-    {"speculative_adaptive": True},
-    {"enable_forward_pass_metrics": True},
-    {"speculative_algorithm": "DFLASH"},
-    {"pp_size": 2},
     {
         "get_model_config": lambda: Room(
             hf_text_config=Room(rope_scaling={"mrope_section": [1, 1, 2]})
         )
     },
-    *(
-        ({"enable_breakable_cuda_graph": True}, {"enforce_piecewise_cuda_graph": True})
-        if PIECEWISE
-        else ()
-    ),
 )
 
 

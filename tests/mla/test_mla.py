@@ -16,8 +16,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source, verdict
-from sglang_perf_patches.model.patching import Gated
-from sglang_perf_patches.sets.mla import situations
+from sglang_perf_patches.sets.mla import scales
 
 Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
 Shown = Callable[..., tuple[str, ...]]
@@ -65,51 +64,6 @@ def test_every_patch_is_proved_on_some_release() -> None:
     assert set(PATCHES) == {id for release in RELEASES for id in applying(release)}
 
 
-PLAIN = {
-    "enable_two_batch_overlap": False,
-    "speculative_algorithm": "EAGLE",
-    "pp_size": 1,
-    "enable_unified_memory": False,
-    "dcp_size": 1,
-}
-SITUATIONS = [
-    ("enable_two_batch_overlap", True, "two-batch overlap", {"VERIFY"}),
-    ("speculative_algorithm", "NGRAM", "ngram", {"VERIFY"}),
-    ("speculative_algorithm", "ngram", "ngram", {"VERIFY"}),
-    ("pp_size", 2, "pipeline parallelism", {"VERIFY"}),
-    ("enable_unified_memory", True, "unified memory", {"VERIFY", "DRAFT_TABLES"}),
-    ("dcp_size", 2, "context parallelism", {"VERIFY", "DRAFT_TABLES"}),
-]
-
-
-@pytest.mark.parametrize(("option", "value", "said", "left"), SITUATIONS)
-@pytest.mark.parametrize("reasons", ["VERIFY", "DRAFT_TABLES"])
-def test_situations_that_are_left_to_stock_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-    option: str,
-    value: object,
-    said: str,
-    left: set[str],
-    reasons: str,
-) -> None:
-    def served(arguments: SimpleNamespace) -> tuple[bool, list[str]]:
-        gates: list[str] = []
-        patching: Any = SimpleNamespace(gate=gates.append)
-        monkeypatch.setattr(situations, "server_arguments", lambda: arguments)
-        asked = situations.Served(patching, *getattr(situations, reasons))
-        assert asked() == asked()
-        return asked(), gates
-
-    assert served(SimpleNamespace(**PLAIN)) == (True, [])
-    answer, gates = served(SimpleNamespace(**{**PLAIN, option: value}))
-    if reasons not in left:
-        assert (answer, gates) == (True, []), "it has nothing to do with the patch's work"
-        return
-    assert not answer
-    assert len(gates) == 1
-    assert said in gates[0]
-
-
 @pytest.mark.parametrize(
     ("quantization", "config", "answer"),
     [
@@ -127,18 +81,4 @@ def test_one_activation_scale_for_all_rows(
     model = SimpleNamespace(
         quantization=quantization, hf_config=SimpleNamespace(quantization_config=config)
     )
-    assert situations.one_scale(model) == answer
-
-
-PLATFORMS = ("is_hip", "is_npu", "is_xpu", "is_musa")
-
-
-@pytest.mark.parametrize("platform", PLATFORMS)
-def test_accelerators_that_are_left_to_stock(platform: str) -> None:
-    def patching(yes: str) -> Any:
-        asks = {name: (lambda name=name: name == yes) for name in PLATFORMS}
-        return SimpleNamespace(module=lambda _: SimpleNamespace(**asks))
-
-    situations.refuse_platforms(patching("none"))
-    with pytest.raises(Gated):
-        situations.refuse_platforms(patching(platform))
+    assert scales.one_scale(model) == answer

@@ -1,10 +1,11 @@
-"""Play cases of ``verify`` in other set-ups: ``python play_setups.py FEATURE PATCH …``.
+"""Play cases of ``verify`` in other set-ups: ``python play_setups.py FEATURES PATCH …``.
 
-The release is on PYTHONPATH. A server with the feature on is published as the release publishes it,
-so that whoever is gated there is, and the cases are played with its arguments. FEATURE ``-`` adds
-none: what the cases have on by themselves. Prints one JSON line a patch: ``patch``; the features
-that were ``on`` in what the case was played with; and ``compared``, or what else a case answers. A
-release that has no such feature, or refuses it here, answers ``refused``.
+The release is on PYTHONPATH. A server with the features on, whose names commas join, is published
+as the release publishes it, so that whoever is gated there is; and the cases are played with its
+arguments. FEATURES ``-`` adds none: what the cases have on by themselves. Prints one JSON line a
+patch: ``patch``; the features that were ``on`` in what the case was played with; and ``compared``,
+or what else a case answers. Features that the release has not are left out; where it refuses the
+server there is one line, ``refused`` and why.
 """
 
 from __future__ import annotations
@@ -27,36 +28,47 @@ from read_setups import MODEL, fields  # noqa: E402
 
 from sglang_perf_patches import proof  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
+from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 from sglang_perf_patches.proof import given, worker  # noqa: E402
 
+OWN = ("pages", "draft-trees", "tracked-states")
+"""What cases have on by themselves, of several sizes or with a model that has it."""
 
-def main(feature: str, patches: list[str]) -> None:
-    """Publish a server with the feature, and play."""
+
+def main(names: str, patches: list[str]) -> None:
+    """Publish a server with the features, and play."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"
-    found = next((each for each in FEATURES.all if each.name == feature), None)
+    chosen = [each for each in FEATURES.all if each.name in names.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
-        refused = _publish(folder, found) if found else ""
+        refused = _publish(folder, chosen) if chosen else ""
         if refused:
             print(json.dumps({"refused": refused}))
             return
-        cases = [case for case in proof.all_cases() if case.patch in patches]
-        for case in cases:
+        for case in proof.all_cases():
+            if case.patch not in patches:
+                continue
             given.MADE.clear()
-            (line,) = worker.run([case], _one)
-            on = {name for made in given.MADE for name in FEATURES.of(_Made(made))}
+            (line,) = worker.run([case], _few)
+            # A case that makes none reads those of the process.
+            made = [_Made(each) for each in given.MADE] or [published.published()]
+            on = {name for each in made for name in FEATURES.of(each)}
             print(json.dumps({**line, "on": sorted(on)}), flush=True)
 
 
-def _publish(model: str, feature: Any) -> str:
-    """Have the feature on in this process; why not, if the release has it not."""
+def _publish(model: str, chosen: list[Feature]) -> str:
+    """Have features on in this process; why not, if the release refuses them."""
     from sglang.srt import server_args
 
     known = fields(server_args.ServerArgs)
-    some = {name: value for name, value in feature.example.items() if name in known}
-    if not set(some) & set(feature.arguments()):
-        return "the release has no such argument"
+    chosen = [
+        each
+        for each in chosen
+        if each.name not in OWN and known & set(each.arguments()) & set(each.example)
+    ]
+    asked = {name: value for each in chosen for name, value in each.example.items()}
+    some = {name: value for name, value in asked.items() if name in known}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             made = server_args.ServerArgs(
@@ -65,7 +77,8 @@ def _publish(model: str, feature: Any) -> str:
             server_args.set_global_server_args_for_scheduler(made)
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"[:200]
-    assert feature.name in FEATURES.of(published.published())
+    off = {each.name for each in chosen} - FEATURES.of(published.published()).keys()
+    assert not off, off
     given.MORE.update(some)
     return ""
 
@@ -77,7 +90,7 @@ class _Made(published.Published):
         return {}
 
 
-def _one(draw: Any, count: int | None = None) -> list[Any]:
+def _few(draw: Any, count: int | None = None) -> list[Any]:
     return [draw(Random(seed)) for seed in range(min(count or 2, 2))]
 
 

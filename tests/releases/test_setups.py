@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import released
+from arguments import arguments
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import by_id
 
@@ -43,24 +41,6 @@ BRINGS = {
     "unified-memory": {"page-major"},
 }
 """What a release may switch on together with a feature."""
-
-
-@cache
-def arguments(release: str) -> frozenset[str]:
-    """The fields of `ServerArgs` in a release's source, which is not imported."""
-    folder = downloads.tree(release) / "sglang" / "srt"
-    found: set[str] = set()
-    for path in [folder / "server_args.py", *(folder / "arg_groups" / "fields").glob("*.py")]:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and (
-                node.name == "ServerArgs" or path.name != "server_args.py"
-            ):
-                found |= {
-                    each.target.id
-                    for each in node.body
-                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-                }
-    return frozenset(found)
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)

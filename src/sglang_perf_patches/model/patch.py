@@ -1,5 +1,7 @@
 """What a patch is: frozen declarations that `list`, `explain`, the docs and the tests all read.
 
+What a person wants to know of it, why, how and for whom, is on its page (see `cli.page`).
+
 A declaration names *definitions* by reference, ``"package.module:Qual.name"``, and never imports
 what it names. The code that changes them is named by reference too, so that a verdict costs no
 import of sglang, torch or mlx.
@@ -97,13 +99,7 @@ class Patch:
         id: ``"set.name"``.
         kind: see `Kind`.
         summary: one line for ``list``.
-        why: what stock does, and what it costs.
-        how: what the patch does instead, and when it leaves the work to stock.
-        gain: who gains how much, and who does not.
-        figures: what was measured: rows of cells, of which the first is the heading. A row with
-            nothing but its first cell is a heading too.
         worth: why it is on by default; None for a policy.
-        condition: when there is a gain, and when there is none.
         upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
         upstream_note: what upstream has of it that is not built in, as half a sentence.
         built_in_since: the first release that needs no patch; None if none does.
@@ -123,12 +119,7 @@ class Patch:
     id: str
     kind: Kind = "exact"
     summary: str
-    why: str = ""
-    how: str = ""
-    gain: str = ""
-    figures: tuple[tuple[str, ...], ...] = ()
     worth: Worth | None = None
-    condition: str = ""
     upstream: tuple[str, ...] = ()
     upstream_note: str = ""
     built_in_since: str | None = None

@@ -107,7 +107,7 @@ def _choice(chosen: Selection, patch: Patch) -> str:
 
 def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
-    said = _page(patch)
+    said = page.read(patch.id)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         **verdict_data(chosen, judged),
@@ -120,6 +120,7 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
         "cost": said.cost,
         "goes_when": said.goes,
         "requires": list(patch.requires),
+        "proven_with": dict(patch.proven_with or {}),
         "superseded_by": list(patch.superseded_by),
         "definitions": [
             {"reference": reference, "role": role, "file": str(file or ""), "line": line}
@@ -133,7 +134,7 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
 
 def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     patch = judged.patch
-    said = _page(patch)
+    said = page.read(patch.id)
     parts = [
         f"{patch.id} ({patch.kind}): {patch.summary}",
         f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
@@ -155,6 +156,10 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
+    played = [name for name, check in (patch.proven_with or {}).items() if check]
+    if played:
+        text = f"a plain server; with these on: {', '.join(played)}"
+        parts.append(render.paragraph("Proven with", text))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
             parts.append(f"{title}: {', '.join(names)}")
@@ -167,18 +172,6 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
-
-
-def _page(patch: Patch) -> page.Page:
-    """What its page says; its declaration, where a set's pages are not in that form yet."""
-    declared = page.Page(
-        condition=patch.condition,
-        gain=patch.gain,
-        figures=patch.figures,
-        why=patch.why,
-        how=patch.how,
-    )
-    return declared if patch.why else page.read(patch.id)
 
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -4,7 +4,6 @@ from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
 from .proven import PROVEN
-from .situations import UTILS
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
 
@@ -70,7 +69,6 @@ _ZERO_SYNC = Patch(
         Variant(
             releases=releases,
             install=f"{_SETS}.zero_sync:install",
-            awaits=(UTILS,),
             targets=(
                 *_SCHEDULER_TARGETS,
                 *_SSM_TARGET,
@@ -111,28 +109,24 @@ _LIGHTNING_ROWS = Patch(
         Variant(
             releases=between("0.5.10", "0.5.12.post1"),
             install=f"{_SETS}.lightning_rows:install_for_minimax",
-            awaits=(UTILS,),
             targets=_LIGHTNING_TARGETS,
             depends=_LIGHTNING_DEPENDS,
         ),
         Variant(
             releases=between("0.5.13", "0.5.16"),
             install=f"{_SETS}.lightning_rows:install",
-            awaits=(UTILS,),
             targets=(*_SCHEDULER_TARGETS, *_LIGHTNING_TARGETS),
             depends=(*_ENTRY, *_LIGHTNING_DEPENDS),
         ),
         Variant(
             releases=between("0.5.17", "0.5.20"),
             install=f"{_SETS}.lightning_rows:install_with_track_store",
-            awaits=(UTILS,),
             targets=(*_SCHEDULER_TARGETS, *_LIGHTNING_TARGETS, _TRACK_STORE),
             depends=(*_ENTRY, *_LIGHTNING_DEPENDS),
         ),
         Variant(
             releases=between("0.5.21", "0.5.23"),
             install=f"{_SETS}.lightning_rows:install_on_own_lists",
-            awaits=(UTILS,),
             targets=(*_LIGHTNING_TARGETS, _TRACK_STORE),
             depends=(*_OWN_LISTS, *_LIGHTNING_DEPENDS),
         ),
@@ -153,7 +147,6 @@ _CHUNK_INDICES = Patch(
         Variant(
             releases=releases,
             install=f"{_SETS}.chunk_indices:{install}",
-            awaits=(UTILS,),
             targets=(
                 f"{_METADATA}:Mamba2Metadata.prepare_mixed",
                 f"{_METADATA}:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
@@ -176,7 +169,6 @@ _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
 _BACKENDS = "sglang.srt.model_executor.runner_backend"
 _GRAPHS = f"{_BACKENDS}.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
-_UTILS_COMMON = "sglang.srt.utils.common"
 
 _PREFILL_GRAPH = Patch(
     id="mamba.gdn-prefill-graph",
@@ -194,7 +186,6 @@ _PREFILL_GRAPH = Patch(
         Variant(
             releases=between("0.5.22", "0.5.23"),
             install=f"{_SETS}.gdn_prefill_graph:install",
-            awaits=(UTILS,),
             targets=(
                 f"{_GDN}.forward_extend",
                 f"{_BASE}._track_mamba_state_extend",
@@ -247,7 +238,6 @@ _PREFILL_GRAPH = Patch(
                 f"{_POOL}.mamba2_layer_index",
                 f"{_POOL}.mamba2_layer_cache",
                 f"{_LOADS}.wait_until",
-                f"{_UTILS_COMMON}:require_mlp_sync",
                 f"{_ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
                 f"{_ATTENTION}.mamba.causal_conv1d:causal_conv1d_fn",
                 f"{_CONV}:causal_conv1d_fn",
@@ -283,7 +273,6 @@ _PREFILL_GRAPH_TRITON = Patch(
         Variant(
             releases=between("0.5.22", "0.5.23"),
             install=f"{_SETS}.gdn_prefill_graph_triton:install",
-            awaits=(UTILS,),
             targets=(),
             adds=(f"{_GDN}.{KERNEL}",),
             depends=(

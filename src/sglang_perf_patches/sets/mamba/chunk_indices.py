@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from .situations import refuse_platforms
-
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -22,13 +20,11 @@ _lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
 
 def install(patching: Patching) -> None:
     """Compute the chunks from the host's lengths, and send them to the device in one copy."""
-    refuse_platforms(patching)
     _install(patching, _with_prefixes)
 
 
 def install_masked(patching: Patching) -> None:
     """As `install`, for 0.5.14, whose question about prefixes is put to the track mask too."""
-    refuse_platforms(patching)
     _install(patching, _with_prefixes_and_mask)
 
 

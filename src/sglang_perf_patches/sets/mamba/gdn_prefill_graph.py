@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from .situations import refuse_platforms
-
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -47,7 +45,6 @@ _TABLES = "_sglang_perf_patches_tables"
 
 def install(patching: Patching) -> None:
     """Let the backend take part, with tables in place of computed indices."""
-    refuse_platforms(patching)
     wait_for_graphs(patching)
     adds = {
         "supports_prefill_graph_extend": _supports(patching),
@@ -98,8 +95,6 @@ def unserved(backend: Any, modules: Any) -> str | None:
         modules: returns an imported module by its name.
     """
     gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
-    context = modules("sglang.srt.runtime_context")
-    parallel = context.get_parallel()
     own = backend.kernel_dispatcher.extend_kernel
     cache = backend.req_to_token_pool.mamba_pool.mamba_cache
     if type(backend) is not gdn.GDNAttnBackend:
@@ -111,17 +106,6 @@ def unserved(backend: Any, modules: Any) -> str | None:
             f"{type(own).__name__} picks its algorithm by the batch; only "
             "--linear-attn-prefill-backend triton can be captured"
         )
-    if backend.enable_mis:
-        return "multi-item scoring cuts a request into items"
-    if backend.enable_unified_memory:
-        return "it was not proven with the unified memory pool"
-    # As the release resolved them: each has several spellings, and defaults that a model sets.
-    if parallel.attn_dp_enabled or modules("sglang.srt.utils.common").require_mlp_sync():
-        return "data-parallel attention and gathered experts pad a batch"
-    if context.get_exec().overlap.enable_two_batch_overlap:
-        return "two-batch overlap splits a batch"
-    if parallel.attn_cp_size > 1:
-        return "context parallelism splits a prefill"
     if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
         return "the states of a layer are not contiguous"
     return _other_chunks(modules)

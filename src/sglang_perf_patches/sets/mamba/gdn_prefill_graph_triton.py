@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .situations import refuse_platforms
-
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
@@ -15,7 +13,6 @@ _BACKEND = f"{_LINEAR}.gdn_backend:GDNAttnBackend"
 
 def install(patching: Patching) -> None:
     """Provide Triton's kernel to `gdn_prefill_graph` if the server's own is FlashInfer's."""
-    refuse_platforms(patching)
     from .gdn_prefill_graph import KERNEL, wait_for_graphs
 
     wait_for_graphs(patching)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from .situations import refuse_platforms
 from .track_rows import record_from_entries
 
 if TYPE_CHECKING:
@@ -17,27 +16,23 @@ _KEPT = "_sglang_perf_patches_kept"
 
 def install_for_minimax(patching: Patching) -> None:
     """0.5.10 to 0.5.12.post1: no layer tracks; those of ``minimax`` cut the batch by scalars."""
-    refuse_platforms(patching)
     _select_by_rows(patching, ("minimax",), tracks=False)
 
 
 def install(patching: Patching) -> None:
     """0.5.13 to 0.5.16: both kernels' layers select the tracked rows by the mask."""
-    refuse_platforms(patching)
     record_from_entries(patching)
     _select_by_rows(patching, ("seg_la", "minimax"))
 
 
 def install_with_track_store(patching: Patching) -> None:
     """0.5.17 to 0.5.20: the layers of ``seg_la`` also plan the states that its kernel stores."""
-    refuse_platforms(patching)
     record_from_entries(patching)
     _plan_stores(patching)
 
 
 def install_on_own_lists(patching: Patching) -> None:
     """0.5.21 on: the same, and the ForwardBatch has the lists."""
-    refuse_platforms(patching)
     _plan_stores(patching)
 
 

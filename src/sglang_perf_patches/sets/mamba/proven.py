@@ -1,17 +1,21 @@
-"""With which features of a server each mamba patch was proven, and by which check."""
+"""With which features of a server each mamba patch was proven, and by which check.
 
-from ...model.setups import all_but
+``verify`` is the patch's own case, played with the feature's arguments in the server that the
+process publishes (``tests/releases/test_played.py``).
+"""
 
-_PLATFORMS = ("hip", "npu", "xpu", "musa", "hpu", "cpu", "other-device")
-_GRAPH = (
-    *(*_PLATFORMS, "unified-memory", "context-parallel", "dp-attention", "expert-parallel"),
-    *("two-batch-overlap", "items"),
+_ALL = (
+    *("tracked-states", "pages", "data-parallel", "no-overlap", "no-cuda-graphs"),
+    *("quantised-kv", "quantised-weights", "priorities"),
 )
 
 PROVEN = {
-    "mamba.zero-sync": all_but(*_PLATFORMS),
-    "mamba.lightning-rows": all_but(*_PLATFORMS),
-    "mamba.mamba2-chunk-indices": all_but(*_PLATFORMS),
-    "mamba.gdn-prefill-graph": all_but(*_GRAPH),
-    "mamba.gdn-prefill-graph-triton": all_but(*_GRAPH),
+    name: dict.fromkeys(features, "verify")
+    for name, features in {
+        "mamba.zero-sync": (*_ALL, "mixed-chunks", "no-radix-cache"),
+        "mamba.lightning-rows": _ALL,
+        "mamba.mamba2-chunk-indices": _ALL,
+        "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
+        "mamba.gdn-prefill-graph-triton": (*_ALL, "hierarchical-cache"),
+    }.items()
 }

@@ -9,7 +9,6 @@ SUMMARY = "host syncs and dead metadata work in speculative decoding"
 _HERE = "sglang_perf_patches.sets.mla"
 _ATTENTION = "sglang.srt.layers.attention"
 _SPECULATIVE = "sglang.srt.speculative"
-_UTILS = "sglang.srt.utils"
 _TRTLLM = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLABackend"
 _TRTLLM_DRAFT = f"{_ATTENTION}.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 _FLASHINFER_MLA_DRAFT = f"{_ATTENTION}.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
@@ -53,7 +52,7 @@ def _draft_replay(first: str, last: str, *heirs: str) -> Variant:
             f"{_TRTLLM}.forward_decode",
             *heirs,
         ),
-        awaits=(_UTILS, _FORWARD_BATCH),
+        awaits=(_FORWARD_BATCH,),
     )
 
 
@@ -75,7 +74,6 @@ def _draft_out_graph(first: str, last: str, *heirs: str) -> Variant:
             f"{_TRTLLM}.forward_decode",
             *heirs,
         ),
-        awaits=(_UTILS,),
     )
 
 
@@ -191,14 +189,14 @@ _SYNC_OPT_OUT = Patch(
                 f"{_FORWARD}.init_piecewise_cuda_graphs",
                 f"{_FORWARD}.forward_extend",
             ),
-            awaits=(_UTILS, _FORWARD_BATCH),
+            awaits=(_FORWARD_BATCH,),
         ),
         Variant(
             releases=between("0.5.14", "0.5.15.post1"),
             install=f"{_HERE}.sync_opt_out:install_hybrid",
             targets=_OPT_OUT_TARGETS,
             depends=(*_OPT_OUT_DEPENDS, *_DRAFTS, *_OPT_OUT_TRITON, *_OPT_OUT_TRTLLM),
-            awaits=(_UTILS, _FORWARD_BATCH),
+            awaits=(_FORWARD_BATCH,),
         ),
         Variant(
             releases=("0.5.16",),
@@ -209,7 +207,7 @@ _SYNC_OPT_OUT = Patch(
                 *_OPT_OUT_TRITON,
                 f"{_COMMON}:build_eagle_verify_input",
             ),
-            awaits=(_UTILS, _FORWARD_BATCH),
+            awaits=(_FORWARD_BATCH,),
         ),
     ),
 )
@@ -254,7 +252,7 @@ def _early_extend(first: str, last: str, install: str, method: str, *depends: st
         install=f"{_HERE}.draft_extend_graph:{install}",
         targets=(method,),
         depends=(*_EXTEND_DEPENDS, *depends),
-        awaits=(_UTILS, _FLASH),
+        awaits=(_FLASH,),
     )
 
 
@@ -271,7 +269,7 @@ def _extend_graph(first: str, last: str, install: str, *targets: str) -> Variant
             f"{_COMMON}:prepare_for_draft_extend",
             *(() if targets else (f"{_EXTEND_RUNNER}.execute", f"{_BASE}.shared_read_ends")),
         ),
-        awaits=(_UTILS, _FLASH),
+        awaits=(_FLASH,),
     )
 
 
@@ -352,7 +350,7 @@ def _extend_metadata(first: str, last: str, *depends: str) -> Variant:
             f"{_EXTEND_RUNNER}.__init__",
             *depends,
         ),
-        awaits=(_UTILS, _FLASH),
+        awaits=(_FLASH,),
     )
 
 
@@ -384,7 +382,6 @@ def _bound(first: str, last: str, install: str, targets: tuple[str, ...], *depen
         install=f"{_HERE}.page_table_bound:{install}",
         targets=(f"{_FLASH_STEP}.init_cuda_graph_state", *targets),
         depends=(f"{_FLASH_STEP}.__init__", *depends),
-        awaits=(_UTILS,),
     )
 
 

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import VERIFY, Served, one_scale, refuse_platforms
+from .scales import one_scale
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2"
 GRAPHS = f"{WORKER}:EagleDraftWorker.init_cuda_graphs"
@@ -87,24 +87,10 @@ def unlike(worker: Any) -> str | None:
 
 def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) -> None:
     """Have stock's own method capture the draft-extend of a FlashAttention backend too."""
-    refuse_platforms(patching)
     ran = patching.ran
     module: Any = patching.module(WORKER)
     flash = patching.get(FLASH)
     name, beside = listed[0], patching.get(listed[1])
-    utils: Any = patching.module("sglang.srt.utils")
-
-    def reason_not(arguments: Any) -> str | None:
-        if getattr(arguments, "speculative_adaptive", False):
-            return "adaptive speculation captures several graphs of each phase"
-        if getattr(arguments, "speculative_token_map", None):
-            return "the graph's logits are sized for a whole vocabulary in some releases"
-        synced = utils.require_mlp_sync
-        if synced(arguments) if synced.__code__.co_argcount else synced():
-            return "batches padded across ranks (DP attention) were not compared"
-        return None
-
-    served = Served(patching, *VERIFY, reason_not)
     capturing: weakref.WeakSet[Any] = weakref.WeakSet()
     patching.drain(
         lambda: not len(capturing),
@@ -114,7 +100,7 @@ def _let_in(patching: Patching, method: str, listed: tuple[str, str] = _LISTED) 
     def make(inner: Any) -> Any:
         def capture(self: Any) -> None:
             backend = self.draft_extend_attn_backend
-            if type(backend) is not flash or not served():
+            if type(backend) is not flash:
                 inner(self)
                 return
             reason = unlike(self)

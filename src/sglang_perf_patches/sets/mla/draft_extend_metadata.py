@@ -11,17 +11,14 @@ from typing import Any
 
 from ...model.patching import Patching
 from .draft_extend_graph import FLASH, RUNNER
-from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 _STAGED = "sglang_perf_patches_in_graph"
 
 
 def install(patching: Patching) -> None:
     """Give the backend the graph's metadata to hold, and leave its contents to the graph."""
-    refuse_platforms(patching)
     patching.anytime("stock builds the metadata anew before the next replay")
     ran = patching.ran
-    served = Served(patching, *DRAFT_TABLES)
     flash = patching.get(FLASH)
 
     def judge(backend: Any) -> bool:
@@ -31,7 +28,6 @@ def install(patching: Patching) -> None:
             # The eager build also clears the write targets of padding rows.
             and not backend.use_sliding_window_kv_pool
             and bool(backend.draft_extend_metadata_captured_in_graph())
-            and served()
         )
 
     def make(inner: Any) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
 INHERITED = "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
@@ -26,7 +25,6 @@ def install_replay(patching: Patching) -> None:
     FlashInfer's kernel. Each step's own preparation, all that is left here, reads the page table
     of the requests itself.
     """
-    refuse_platforms(patching)
     ran = patching.ran
     decode = patching.get(FORWARD_MODE).DECODE
     inherited = patching.get(INHERITED).init_forward_metadata_capture_cuda_graph
@@ -64,7 +62,6 @@ def install_replay(patching: Patching) -> None:
 
 def install_out_graph(patching: Patching) -> None:
     """From 0.5.13 on, where the draft has preparations of its own, and graphs have one entry."""
-    refuse_platforms(patching)
     shared = _Shared(patching)
 
     def make(inner: Method) -> Method:
@@ -95,18 +92,16 @@ class _Shared:
     def __init__(self, patching: Patching) -> None:
         patching.anytime("what stock prepares again replaces it: each step writes the same")
         self._ran = patching.ran
-        self._serves = Served(patching, *DRAFT_TABLES)
 
     def capture(self, inner: Method) -> Method:
         def init_forward_metadata_capture_cuda_graph(
             draft: Any, forward_batch: Any, *given: Any, **named: Any
         ) -> None:
             inner(draft, forward_batch, *given, **named)
-            if self._serves():
-                first = draft.attn_backends[0].decode_cuda_graph_metadata[forward_batch.batch_size]
-                for step in draft.attn_backends[1:]:
-                    step.decode_cuda_graph_metadata[forward_batch.batch_size] = first
-                    step.forward_decode_metadata = first
+            first = draft.attn_backends[0].decode_cuda_graph_metadata[forward_batch.batch_size]
+            for step in draft.attn_backends[1:]:
+                step.decode_cuda_graph_metadata[forward_batch.batch_size] = first
+                step.forward_decode_metadata = first
 
         return init_forward_metadata_capture_cuda_graph
 
@@ -114,7 +109,7 @@ class _Shared:
         def init_forward_metadata_replay_cuda_graph(
             draft: Any, forward_batch: Any, *given: Any, **named: Any
         ) -> None:
-            if not self._serves() or not _is_shared(draft.attn_backends, forward_batch.batch_size):
+            if not _is_shared(draft.attn_backends, forward_batch.batch_size):
                 inner(draft, forward_batch, *given, **named)
                 return
             self._ran.seen = True
@@ -124,9 +119,6 @@ class _Shared:
 
     def eager(self, inner: Method) -> Method:
         def init_forward_metadata(draft: Any, forward_batch: Any) -> None:
-            if not self._serves():
-                inner(draft, forward_batch)
-                return
             self._ran.seen = True
             _first_alone(draft, lambda: inner(draft, forward_batch))
             first = draft.attn_backends[0]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import DRAFT_TABLES, Served, refuse_platforms
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 FITS = "sglang.srt.layers.attention.utils:assert_buffer_fits"
@@ -50,12 +49,11 @@ def install(patching: Patching) -> None:
     """
     _lengthen_rows(patching)
     ran = patching.ran
-    served = _served(patching)
 
     def make(inner: Any) -> Any:
         def init_forward_metadata(self: Any, forward_batch: Any) -> None:
             context, held = self.max_context_len, self.req_to_token.shape[1]
-            if held <= context or not _speculates(self, forward_batch) or not served():
+            if held <= context or not _speculates(self, forward_batch):
                 inner(self, forward_batch)
                 return
             # Why this trick: with this bound stock takes whole rows of the request pool. The table
@@ -91,23 +89,17 @@ def longer(table: Any, columns: int) -> Any:
     return whole[:, :width]
 
 
-def _served(patching: Patching) -> Served:
-    return Served(patching, *DRAFT_TABLES)
-
-
 def _lengthen_rows(patching: Patching) -> Callable[[], int]:
     """Have the rows of the graphs' tables go on; return how many pages past their width."""
-    refuse_platforms(patching)
     patching.anytime("the longer rows serve stock's code too: it sees the width that it made")
     ran = patching.ran
-    served = _served(patching)
     room = 0
 
     def make(inner: Any) -> Any:
         def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
             nonlocal room
             inner(self, max_bs, max_num_tokens)
-            if not self.speculative_num_draft_tokens or not _proven(self) or not served():
+            if not self.speculative_num_draft_tokens or not _proven(self):
                 return
             width = _pages(self.max_context_len, self.page_size)
             # One more page, which may begin at the last token of the rows.

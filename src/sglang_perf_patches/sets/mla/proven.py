@@ -1,18 +1,25 @@
-"""With which features of a server each mla patch was proven, and by which check."""
+"""With which features of a server each mla patch was proven, and by which check.
 
-from ...model.setups import all_but
+``verify`` is the patch's own case, played with the feature's arguments in what it asks of the
+server (``tests/releases/test_played.py``).
+"""
 
-_PLATFORMS = ("hip", "npu", "xpu", "musa", "hpu", "other-device")
-_TABLES = (*_PLATFORMS, "unified-memory", "context-parallel")
-_VERIFY = (*_TABLES, "two-batch-overlap", "ngram", "pipeline")
-_EAGLE = (*_VERIFY, "dflash", "frozen-kv-mtp", "other-speculation", "adaptive-drafts")
+_ALL = (
+    *("eagle", "standalone", "pages", "tensor-parallel", "data-parallel"),
+    *("no-overlap", "no-cuda-graphs", "no-radix-cache", "no-window-pool", "whole-prefills"),
+    *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions"),
+    *("decode-server", "retracted-in-tensors"),
+)
+_METADATA = (*_ALL, "hierarchical-cache", "returned-insides", "draft-vocabulary")
+"""Of what is made of lengths and tables alone: no layer runs in it."""
 
 PROVEN = {
-    "mla.draft-metadata": all_but(*_TABLES),
-    "mla.sync-opt-out": all_but(*_EAGLE, "forward-metrics"),
-    "mla.draft-extend-graph": all_but(
-        *(*_EAGLE, "draft-vocabulary", "dp-attention", "expert-parallel")
-    ),
-    "mla.draft-extend-metadata": all_but(*_TABLES),
-    "mla.page-table-bound": all_but(*_TABLES),
+    name: dict.fromkeys(features, "verify")
+    for name, features in {
+        "mla.draft-metadata": (*_METADATA, "deterministic", "forward-metrics"),
+        "mla.sync-opt-out": (*_METADATA, "deterministic"),
+        "mla.draft-extend-graph": (*_ALL, "deterministic", "forward-metrics"),
+        "mla.draft-extend-metadata": (*_METADATA, "deterministic", "forward-metrics"),
+        "mla.page-table-bound": (*_METADATA, "deterministic", "forward-metrics"),
+    }.items()
 }

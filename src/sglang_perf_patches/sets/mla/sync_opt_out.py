@@ -11,14 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...model.patching import Patching
-from .situations import VERIFY, Served, refuse_platforms
 from .tree_builder import BUFFER, BUILD_TREE, DRAFT, SEQ_LENS, SEQ_LENS_SUM
 
 DECIDE = "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens"
 BASE = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend"
-
-ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
-"""Whose workers name every backend that a step touches."""
 
 TRITON = ("TritonAttnBackend", "TritonMultiStepDraftBackend")
 TRTLLM = ("TRTLLMMLABackend", "TRTLLMMLAMultiStepDraftBackend")
@@ -37,24 +33,19 @@ def install_piecewise(patching: Patching) -> None:
             disable_piecewise_cuda_graph=True,
         )
 
-    def reason_not(arguments: Any) -> str | None:
-        if arguments.enable_breakable_cuda_graph or arguments.enforce_piecewise_cuda_graph:
-            return "breakable or enforced piecewise graphs run the draft's batches too"
-        return _unserved(arguments)
-
-    _decide(patching, Served(patching, *VERIFY, reason_not), TRITON + TRTLLM, view)
+    _decide(patching, TRITON + TRTLLM, view)
     _lend_masks(patching)
 
 
 def install_hybrid(patching: Patching) -> None:
     """0.5.14 to 0.5.15.post1, where only the rule for hybrid backends keeps them."""
-    _decide(patching, Served(patching, *VERIFY, _unserved), TRITON + TRTLLM)
+    _decide(patching, TRITON + TRTLLM)
     _lend_masks(patching)
 
 
 def install_triton_hybrid(patching: Patching) -> None:
     """0.5.16: TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
-    _decide(patching, Served(patching, *VERIFY, _unserved), TRITON)
+    _decide(patching, TRITON)
     _lend_masks(patching)
 
 
@@ -73,36 +64,20 @@ def in_the_loop(backend: Any) -> list[Any]:
     return found
 
 
-def _unserved(arguments: Any) -> str | None:
-    if arguments.speculative_algorithm not in ALGORITHMS:
-        return f"{arguments.speculative_algorithm} was not audited for steps without host lengths"
-    if arguments.speculative_adaptive:
-        return "adaptive speculation changes its backends while it runs"
-    if arguments.enable_forward_pass_metrics:
-        return "forward pass metrics read the lengths on the host"
-    if _has_mrope(arguments):
-        return "multimodal rotary positions are computed from the lengths on the host"
-    return None
-
-
 def _has_mrope(arguments: Any) -> bool:
     text = arguments.get_model_config().hf_text_config
     scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
     return scaling is not None and "mrope_section" in scaling
 
 
-def _decide(
-    patching: Patching, served: Served, equal: Sequence[str], view: Any = lambda given: given
-) -> None:
+def _decide(patching: Patching, equal: Sequence[str], view: Any = lambda given: given) -> None:
     """Ask stock's rule again, about the backends that a step runs on.
 
     Args:
         patching: the patch's.
-        served: whether the server is in a situation that the patch serves.
         equal: classes of backends for which stock's answer may be changed.
         view: what the rule is shown of the server's arguments.
     """
-    refuse_platforms(patching)
     ran = patching.ran
     without: weakref.WeakSet[Any] = weakref.WeakSet()
     patching.drain(
@@ -113,7 +88,10 @@ def _decide(
     def make(inner: Any) -> Any:
         def decide_needs_cpu_seq_lens(server_args: Any, attn_backends: Sequence[Any]) -> bool:
             stock = bool(inner(server_args, attn_backends))
-            if not server_args.speculative_algorithm or not served():
+            if not server_args.speculative_algorithm:
+                return stock
+            if _has_mrope(server_args):
+                patching.gate("multimodal rotary positions need the lengths on the host")
                 return stock
             ran.seen = True
             if _unknown_backend(server_args, attn_backends):

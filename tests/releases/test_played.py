@@ -1,0 +1,124 @@
+"""Each feature that a patch declares is played by the check that it names, on released code.
+
+The check ``verify`` is the patch's own case. It is played in a process in which the release has
+published a server with the feature on, and with the feature's arguments in what the case asks of
+the server. The framework gates there as it does in a server, so a patch that does not declare a
+feature does not go live: its case answers that it is gated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import released
+from arguments import arguments
+from sglang_perf_patches import proof, sets
+from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.model.setups import FEATURES
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("play_setups.py")
+RELEASES = (
+    *(
+        pytest.param(release, marks=pytest.mark.whole_matrix)
+        for release in ("0.5.9", "0.5.11", "0.5.15", "0.5.17", "0.5.22")
+    ),
+    "0.5.23",
+)
+SETS = ("mla", "mamba")
+"""Whose cases take the arguments of a server from `proof.given`."""
+TOGETHER = (
+    {"standalone", "data-parallel", "no-overlap", "deterministic", "forward-metrics"}
+    | {"draft-vocabulary", "sessions", "mixed-chunks", "no-radix-cache"},
+    {"decode-server", "retracted-in-tensors"},
+    {"prefill-server"},
+)
+"""Features that one server has on, apart from all others, which another one has."""
+NOT_THERE = {("context-parallel", "0.5.11"), ("context-parallel", "0.5.14")}
+"""Decode context parallelism came with 0.5.15."""
+FEATURE = {each.name: each for each in FEATURES.all}
+
+
+def _applying(release: str, name: str) -> list[str]:
+    tree = source.Tree(source.find(downloads.tree(release)))
+    chosen = [found for found in sets.load() if found.name == name]
+    return [found.patch.id for found in verdict.judge_each(chosen, tree) if found.word == "applies"]
+
+
+def _declared(patch: str, release: str) -> set[str]:
+    """What a patch declares of what a release has."""
+    proven = by_id(sets.load())[patch].proven_with or {}
+    known = arguments(release)
+    return {
+        name
+        for name, check in proven.items()
+        if check == "verify" and known & set(FEATURE[name].example) & set(FEATURE[name].arguments())
+    }
+
+
+def _servers(release: str, name: str) -> Iterator[tuple[frozenset[str], list[str]]]:
+    """The servers that are played on a release, and the patches that each plays."""
+    apart = set().union(*TOGETHER)
+    found: dict[frozenset[str], list[str]] = {}
+    for patch in _applying(release, name):
+        declared = _declared(patch, release)
+        for features in (declared - apart, *(declared & group for group in TOGETHER)):
+            if features:
+                found.setdefault(frozenset(features), []).append(patch)
+    yield from found.items()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("release", RELEASES)
+def test_each_declared_feature_is_played(release: str, name: str) -> None:
+    for features, patches in _servers(release, name):
+        words = ",".join(sorted(features)), *patches
+        lines = released.answers(released.tree(release), SCRIPT, *words)
+        assert [line.get("patch") for line in lines if line.get("device") != "cuda"] == [
+            case.patch for case in proof.cases(name) if case.patch in patches
+        ], lines
+        for line in lines:
+            assert line.get("compared", 0) > 0, (features, line)
+            assert features <= set(line["on"]), (line["patch"], features - set(line["on"]))
+
+
+@pytest.mark.parametrize(
+    ("feature", "said"),
+    [
+        ("context-parallel", "context parallelism is on"),
+        ("dp-attention", "data-parallel attention is on"),
+        ("two-batch-overlap", "two-batch overlap is on"),
+        ("memory-saver", "memory can be released and resumed"),
+    ],
+)
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.14", "0.5.23"])
+def test_a_released_server_gates_what_does_not_declare_a_feature(
+    release: str, feature: str, said: str
+) -> None:
+    patches = [
+        patch
+        for patch in _applying(release, "mla")
+        if feature not in (by_id(sets.load())[patch].proven_with or {})
+    ]
+    assert patches
+    if not arguments(release) & set(FEATURE[feature].example) & set(FEATURE[feature].arguments()):
+        assert (feature, release) in NOT_THERE
+        return
+    for line in released.answers(released.tree(release), SCRIPT, feature, *patches):
+        assert said in line.get("missing", line.get("refused", "")), line
+
+
+def test_every_check_that_is_named_exists() -> None:
+    cases = {case.patch for case in proof.all_cases()}
+    for patch in by_id(sets.load()).values():
+        for check in filter(None, (patch.proven_with or {}).values()):
+            word, _, played = check.partition(" ")
+            if word == "verify":
+                assert (played or patch.id) in cases, (patch.id, check)
+                continue
+            text = (ROOT / word.rstrip(":")).read_text(encoding="utf-8")
+            assert not played or f"def {played}(" in text, (patch.id, check)

@@ -386,9 +386,18 @@ def idle_is_served_beside_long_transfers(page_size: int, swa_tokens: int, served
 
 
 def goes_on_after_a_retraction(page_size: int) -> None:
-    """Two requests that fit one by one, but not together to their ends: both end, none refused."""
+    """Two requests that fit one by one, but not together to their ends: both end, none refused.
+
+    In tensors: at page sizes above 1 what the host's pool has no room for is stock's to abort.
+    """
     shape = Shape(
-        window=200, page_size=page_size, swa_tokens=256, full_tokens=4096, context=1024, reserved=0
+        window=200,
+        page_size=page_size,
+        swa_tokens=256,
+        full_tokens=4096,
+        context=1024,
+        reserved=0,
+        backup="cpu_tensor",
     )
     worker = DecodeWorker(shape)
     witness = Witness(worker)

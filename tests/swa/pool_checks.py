@@ -14,6 +14,7 @@ from sglang_perf_patches.proof.swa.pools import (
     arguments_of_process,
     asked_by,
     pools,
+    publish,
     runner,
     sizes,
     stand_in,
@@ -110,10 +111,11 @@ def the_hint_is_what_the_patch_does() -> None:
 
 
 def _put_on() -> None:
-    """Have only this patch live, whatever was live before."""
+    """Have only this patch live, on an ordinary server, whatever was live before."""
     sglang_perf_patches.deactivate()
     gc.collect()  # patches stay while requests of earlier checks do
     sglang_perf_patches.deactivate()
+    publish()
     sglang_perf_patches.activate("swa.pool-ratio")
 
 

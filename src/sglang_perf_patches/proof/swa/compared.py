@@ -11,7 +11,7 @@ from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play
 from .loads import admitted, alone_without_limit, history, pressed
-from .pools import cells, pools, sizes
+from .pools import cells, pools, publish, sizes
 from .witness import must
 
 LOADS, EPISODES = 4, 2
@@ -58,6 +58,7 @@ def pool_ratio(inputs: Inputs) -> int:
     # A load for which every release derives the ratio.
     loads.append((40 << 30, {"window": 128, "page_size": 1, "full": 12, "windowed": 12}))
     stock = [_pools_or_none(*load) for load in loads]
+    publish()
     with live(patch):
         found = [_pools_or_none(*load) for load in loads]
     for (available, load), plain, ours in zip(loads, stock, found, strict=True):

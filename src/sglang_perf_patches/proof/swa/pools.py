@@ -11,6 +11,8 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
+from ..given import MORE, noted
+
 MODULE = "sglang.srt.model_executor.pool_configurator"
 GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
 
@@ -36,6 +38,15 @@ SETTINGS = {
     "page_size": 1,
     "kv_cache_dtype": "auto",
 }
+
+
+def publish() -> None:
+    """Say that this process is an ordinary server; a decode worker may have said otherwise."""
+    module = importlib.import_module("sglang.srt.server_args")
+    known = inspect.signature(module.ServerArgs).parameters
+    more = {name: value for name, value in MORE.items() if name in known}
+    arguments = module.ServerArgs(model_path="dummy", device="cpu", **more)
+    module.set_global_server_args_for_scheduler(noted(arguments))
 
 
 def pools(

@@ -29,7 +29,7 @@ RELEASES = (
     ),
     "0.5.23",
 )
-SETS = ("mla", "mamba", "swa")
+SETS = ("mla", "mamba")
 """Whose cases take the arguments of a server from `proof.given`."""
 TOGETHER = (
     {"standalone", "data-parallel", "no-overlap", "deterministic", "forward-metrics"}

@@ -212,6 +212,25 @@ assert a.Worker().step(1) == 2
     )
 
 
+def test_only_a_decode_server_keeps_what_it_retracts_in_tensors(server: Throwaway) -> None:
+    """Any server of 0.5.23 has the argument resolved to that."""
+    server.run(
+        HEAD
+        + """
+use(proven(STEP, "decode-server"))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+kept = {"disaggregation_decode_retraction_backup": "cpu_tensor"}
+for mode in (None, "null"):
+    arguments.publish(arguments.ServerArgs(disaggregation_mode=mode, **kept))
+    assert state() == ("live", "") and a.Worker().step(1) == 102
+arguments.publish(arguments.ServerArgs(disaggregation_mode="decode", **kept))
+assert state()[0] == "gated" and "kept in tensors" in state()[1], state()
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_what_the_release_computes_counts(server: Throwaway) -> None:
     server.run(
@@ -346,6 +365,7 @@ played = 0
 for feature in FEATURES.all:
     given = [(name, value) for name, values in feature.on.items() for value in values]
     given += [(name, "something") for name in [*feature.off, *feature.changed]]
+    where = {name: values[0] for name, values in feature.only.items()}
     for name, value in given:
         if not name.isidentifier():
             continue
@@ -357,7 +377,7 @@ for feature in FEATURES.all:
             assert state() == ("live", ""), (name, state())
             if name.startswith("is_"):
                 setattr(utils, name, lambda: True)
-            arguments.publish(arguments.ServerArgs(**{name: value}))
+            arguments.publish(arguments.ServerArgs(**where, **{name: value}))
             found = state()
             assert found[0] == word, (feature.name, name, value, found)
             if word == "gated":

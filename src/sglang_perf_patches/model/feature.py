@@ -44,6 +44,7 @@ class Feature:
         off: argument → the values with which it is off; any other is on.
         on: argument → the values with which it is on; any other is off.
         changed: arguments whose default is off, and whose values mean other things by the release.
+        only: argument → the values without which the others say nothing.
         example: arguments with which a user has it on.
     """
 
@@ -52,6 +53,7 @@ class Feature:
     off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     example: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> tuple[str, ...]:
@@ -64,6 +66,8 @@ class Feature:
         Raises:
             Exception: an argument can't be read.
         """
+        if any(plain(server.read(name)) not in values for name, values in self.only.items()):
+            return False
         if self.changed and not server.unlike_default().keys().isdisjoint(self.changed):
             return True
         return any(

@@ -16,6 +16,8 @@ from .feature import NOTHING, Feature, Features
 
 _ONE = (None, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")
+# Any server resolves where retracted KV is kept; only this one keeps it there.
+_DECODE_SERVER: Mapping[str, tuple[str, ...]] = {"disaggregation_mode": ("decode",)}
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "eagle": ("eagle", "eagle3", "nextn"),
     "standalone": ("standalone",),
@@ -382,12 +384,17 @@ FEATURES = Features(
             name="retracted-in-tensors",
             said="retracted KV is kept in tensors, not in a host pool",
             on={"disaggregation_decode_retraction_backup": ("cpu_tensor",)},
-            example={"disaggregation_decode_retraction_backup": "cpu_tensor"},
+            only=_DECODE_SERVER,
+            example={
+                "disaggregation_mode": "decode",
+                "disaggregation_decode_retraction_backup": "cpu_tensor",
+            },
         ),
         Feature(
             name="retracted-elsewhere",
             said="it is unknown where retracted KV is kept",
             off={"disaggregation_decode_retraction_backup": (None, "host_pool", "cpu_tensor")},
+            only=_DECODE_SERVER,
         ),
         # -- the KV cache and other states
         _switched(

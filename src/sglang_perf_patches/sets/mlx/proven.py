@@ -1,31 +1,12 @@
 """With which features of a server each mlx patch was proven, and by which check.
 
-MLX's backend is one process without CUDA graphs. What its runner was never played with is gated,
-but for features that say nothing of it.
+MLX's backend is one process without CUDA graphs. What its runner was never played with is gated.
 """
 
 from collections.abc import Mapping
 
-from ...model.setups import all_but
-
 _CASE = "tests/mlx/test_cases.py"
-_NEVER = (
-    *("tensor-parallel", "data-parallel", "dp-attention", "expert-parallel", "pipeline"),
-    *(
-        "context-parallel",
-        "two-batch-overlap",
-        "one-batch-overlap",
-        "mixed-chunks",
-        "several-steps",
-    ),
-    *("priorities", "items", "embeddings", "diffusion", "eagle", "standalone", "ngram", "dflash"),
-    *("frozen-kv-mtp", "other-speculation", "draft-trees", "adaptive-drafts", "layered-drafts"),
-    *("other-drafter", "prefill-server", "decode-server", "other-disaggregation"),
-    *("hierarchical-cache", "other-cache", "sessions", "no-kv-cache", "quantised-kv"),
-    *("unified-memory", "page-major", "sparse-kv", "packed-states", "lora", "memory-saver"),
-    *("no-radix-cache", "mlx-sampling", "deterministic", "returned-insides"),
-)
-_ANY = dict(all_but(*_NEVER, "quantised-weights")) | {
+_ANY = {
     # No MLX server has CUDA graphs; those of the checks run on a CPU.
     "cpu": _CASE,
     "no-cuda-graphs": _CASE,

@@ -12,9 +12,9 @@ import json
 import logging
 import os
 import sys
-import traceback
 
 import wrapt  # noqa: F401
+from in_a_fork import said_by
 
 import sglang_perf_patches as ours
 
@@ -69,21 +69,11 @@ def attempt(happens, at):
 
 
 def forked(happens, at):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            outcome = attempt(happens, at)
-        except BaseException:
-            outcome = {"at": at, "traceback": traceback.format_exc()}
-        with os.fdopen(writing, "w") as file:
-            file.write(json.dumps(outcome))
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        text = file.read()
-    os.waitpid(pid, 0)
-    return json.loads(text)
+    said = said_by(
+        lambda: json.dumps(attempt(happens, at)),
+        lambda trace: json.dumps({"at": at, "traceback": trace}),
+    )
+    return json.loads(said)
 
 
 if __name__ == "__main__":

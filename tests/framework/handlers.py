@@ -8,17 +8,16 @@ alarm ends where it hangs. Prints how many there were; an attempt that fails say
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from in_a_fork import said_by
 from throwaway_patches import STEP, use
 
 import sglang_perf_patches as ours
@@ -75,21 +74,11 @@ def attempt(happens: Callable[[], None], at: int | None) -> int:
 
 
 def forked(happens: Callable[[], None], at: int | None) -> str:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    def limited() -> str:
         signal.alarm(20)
-        try:
-            said = str(attempt(happens, at))
-        except BaseException:
-            said = traceback.format_exc()
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        said = file.read()
-    os.waitpid(pid, 0)
-    return said
+        return str(attempt(happens, at))
+
+    return said_by(limited)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import os
 import signal
 import sys
 import time
-import traceback
 
+from in_a_fork import said_by
 from throwaway_patches import BOTH, HELPER, TEN, use
 
 import sglang_perf_patches as ours
@@ -221,21 +221,11 @@ def at_lines(fault, watched, step, scenario, apart):
 
 
 def forked(attempt, *arguments):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            outcome = attempt(*arguments)
-        except BaseException:
-            outcome = {"arguments": str(arguments), "traceback": traceback.format_exc()}
-        with os.fdopen(writing, "w") as file:
-            file.write(json.dumps(outcome))
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        text = file.read()
-    os.waitpid(pid, 0)
-    return json.loads(text) if text else {"killed": arguments[1]}
+    said = said_by(
+        lambda: json.dumps(attempt(*arguments)),
+        lambda trace: json.dumps({"arguments": str(arguments), "traceback": trace}),
+    )
+    return json.loads(said) if said else {"killed": arguments[1]}
 
 
 if __name__ == "__main__":

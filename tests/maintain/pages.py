@@ -151,8 +151,6 @@ def _worth(patch: Patch) -> str:
     worth = patch.worth
     if worth is None:
         return ""
-    if worth.rule == "in doubt":
-        return f", in doubt: {worth.because}."
     if worth.rule == "a":
         return f", because [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
     if worth.rule == "b":

@@ -15,7 +15,7 @@ from ..model.patch import Variant, module_of, qualname_of
 from .board import Board
 from .identity import raw
 from .imports import Imports
-from .swap import Change, Layer, Slot
+from .swap import Layer, Slot
 from .wrappers import describe
 
 HOOKS = "sglang.srt.plugins.hook_registry"
@@ -49,17 +49,13 @@ class Neighbours:
         change = slot.with_layers([Layer(0, "", lambda inner: self._around(registry, inner))])
         self._slot = slot
         self._board.slots[id(slot.owner), slot.name] = slot
-        self._show(change)
+        slot.show_alone(change)
         slot.settle()
 
     def leave(self) -> None:
         """Be shown no longer; memory is to be settled after that."""
         if self._slot is not None:
-            self._show(self._slot.without(frozenset({""})))
-
-    def _show(self, change: Change) -> None:
-        table = self._board.table
-        self._board.now = table.replaced({change.slot: change}, table.patches)
+            self._slot.show_alone(self._slot.without(frozenset({""})))
 
     def _around(self, registry: Any, inner: Any) -> Any:
         def around(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

@@ -118,18 +118,12 @@ class Watch:
         self._slot = slot
         self._board.slots[id(owner), name] = slot
         slot.place()
-        table = self._board.table.replaced({slot: change}, self._board.table.patches)
-        table.__dict__.update(slot.functions(change))
-        self._board.now = table
+        slot.show_alone(change)
 
     def leave(self) -> None:
         """Be shown no longer; memory is to be settled after that."""
-        if self._slot is None or not self._slot.layers:
-            return
-        change = self._slot.without(frozenset({""}))
-        table = self._board.table.replaced({self._slot: change}, self._board.table.patches)
-        table.__dict__.update(self._slot.functions(change))
-        self._board.now = table
+        if self._slot is not None and self._slot.layers:
+            self._slot.show_alone(self._slot.without(frozenset({""})))
 
     def _around(self, inner: Any) -> Any:
         def publish(*args: Any, **named: Any) -> Any:

@@ -235,6 +235,12 @@ class Slot:
         elif self._front is not MISSING:
             self._assign(self._front)
 
+    def show_alone(self, change: Change) -> None:
+        """Have the board show a change that is of no patch; whoever is in a call may see both."""
+        table = self._board.table.replaced({self: change}, self._board.table.patches)
+        table.__dict__.update(self.functions(change))
+        self._board.now = table
+
     def settle(self) -> None:
         """Make memory agree with the board; may be repeated."""
         shown = self.shown

@@ -79,13 +79,13 @@ class Worth:
         rule: ``a``: something that an operator runs was measured to gain at least 3 % of time to
             first token, time per token or throughput, or 10 % of memory, beyond the spread;
             ``b``: it prevents a fault; ``c``: it is one of the upstream changes that the project
-            was made for; ``in doubt``: neither is shown yet.
-        because: one line: what gains or fails, or what is not shown.
+            was made for.
+        because: one line: what gains or fails, or which upstream change it is.
         source: of ``a``, the committed results, below a checkout.
         row: of ``a``, the id of their row that holds the figure.
     """
 
-    rule: Literal["a", "b", "c", "in doubt"]
+    rule: Literal["a", "b", "c"]
     because: str
     source: str = ""
     row: str = ""

@@ -72,8 +72,8 @@ RETIRED: dict[str, Retired] = {
     "mla.shared-flashmla-tables": Retired(
         since=_NEXT, because="nothing of it was measured on a machine with the kernel"
     ),
-    "mlx.merged-state": Retired(since=_NEXT, because="no gain beyond the spread was measured"),
     "mla.verify-mask-fill": Retired(since=_NEXT, because=_NO_GAIN + " in an Engine"),
+    "mlx.merged-state": Retired(since=_NEXT, because="no gain beyond the spread was measured"),
     "swa.free-without-sync": Retired(
         since=_NEXT,
         because="no gain was measured at the default eviction interval",

@@ -268,15 +268,24 @@ def profile(turns: Turns, sides: list[str]) -> dict[str, Any]:
             for _ in range(4):
                 turns.generate(turns.prompts(*PROMPTS[name]), 1)
             turns.engine.stop_profile()
-            for _ in range(100):
-                traces = glob.glob(f"{where}/**/*.gz", recursive=True)
-                if traces:
-                    break
-                time.sleep(0.1)
-            time.sleep(1)
-            found[f"{name} {side}"] = counted(traces[0]) if traces else "no trace"
+            found[f"{name} {side}"] = counted_below(where)
             print("PROFILE", name, side, json.dumps(found[f"{name} {side}"]), flush=True)
     return found
+
+
+def counted_below(folder: str) -> dict[str, Any] | str:
+    """As `counted`, of the first trace that is written below a folder, or why there is none."""
+    traces: list[str] = []
+    for _ in range(100):
+        traces = glob.glob(f"{folder}/**/*.gz", recursive=True)
+        if traces:
+            break
+        time.sleep(0.1)
+    time.sleep(2)
+    try:
+        return counted(traces[0]) if traces else "no trace"
+    except (EOFError, OSError, ValueError) as error:  # it was still being written
+        return repr(error)
 
 
 def counted(trace: str) -> dict[str, Any]:

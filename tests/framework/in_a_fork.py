@@ -1,0 +1,34 @@
+"""What an attempt of a script comes to in a forked child, which may be killed or hang by it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+
+
+def said_by(attempt: Callable[[], str], failed: Callable[[str], str] = str) -> str:
+    """What `attempt` returns in a child of its own.
+
+    Args:
+        attempt: whatever it changes is gone with the child.
+        failed: makes what is returned where it raises, of the traceback.
+
+    Returns:
+        an empty text where the child was killed.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            said = attempt()
+        except BaseException:
+            said = failed(traceback.format_exc())
+        with os.fdopen(writing, "w") as file:
+            file.write(said)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return said

@@ -20,9 +20,10 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.judge.definition import Definition
 from sglang_perf_patches.judge.verdict import judge, judge_each
-from sglang_perf_patches.model.patch import module_of, qualname_of
+from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of
 
 RELEASES = ("0.5.9", "0.5.17", "0.5.23")
+BUILD = "git-5b9fbc51dcff"
 APART = 5
 """The default tier plays one change of so many."""
 
@@ -66,10 +67,25 @@ def test_a_changed_constant_or_header_refuses(
 
 
 def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
-    """The definitions of `mlx.cache-growth` are alike in 0.5.11 and in a build before it."""
+    """Of a build only the definitions' own source is known, and a release may have the same."""
     whole = source.Tree(source.find(downloads.tree("0.5.11")))
-    known = {patch.id: (patch, each.known) for each in sets.load() for patch in each.patches}
-    assert judge(*known["mlx.cache-growth"], whole).word == "applies"
+    cache = "sglang.srt.hardware_backend.mlx.kv_cache.contiguous_cache:ContiguousKVCache"
+    targets = (f"{cache}._grow", f"{cache}.write_token")
+    patch = Patch(
+        id="mlx.both",
+        summary="of a release and of a build with the same definitions",
+        variants=tuple(
+            Variant(releases=(release,), install="nowhere:install", targets=targets)
+            for release in ("0.5.11", BUILD)
+        ),
+    )
+    known: dict[str, dict[str, tuple[str, ...]]] = {}
+    for target in targets:
+        definition = whole.definition(target)
+        assert definition is not None
+        assert definition.own != definition.digest
+        known[target] = {definition.digest: ("0.5.11",), definition.own: (BUILD,)}
+    assert judge(patch, known, whole).release == "0.5.11"
     root = copy_of(whole, tmp_path)
     for path in (whole.root / "_version.py", whole.root / "version.py"):
         if path.is_file():
@@ -82,7 +98,7 @@ def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
     ):
         assert changed != text
         path.write_text(changed, encoding="utf-8")
-        assert judge(*known["mlx.cache-growth"], source.Tree(root)).word == "refused"
+        assert judge(patch, known, source.Tree(root)).word == "refused"
 
 
 def copy_of(whole: source.Tree, folder: Path) -> Path:

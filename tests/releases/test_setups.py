@@ -38,6 +38,7 @@ BRINGS = {
     "decode-radix-cache": {"decode-server"},
     "decode-offload": {"decode-server", "no-radix-cache"},
     "late-slots": {"decode-server", "no-radix-cache"},
+    "retracted-in-tensors": {"decode-server", "no-radix-cache"},
     "unified-memory": {"page-major"},
 }
 """What a release may switch on together with a feature."""

@@ -94,3 +94,4 @@ def test_every_patch_declares_what_it_was_proven_with() -> None:
     for patch in by_id(sets.load()).values():
         assert patch.proven_with is not None, patch.id
         assert set(patch.proven_with) <= known, patch.id
+        assert all(patch.proven_with.values()), f"{patch.id}: a feature without its check"

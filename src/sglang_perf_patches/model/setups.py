@@ -560,12 +560,3 @@ FEATURES = Features(
     lambda argument: argument in _CLASSED or argument.startswith(_PARTS),
 )
 """All that this project knows of. What nobody has classed is on where it is not as by default."""
-
-
-UNPLAYED = ""
-"""In the place of a check: served so far, though no check plays it yet."""
-
-
-def all_but(*names: str) -> Mapping[str, str]:
-    """Every feature but these, none of them played yet."""
-    return {each.name: UNPLAYED for each in FEATURES.all if each.name not in names}

@@ -42,8 +42,10 @@ class Shape:
             decoding does.
         draft: of a speculative step, as the release resolves its arguments: draft tokens, all of
             which it decodes, steps of the draft model, and branches. None for a token a step.
-        layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
-            what both agreed on; ``"replicas"``, one of two with a draft model.
+        layout: of the server that is published, of which this is one rank: ``"one"``;
+            ``"stages"``, a pipeline of two, which admits and resumes what both agreed on;
+            ``"replicas"``, two of data parallelism, with a draft model; ``"attention"``, two of
+            data-parallel attention, and from 0.5.22 on ``"attn-dp-size"``, its newer spelling.
         backup: ``--disaggregation-decode-retraction-backup``, from 0.5.18 on; ``"default"`` for a
             server that is not told, which then keeps retracted KV in a pool of the host.
     """
@@ -467,7 +469,7 @@ class DecodeWorker:
             running_batch=self.batch,
             waiting_queue=[],
             last_batch=None,
-            server_args=_Seen(self.server_args, **_LAYOUTS[self.shape.layout]),
+            server_args=self.server_args,
             sliding_window_size=self.shape.window,
             spec_algorithm=algorithm.EAGLE if self.shape.over_allocation else algorithm.NONE,
             tp_worker=SimpleNamespace(is_hybrid_swa=True, model_runner=runner),
@@ -537,22 +539,13 @@ class DecodeWorker:
         return queue
 
 
-_LAYOUTS: dict[str, dict[str, int]] = {
+_LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "stages": {"pp_size": 2},
     "replicas": {"dp_size": 2},
+    "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    "attn-dp-size": {"tp_size": 2, "attn_dp_size": 2},
 }
-
-
-class _Seen:
-    """A server's arguments, some of them others: no second process is there."""
-
-    def __init__(self, inner: Any, **others: Any) -> None:
-        vars(self).update(others)
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def _is_done(req: Any) -> bool:
@@ -572,23 +565,26 @@ def _mentions(function: Any, text: str) -> bool:
 
 
 def _server_args(shape: Shape) -> Any:
+    """Publish the server that a worker is a rank of; what `given.MORE` adds gives way to it."""
     from sglang.srt import server_args as module
 
-    told = None if shape.backup == "default" else shape.backup
-    more = {"disaggregation_decode_retraction_backup": told, **MORE}
+    own = {
+        "page_size": shape.page_size,
+        "disable_radix_cache": True,
+        "disaggregation_mode": "decode",
+        "disaggregation_transfer_backend": "fake",
+        "num_reserved_decode_tokens": shape.reserved,
+        "device": "cpu",
+        **_LAYOUTS[shape.layout],
+    }
+    if shape.over_allocation:
+        own["speculative_algorithm"] = "EAGLE"
+    if shape.backup != "default":
+        own["disaggregation_decode_retraction_backup"] = shape.backup
     known = inspect.signature(module.ServerArgs).parameters
-    arguments = module.ServerArgs(
-        model_path="dummy",
-        **{name: value for name, value in more.items() if name in known},
-        page_size=shape.page_size,
-        disable_radix_cache=True,
-        disaggregation_mode="decode",
-        disaggregation_transfer_backend="fake",
-        num_reserved_decode_tokens=shape.reserved,
-        chunked_prefill_size=8192,
-        speculative_algorithm="EAGLE" if shape.over_allocation else None,
-        device="cpu",
-    )
+    asked = {"chunked_prefill_size": 8192} | MORE | own
+    told = {name: value for name, value in asked.items() if name in known}
+    arguments = module.ServerArgs(model_path="dummy", **told)
     module.set_global_server_args_for_scheduler(noted(arguments))
     if shape.draft:
         names = ("num_draft_tokens", "num_steps", "eagle_topk")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
-from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
+from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker
 from sglang_perf_patches.proof.swa.loads import (
     admitted,
     alone_without_limit,
@@ -20,6 +20,7 @@ from sglang_perf_patches.proof.swa.loads import (
     history,
     pressed,
 )
+from sglang_perf_patches.proof.swa.shape import Shape
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.growth import (

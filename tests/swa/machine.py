@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from sglang_perf_patches.proof.swa import episodes
-from sglang_perf_patches.proof.swa.decode_worker import Shape
+from sglang_perf_patches.proof.swa.shape import Shape
 
 SHAPE = st.builds(
     episodes.shape,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from .decode_worker import DecodeWorker, Shape
+from .decode_worker import DecodeWorker
+from .shape import Shape
 from .witness import Witness, must
 
 PAGES = (1, 4, 16, 64)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decode_worker import DecodeWorker, Shape
+from .decode_worker import DecodeWorker
+from .shape import Shape
 from .witness import Witness, must
 
 PROMPTS = (5, 300, 64, 65, 1000, 1, 129, 500, 17)

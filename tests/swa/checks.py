@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,10 +131,17 @@ def gates(page_size: int) -> None:
     assert windows.unserved(queue) is None
 
 
-def gates_by_layout(layout: str, page_size: int = 1) -> None:
+def gates_by_layout(layout: str) -> None:
     """Our own admission is for one rank, or for replicas without a draft model; tails for all."""
-    shape = Shape(window=32, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
-    queue = DecodeWorker(replace(shape, layout=layout)).queue
+    shape = Shape(
+        window=32,
+        page_size=1,
+        swa_tokens=1024,
+        full_tokens=4096,
+        context=1024,
+        layout=layout,
+    )
+    queue = DecodeWorker(shape).queue
     assert windows.unserved_by_tails(queue) is None
     for drafts in (None, object()):
         queue.draft_token_to_kv_pool = drafts

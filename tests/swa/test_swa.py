@@ -133,8 +133,6 @@ def plan_in_depth(
     for page in (1, 64):
         add(f"never fits {page}", "refuses_what_never_fits", page_size=page)
         add(f"gates {page}", "gates", page_size=page)
-        for layout in ("one", *LAYOUTS, *(() if before(release, "0.5.22") else ("attn-dp-size",))):
-            add(f"gates {page} {layout}", "gates_by_layout", page_size=page, layout=layout)
         if before(release, "0.5.18"):  # whose cache refuses to be made without a window
             add(f"no window {page}", "without_a_window_is_stock", page_size=page)
     add("stale 1", "stale_slots_are_unmapped", page_size=1)
@@ -179,6 +177,9 @@ def plan_in_depth(
     add("play exact", "play", episodes=(episodes + 1) // 2)
     add("states exact", "states")
     add("ranks: select", "select", text=RANKS)
+    spelled = () if before(release, "0.5.22") else ("attn-dp-size",)
+    for layout in ("one", *LAYOUTS, *spelled):
+        add(f"gates {layout}", "gates_by_layout", layout=layout)
     layouts = ("attention",) if old else LAYOUTS  # up to 0.5.11 stock serves the others
     add("play ranks", "play", episodes=(episodes + 1) // 2, layouts=layouts)
     add("states ranks", "states")

@@ -69,6 +69,17 @@ def test_a_changed_dependency_is_refused_and_named(tmp_path: Path) -> None:
     assert (verdict.word, verdict.unknown, verdict.nearest) == ("refused", (G,), "0.5.10")
 
 
+@pytest.mark.parametrize(("version", "nearest"), [("0.5.9", "0.5.9"), ("0.5.11", "0.5.10")])
+def test_of_equally_near_releases_its_own_version_is_named_else_the_newest(
+    tmp_path: Path, version: str, nearest: str
+) -> None:
+    changed = tree(tmp_path / "t", ONE.replace("1", "3"))
+    (tmp_path / "t" / "_version.py").write_text(f'__version__ = "{version}"\n')
+    verdict = judge(sample(), known(tmp_path), changed)
+    assert (verdict.word, verdict.unknown) == ("refused", (F, G))
+    assert verdict.nearest == nearest
+
+
 def test_a_comment_elsewhere_does_not_matter(tmp_path: Path) -> None:
     text = "# new\n" + ONE + "\n\ndef other():\n    pass\n"
     assert judge(sample(), known(tmp_path), tree(tmp_path / "t", text)).word == "applies"

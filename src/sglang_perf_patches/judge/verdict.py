@@ -123,10 +123,14 @@ def _refusal(
     there: Mapping[str, Definition | None],
     agreeing: Mapping[str, int],
 ) -> Verdict:
-    """Name what differs from the nearest release: the fewest definitions, then the newest."""
+    """Name what differs from the nearest release.
+
+    It differs in the fewest definitions; then it is the one whose version the tree has, else the
+    newest.
+    """
     order = [release for variant in patch.variants for release in variant.releases]
-    order.sort(key=_age)
-    nearest = max(order, key=lambda release: (agreeing[release], _age(release)))
+    version = tree.version.partition("+")[0]
+    nearest = max(order, key=lambda each: (agreeing[each], each == version, _age(each)))
     variant = next(variant for variant in patch.variants if nearest in variant.releases)
     unknown = [
         reference

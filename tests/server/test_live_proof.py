@@ -50,6 +50,7 @@ class Seen:
         group: PID of the launcher.
         log: our lines in the server's log.
         metrics: the lines of ``/metrics`` that are ours.
+        replies: to the requests that it was sent before.
     """
 
     status: dict[str, Process]
@@ -59,14 +60,15 @@ class Seen:
     group: int
     log: list[str]
     metrics: list[str] = field(default_factory=list)
+    replies: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
 def two_servers(folder: Path) -> tuple[Seen, Seen]:
     """0.5.10.post1, which loads no plugins, under `run`, and 0.5.11 by itself, at the same time."""
     with (
-        server(folder, "0.5.10.post1", run=True) as old,
-        server(folder, "0.5.11", "--enable-metrics") as new,
+        server(folder, "0.5.10.post1", run=True) as (old, _),
+        server(folder, "0.5.11", "--enable-metrics") as (new, _),
     ):
         found = [_seen(old, expected=3), _seen(new, expected=2)]
         metrics = _metrics(new)
@@ -80,10 +82,11 @@ def two_servers(folder: Path) -> tuple[Seen, Seen]:
 def many(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Seen]:
     """The newest release with a data-parallel controller and two tokenizer workers."""
     run = request.param == "under run"
-    with server(folder, "0.5.23", *_MANY, "--enable-metrics", run=run) as running:
+    with server(folder, "0.5.23", *_MANY, "--enable-metrics", run=run) as (running, replies):
         found = _seen(running, expected=7 if run else 5)
         metrics = _metrics(running)
-    return request.param, Seen(*found, processes(running), running.group, _log(running), metrics)
+    after, log = processes(running), _log(running)
+    return request.param, Seen(*found, after, running.group, log, metrics, replies)
 
 
 def test_a_release_without_plugins_is_reached_whole_under_run(
@@ -126,6 +129,11 @@ def test_mlx_patches_are_live_and_have_run_in_every_scheduler_and_nowhere_else(
     many: tuple[str, Seen],
 ) -> None:
     must_have_run_in_schedulers_alone(many[1])
+
+
+def test_data_parallel_schedulers_reply_as_stocks_do(many: tuple[str, Seen], folder: Path) -> None:
+    with server(folder, "0.5.23", *_MANY, "--enable-metrics", selection="none") as (_, replies):
+        assert many[1].replies == replies
 
 
 def must_have_run_in_schedulers_alone(seen: Seen) -> None:
@@ -230,8 +238,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(folder: Path, release: str, *arguments: str, run: bool = False) -> Iterator[Server]:
-    """A server that has answered; its records are where the others' are."""
+def server(
+    folder: Path, release: str, *arguments: str, run: bool = False, selection: str = "all"
+) -> Iterator[tuple[Server, list[str]]]:
+    """A server and what it has answered; its records are where the others' are."""
     environment = sglang_environment(release)
     install_checkout(environment)
     if "--enable-metrics" in arguments:
@@ -247,16 +257,17 @@ def server(folder: Path, release: str, *arguments: str, run: bool = False) -> It
     with running_server(
         environment,
         write_model(environment, folder / release),
-        selection="all",
-        log=folder / f"{release}{' under run' if run else ''}.log",
+        selection=selection,
+        log=folder / f"{release} {selection}{' under run' if run else ''}.log",
         launcher=(environment.script("sglang-perf-patches"), "run") if run else (),
         arguments=(*arguments_of(release), *arguments),
         settings=settings if "--dp-size" in arguments else {},
         python_path=[folder / "exporter"] if "--enable-metrics" in arguments else [],
         runtime=folder,
     ) as running:
-        assert len(complete(running.url, _REQUESTS)) == len(_REQUESTS)
-        yield running
+        replies = complete(running.url, _REQUESTS)
+        assert len(replies) == len(_REQUESTS)
+        yield running, replies
 
 
 def _seen(running: Server, *, expected: int) -> tuple[dict[str, Process], list[str], str]:

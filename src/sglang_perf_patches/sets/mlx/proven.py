@@ -17,16 +17,18 @@ _ANY = {
 _WITHOUT_CACHE = {"no-radix-cache": _CASE}
 _SAMPLING = {"mlx-sampling": _CASE}
 _FOUR_BITS = {"quantised-weights": _CASE}
+# Each replica is a scheduler of its own.
+_REPLICAS = {"data-parallel": "tests/server/test_live_proof.py"}
 
 PROVEN: Mapping[str, Mapping[str, str]] = {
     **{
-        f"mlx.{name}": _ANY | _WITHOUT_CACHE | _SAMPLING | _FOUR_BITS
+        f"mlx.{name}": _ANY | _WITHOUT_CACHE | _SAMPLING | _FOUR_BITS | _REPLICAS
         for name in ("pool-write", "first-buffer", "last-row", "kv-arena")
     },
     # Without the radix cache no prompt continues a turn.
-    "mlx.next-turn": _ANY | _SAMPLING,
+    "mlx.next-turn": _ANY | _SAMPLING | _REPLICAS,
     # Without mixed chunks 0.5.10 loses requests that decode; with a radix cache it is wrong.
     "mlx.merged-cache": _ANY | _WITHOUT_CACHE | {"mixed-chunks": "tests/server/test_live_proof.py"},
-    "mlx.decode-context": _ANY | _WITHOUT_CACHE,
+    "mlx.decode-context": _ANY | _WITHOUT_CACHE | _REPLICAS,
 }
 """Patch → feature → check."""

@@ -20,6 +20,7 @@ _DECODING = {
     **_BESIDE,
     "decode-server": "verify",
     "whole-prefills": "verify",
+    "quantised-kv": "verify",
     "no-radix-cache": "verify",
     "retracted-in-tensors": "verify",
     "pages": _EPISODES,

@@ -40,20 +40,28 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         origins: source build → its ``sglang`` package.
 
     Raises:
-        DeclarationError: a declared definition is not in a release that declares it.
+        DeclarationError: a target is not in a release that declares it, or a definition that is
+            relied on in none.
         DownloadError: a release could not be fetched.
     """
+    variants = [variant for patch in patch_set.patches for variant in patch.variants]
     wanted: dict[str, set[str]] = {}
-    for patch in patch_set.patches:
-        for variant in patch.variants:
-            for reference in variant.targets + variant.depends:
-                wanted.setdefault(reference, set()).update(variant.releases)
+    for variant in variants:
+        for reference in variant.targets + variant.depends:
+            wanted.setdefault(reference, set()).update(variant.releases)
     trees: dict[str, source.Tree] = {}
     known: dict[str, dict[str, list[str]]] = {}
     for reference in sorted(wanted):
         for release in sorted(wanted[reference], key=_age):
             digest = _digest(reference, release, patch_set.known, trees, origins or {})
-            known.setdefault(reference, {}).setdefault(digest, []).append(release)
+            if digest:
+                known.setdefault(reference, {}).setdefault(digest, []).append(release)
+    there = {name: {each for on in known[name].values() for each in on} for name in known}
+    for variant in variants:
+        for name in variant.targets + variant.depends:
+            missing = [each for each in variant.releases if each not in there.get(name, ())]
+            if missing and (name in variant.targets or len(missing) == len(variant.releases)):
+                raise DeclarationError(f"{name} is not in {releases.as_spans(missing)}")
     return {
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
@@ -80,7 +88,8 @@ def _digest(
     known: Mapping[str, Mapping[str, tuple[str, ...]]],
     trees: dict[str, source.Tree],
     origins: Mapping[str, Path],
-) -> str:
+) -> str | None:
+    """What identifies a definition in a release; None if the release does not have it."""
     if release not in trees and (release in origins or release in releases.KNOWN):
         root = origins[release] if release in origins else downloads.tree(release)
         trees[release] = source.at(root)
@@ -90,9 +99,7 @@ def _digest(
                 return digest
         raise DeclarationError(f"{reference}: no fingerprint of {release}; give --origin")
     definition = trees[release].definition(reference)
-    if definition is None:
-        raise DeclarationError(f"{reference} is not in {release}")
-    return definition.digest
+    return definition.digest if definition else None
 
 
 def _age(release: str) -> tuple[int, str]:

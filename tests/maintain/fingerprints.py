@@ -40,15 +40,15 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         origins: source build → its ``sglang`` package.
 
     Raises:
-        DeclarationError: a target is not in a release that declares it, or a definition that is
-            relied on in none.
+        DeclarationError: a target is not in a release that declares it, or what a patch relies on
+            is in none of its releases.
         DownloadError: a release could not be fetched.
     """
-    variants = [variant for patch in patch_set.patches for variant in patch.variants]
     wanted: dict[str, set[str]] = {}
-    for variant in variants:
-        for reference in variant.targets + variant.depends:
-            wanted.setdefault(reference, set()).update(variant.releases)
+    for patch in patch_set.patches:
+        for variant in patch.variants:
+            for reference in variant.targets + variant.depends:
+                wanted.setdefault(reference, set()).update(variant.releases)
     trees: dict[str, source.Tree] = {}
     known: dict[str, dict[str, list[str]]] = {}
     for reference in sorted(wanted):
@@ -57,11 +57,15 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
             if digest:
                 known.setdefault(reference, {}).setdefault(digest, []).append(release)
     there = {name: {each for on in known[name].values() for each in on} for name in known}
-    for variant in variants:
-        for name in variant.targets + variant.depends:
-            missing = [each for each in variant.releases if each not in there.get(name, ())]
-            if missing and (name in variant.targets or len(missing) == len(variant.releases)):
+    for patch in patch_set.patches:
+        served = {release for variant in patch.variants for release in variant.releases}
+        needed = [(name, set(each.releases)) for each in patch.variants for name in each.targets]
+        for name, where in needed:
+            if missing := where - there.get(name, set()):
                 raise DeclarationError(f"{name} is not in {releases.as_spans(missing)}")
+        for name in patch.references():
+            if not served & there.get(name, set()):
+                raise DeclarationError(f"{name} is not in {releases.as_spans(served)}")
     return {
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()

@@ -13,7 +13,7 @@ import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla import trees
 from sglang_perf_patches.proof.mla.rig import CONTEXT, Room, furnished, model_runner
-from sglang_perf_patches.proof.mla.sync_opt_out import (
+from sglang_perf_patches.sets.mla.sync_opt_out.proof import (
     CAPTURED,
     DRAFT,
     MODULES,

@@ -46,7 +46,7 @@ class Variant:
         adds: definitions that it brings and that must not exist yet, neither in the source nor
             in memory.
         depends: definitions that it relies on without changing them, in each release on those
-            that the release has. Fingerprints say which; at least one release has each.
+            that the release has. Fingerprints say which.
         awaits: modules that must have been imported, beyond those of targets and adds, before
             the patch can go live.
         note: what is particular to these releases, for ``explain``.

@@ -10,21 +10,13 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ...model.patching import Patching
+from ....model.patching import Patching
+from ..references import FLASH, FLASH_MODULE, RUNNER, WORKER
+from . import CAPTURE, GRAPHS
 from .scales import one_scale
 
-WORKER = "sglang.srt.speculative.eagle_worker_v2"
-GRAPHS = f"{WORKER}:EagleDraftWorker.init_cuda_graphs"
-CAPTURE = f"{WORKER}:EagleDraftWorker._capture_cuda_graphs"
-RUNNER = (
-    "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
-)
-FLASH = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
-
-FLASH_DRAFT = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionMultiStepBackend"
-
 _LISTED = ("TritonAttnBackend", FLASH)
-_LISTED_DRAFT = ("TritonMultiStepDraftBackend", FLASH_DRAFT)
+_LISTED_DRAFT = ("TritonMultiStepDraftBackend", f"{FLASH_MODULE}:FlashAttentionMultiStepBackend")
 """A name in the worker's list of backends, and the class to put beside it."""
 
 _READ_DONE = ("war_fastpath_read_done_event", "shared_read_done_event")

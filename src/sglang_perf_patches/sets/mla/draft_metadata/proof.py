@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from .. import Inputs
-from ..comparing import same
-from . import wheels
-from .batches import draft_batch, prepare, some_lengths
-from .rig import REQUESTS, furnished, model_runner, server_args
+from ....proof import Inputs
+from ....proof.comparing import same
+from ....proof.mla import wheels
+from ....proof.mla.batches import draft_batch, prepare, some_lengths
+from ....proof.mla.rig import REQUESTS, furnished, model_runner, server_args
 
 PATCH = "mla.draft-metadata"
 

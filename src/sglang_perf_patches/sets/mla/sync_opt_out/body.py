@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ...model.patching import Patching
-from .tree_builder import BUFFER, BUILD_TREE, DRAFT, SEQ_LENS, SEQ_LENS_SUM
-
-DECIDE = "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens"
-BASE = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend"
+from ....model.patching import Patching
+from ..references import BASE, FORWARD_BATCH
+from . import BUILD_TREE, DECIDE
 
 TRITON = ("TritonAttnBackend", "TritonMultiStepDraftBackend")
 TRTLLM = ("TRTLLMMLABackend", "TRTLLMMLAMultiStepDraftBackend")
 """Backends that give their kernels the same numbers with and without host lengths."""
 
 _HYBRID = "HybridAttnBackend"
+_SEQ_LENS, _SEQ_LENS_SUM, _DRAFT, _BUFFER = 4, 5, 8, 10
+"""Places in the call of the tree builder, whose callers pass every argument by position: prefix
+lengths, their sum, tokens of a tree, and the mask to fill."""
 _LENDS = "sglang_perf_patches_lends"
 
 
@@ -138,7 +139,7 @@ def _lend_masks(patching: Patching) -> None:
     Without host lengths a mask made for the batch has the size of the longest context, for which
     the graph's buffer has no room.
     """
-    forward_mode = patching.module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    forward_mode = patching.module(FORWARD_BATCH).ForwardMode
     # The last mask from a backend, and the context.
     lent: list[tuple[weakref.ref[Any], int]] = []
 
@@ -173,14 +174,14 @@ def _lend_masks(patching: Patching) -> None:
     def make_build(inner: Any) -> Any:
         def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
             ours, context = (lent[0][0](), lent[0][1]) if lent else (None, 0)
-            if ours is None or len(given) <= BUFFER or given[BUFFER] is not ours:
+            if ours is None or len(given) <= _BUFFER or given[_BUFFER] is not ours:
                 return inner(*given, **named)
-            count, draft = given[SEQ_LENS].numel(), given[DRAFT]
+            count, draft = given[_SEQ_LENS].numel(), given[_DRAFT]
             if count * draft * context <= ours.numel():
                 return inner(*given, **named)
             # An eager batch larger than the captured ones: build it without a buffer.
             larger = list(given)
-            larger[SEQ_LENS_SUM], larger[BUFFER] = count * context, None
+            larger[_SEQ_LENS_SUM], larger[_BUFFER] = count * context, None
             return inner(*larger, **named)
 
         return build_tree_kernel_efficient

@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from .. import Different, Inputs
-from ..comparing import live, same
-from . import flash
-from .batches import draft_batch, prepare, requests_of
-from .rig import furnished
+from ....proof import Different, Inputs
+from ....proof.comparing import live, same
+from ....proof.mla import flash
+from ....proof.mla.batches import draft_batch, prepare, requests_of
+from ....proof.mla.rig import furnished
 
 PATCH = "mla.page-table-bound"
 CAPTURED = 4

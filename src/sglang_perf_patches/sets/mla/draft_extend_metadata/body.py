@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...model.patching import Patching
-from .draft_extend_graph import FLASH, RUNNER
+from ....model.patching import Patching
+from ..references import FLASH, RUNNER
 
 _STAGED = "sglang_perf_patches_in_graph"
 

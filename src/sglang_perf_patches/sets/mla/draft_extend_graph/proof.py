@@ -6,11 +6,11 @@ from importlib import import_module
 from random import Random
 from typing import Any
 
-from .. import Different, Inputs
-from ..comparing import differs, live
-from . import flash
-from .batches import some_lengths
-from .rig import furnished
+from ....proof import Different, Inputs
+from ....proof.comparing import differs, live
+from ....proof.mla import flash
+from ....proof.mla.batches import some_lengths
+from ....proof.mla.rig import furnished
 
 PATCH = "mla.draft-extend-graph"
 CAPTURED = 6

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runners
 
-from .. import Inputs
-from ..comparing import same
-from . import flash
-from .batches import requests_of, some_lengths
-from .rig import Room, furnished
+from ....proof import Inputs
+from ....proof.comparing import same
+from ....proof.mla import flash
+from ....proof.mla.batches import requests_of, some_lengths
+from ....proof.mla.rig import Room, furnished
 
 PATCH = "mla.draft-extend-metadata"
 CAPTURED = 6

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...model.patching import Patching
-
-BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
-INHERITED = "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
-FORWARD_MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"
+from ....model.patching import Patching
+from ..references import TRTLLM_DRAFT
+from . import FORWARD_MODE, INHERITED
 
 Method = Callable[..., None]
 
@@ -57,7 +55,7 @@ def install_replay(patching: Patching) -> None:
         shared.replay(init_forward_metadata_replay_cuda_graph),
         shared.eager(init_forward_metadata),
     ):
-        patching.add(f"{BACKEND}.{made.__name__}", made)
+        patching.add(f"{TRTLLM_DRAFT}.{made.__name__}", made)
 
 
 def install_out_graph(patching: Patching) -> None:
@@ -77,8 +75,8 @@ def install_out_graph(patching: Patching) -> None:
 
         return init_forward_metadata_out_graph
 
-    patching.override(f"{BACKEND}.init_forward_metadata_out_graph", make)
-    patching.override(f"{BACKEND}.init_forward_metadata", shared.eager)
+    patching.override(f"{TRTLLM_DRAFT}.init_forward_metadata_out_graph", make)
+    patching.override(f"{TRTLLM_DRAFT}.init_forward_metadata", shared.eager)
 
 
 class _Shared:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...model.patching import Patching
-
-BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
-FITS = "sglang.srt.layers.attention.utils:assert_buffer_fits"
+from ....model.patching import Patching
+from ..references import FLASH
+from . import FITS
 
 STATES = ("decode_cuda_graph_metadata", "target_verify_metadata", "draft_extend_metadata")
 """Where a backend with topk = 1 keeps the tables of its graphs."""
@@ -69,7 +68,7 @@ def install(patching: Patching) -> None:
 
         return init_forward_metadata
 
-    patching.override(f"{BACKEND}.init_forward_metadata", make)
+    patching.override(f"{FLASH}.init_forward_metadata", make)
 
 
 def longer(table: Any, columns: int) -> Any:
@@ -117,7 +116,7 @@ def _lengthen_rows(patching: Patching) -> Callable[[], int]:
 
         return init_cuda_graph_state
 
-    patching.override(f"{BACKEND}.init_cuda_graph_state", make)
+    patching.override(f"{FLASH}.init_cuda_graph_state", make)
     return lambda: room
 
 

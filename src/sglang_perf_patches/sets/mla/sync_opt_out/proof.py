@@ -11,11 +11,11 @@ from sglang.srt.managers import overlap_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import eagle_info, spec_info
 
-from .. import Different, Inputs
-from ..comparing import same
-from . import trees, wheels
-from .batches import Batch, requests_of, some_lengths, verify_input
-from .rig import Room, furnished, model_runner, server_args
+from ....proof import Different, Inputs
+from ....proof.comparing import same
+from ....proof.mla import trees, wheels
+from ....proof.mla.batches import Batch, requests_of, some_lengths, verify_input
+from ....proof.mla.rig import Room, furnished, model_runner, server_args
 
 PATCH = "mla.sync-opt-out"
 CAPTURED = 4

@@ -66,7 +66,7 @@ def first_buffer(inputs: Inputs) -> int:
 
 def last_row(inputs: Inputs) -> int:
     """The same episodes with each kind of model and of weights, and with sampled tokens."""
-    from ...sets.mlx.last_row import COUNTS
+    from ...sets.mlx.last_row.body import COUNTS
 
     patch = "mlx.last-row"
     COUNTS.clear()
@@ -93,7 +93,7 @@ def next_turn(inputs: Inputs) -> int:
 
     With a sliding window stock recomputes all these tokens at once; there the logits are close.
     """
-    from ...sets.mlx.next_turn import COUNTS
+    from ...sets.mlx.next_turn.body import COUNTS
 
     patch = "mlx.next-turn"
     COUNTS.clear()
@@ -184,8 +184,8 @@ def _kept_after(made: Model, requests: int) -> int:
 
 def kv_arena(inputs: Inputs) -> int:
     """Joins, leaves, reorders, chained steps, growth, extension, prefix hits and failed steps."""
-    from ...sets.mlx.arena_choice import COUNTS
-    from ...sets.mlx.arena_trial import is_proven
+    from ...sets.mlx.kv_arena.choice import COUNTS
+    from ...sets.mlx.kv_arena.trial import is_proven
 
     patch = "mlx.kv-arena"
     serves_at_once = is_proven(mx)
@@ -252,9 +252,9 @@ def _growing(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> in
 
 def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
     """On a device treated as unproven: the results are equal, and then arenas serve."""
-    from ...sets.mlx.arena_choice import COUNTS
+    from ...sets.mlx.kv_arena.choice import COUNTS
 
-    module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena")
+    module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena.body")
     proven, module.is_proven = module.is_proven, lambda _: False
     COUNTS.clear()
     try:
@@ -268,7 +268,7 @@ def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
 
 def merged_cache(inputs: Inputs) -> int:
     """Joins, leaves, reorders, growth, extension, failed steps; stock handles windows."""
-    from ...sets.mlx.merged_cache import COUNTS
+    from ...sets.mlx.merged_cache.body import COUNTS
 
     patch = "mlx.merged-cache"
     drawn = [_read(schedule) for schedule in inputs(playing.random_schedule)]

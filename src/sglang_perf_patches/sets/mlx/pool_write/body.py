@@ -11,17 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from ..references import RUNNER
+from . import ATTENTION_POOL, KV_POOL
+
 if TYPE_CHECKING:
-    from ...model.patching import Patching
-
-_MLX = "sglang.srt.hardware_backend.mlx"
-KV_POOL = f"{_MLX}.kv_cache.kv_pool:MlxKVPool"
-"""The pool, up to 0.5.12.post1."""
-
-ATTENTION_POOL = f"{_MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
-"""The same pool, from 0.5.13 on."""
-
-RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
+    from ....model.patching import Patching
 
 _WRITES = "_sglang_perf_patches_writes"
 

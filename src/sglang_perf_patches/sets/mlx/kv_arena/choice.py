@@ -22,8 +22,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for, doubled
-from .arena_moves import Moves
+from ..buffer_growth import doubled
+from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for
+from .moves import Moves
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``steps`` that an arena served, and the attention ``layers`` in them;

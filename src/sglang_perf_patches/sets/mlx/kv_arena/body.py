@@ -11,29 +11,18 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from ..buffer_growth import growing
+from ..device import has_cuda
+from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
+from . import CHAINED, RELEASE
 from .arena import CUDNN_STEP, Arena, Layer, Rows
-from .arena_choice import COUNTS, Choice
-from .arena_moves import Moves
-from .arena_trial import Trial, is_proven
-from .buffer_growth import growing
-from .device import has_cuda
+from .choice import COUNTS, Choice
+from .moves import Moves
 from .padding import PaddingAndMask
-from .step_arrays import CORE, WRAPPER
+from .trial import Trial, is_proven
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
-
-_KV_CACHE = "sglang.srt.hardware_backend.mlx.kv_cache"
-CONTIGUOUS = f"{_KV_CACHE}.contiguous_cache:ContiguousKVCache"
-"""The cache of one request and layer, up to 0.5.12.post1."""
-
-ATTENTION = f"{_KV_CACHE}.attention_kv_cache:ContiguousAttentionKVCache"
-"""The same cache, from 0.5.13 on."""
-
-RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
-BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
-RELEASE = f"{RUNNER}._release_cache"
-CHAINED = f"{RUNNER}.decode_batch_start_chained"
+    from ....model.patching import Patching
 
 _STEP = "_sglang_perf_patches_arena"
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
+from ..buffer_growth import doubled
+
 CUDNN_STEP = 256
 """MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
 
@@ -189,13 +191,6 @@ class Rows:
         layer.held -= 1
         if not layer.held:
             layer.keys = layer.values = None  # free now, not when Python collects cycles
-
-
-def doubled(room: int, length: int) -> int:
-    """The capacity after stock's growth, which doubles `room` until `length` fits."""
-    while room < length:
-        room *= 2
-    return room
 
 
 def _row_class(rows: Rows, cache_class: Any) -> Any:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .arena_trial import same_bits
+from ..device import same_bits
+from ..references import RUNNER
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 logger = logging.getLogger(__name__)
-
-RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``cut`` prefills, whose head computed fewer positions than stock's;

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..device import equal_bits, has_cuda
 from .arena import Arena, Rows, capacity_for
-from .arena_choice import COUNTS, Caches, Choice
-from .arena_moves import Moves
-from .device import has_cuda
+from .choice import COUNTS, Caches, Choice
+from .moves import Moves
 
 logger = logging.getLogger(__name__)
 
@@ -263,16 +263,3 @@ class Trial:
         copied = self._rows.cache_class(max_seq_len=cache.max_seq_len)
         copied.keys, copied.values, copied.offset = cache.keys, cache.values, cache.offset
         return copied
-
-
-def same_bits(core: Any, one: Any, other: Any) -> bool:
-    """Whether two arrays are equal in shape, dtype and every bit; waits for both."""
-    return bool(equal_bits(core, one, other).item())
-
-
-def equal_bits(core: Any, one: Any, other: Any) -> Any:
-    """The same as an unevaluated array of one bool."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return core.array(False)
-    words = {1: core.uint8, 2: core.uint16, 4: core.uint32}[one.dtype.size]
-    return core.array_equal(one.view(words), other.view(words))

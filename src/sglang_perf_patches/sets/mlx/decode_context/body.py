@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .step_arrays import CORE, StepArrays
+from ..references import CORE
+from ..step_arrays import StepArrays
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .step_arrays import StepArrays
+from ..step_arrays import StepArrays
 
 
 class PaddingAndMask(StepArrays):

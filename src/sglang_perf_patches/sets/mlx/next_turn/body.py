@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from .buffer_ending import Ending
-from .first_buffer import ATTENTION, CONTIGUOUS
+from ..buffer_ending import Ending
+from ..references import ATTENTION, CONTIGUOUS, RUNNER
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
-RUNNER = "sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner"
 
 MOST = 16
 """Maximum number of finished requests whose caches are kept."""

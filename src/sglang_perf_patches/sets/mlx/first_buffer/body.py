@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...model.patching import Gated, Patching
-from .buffer_ending import Ending
-from .buffer_growth import growing
-from .device import CUDNN_ATTENTION, attends_by_cudnn
+from ....model.patching import Gated, Patching
+from ..buffer_ending import Ending
+from ..buffer_growth import growing
+from ..device import CUDNN_ATTENTION, attends_by_cudnn
+from ..references import ATTENTION, CONTIGUOUS, RUNNER
 
-_MLX = "sglang.srt.hardware_backend.mlx"
-CONTIGUOUS = f"{_MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
-"""The cache of one request and layer, up to 0.5.12.post1."""
-
-ATTENTION = f"{_MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
-"""The same cache, from 0.5.13 on."""
-
-RUNNER = f"{_MLX}.model_runner:MlxModelRunner"
 STEP = 256
 """Growth of mlx-lm's own caches, in tokens."""
 

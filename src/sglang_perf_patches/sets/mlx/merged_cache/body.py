@@ -13,12 +13,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
-if TYPE_CHECKING:
-    from ...model.patching import Patching
+from . import EXTRACT, MERGE
 
-RUNNER = "sglang.srt.hardware_backend.mlx.model_runner"
-MERGE = f"{RUNNER}:_merge_kv_caches"
-EXTRACT = f"{RUNNER}:_extract_kv_cache"
+if TYPE_CHECKING:
+    from ....model.patching import Patching
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``merges`` by stock, ``steps`` that needed none, and ``cuts``, which

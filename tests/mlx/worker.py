@@ -70,9 +70,9 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models
 
-    many = [playing.SCRIPTED, *(playing.random_schedule(Random(seed)) for seed in SEEDS)]
+    many = [loads.SCRIPTED, *(loads.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
@@ -496,7 +496,7 @@ def far_apart() -> dict[str, Any]:
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models, playing
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     write = kv_arena._Step.write
@@ -504,7 +504,7 @@ def broken_trial() -> dict[str, Any]:
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
 
-    schedules = [playing.SCRIPTED, playing.HITTING, playing.GROWING]
+    schedules = [loads.SCRIPTED, loads.HITTING, loads.GROWING]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
         for what, selection, changed in (
@@ -530,17 +530,17 @@ def queued_faults() -> dict[str, Any]:
     waits for every step that it compares.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models, playing
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
 
-    short: list[playing.Step] = [
+    short: list[loads.Step] = [
         *(("join", who, 9) for who in "ab"),
         ("chain", "ab", 22),
         ("join", "c", 12),
         ("chain", "cab", 22),
     ]
-    longer: list[playing.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    longer: list[loads.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
     end_step = arena_trial.Trial.end_step
 
     def waits(self: Any) -> None:
@@ -710,7 +710,7 @@ def _flat(arrays: Any) -> Iterator[Any]:
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
     from sglang_perf_patches.proof import comparing
-    from sglang_perf_patches.proof.mlx import comparisons, models, playing
+    from sglang_perf_patches.proof.mlx import comparisons, loads, models
     from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
@@ -739,7 +739,7 @@ def broken_prefill() -> dict[str, Any]:
         """What `_episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as made:
             play = comparisons._Play(made, [], radix=True)
-            return comparing.same(patch, play, [playing.HITTING])
+            return comparing.same(patch, play, [loads.HITTING])
 
     pool, buffer, row = comparisons.pool_write, comparisons.first_buffer, comparisons.last_row
     broken = {
@@ -897,13 +897,13 @@ def together() -> dict[str, Any]:
     import sglang_perf_patches
 
     release = installed_release()
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models, playing
 
     found: dict[str, Any] = {}
     for name, dtype in kinds(release):
         with models.model(name, dtype) as made:
-            schedules = [playing.random_episodes(Random(seed)) for seed in range(4)]
-            schedules += [playing.HITTING]
+            schedules = [loads.random_episodes(Random(seed)) for seed in range(4)]
+            schedules += [loads.HITTING]
             of_model = found[f"{name} {dtype}"] = {}
             for selection in ("none", "mlx"):
                 report = sglang_perf_patches.activate(selection, strict=True)
@@ -935,11 +935,11 @@ def whose_turn() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models, playing
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
 
-    turn: list[playing.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
-    again: list[playing.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    turn: list[loads.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    again: list[loads.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
@@ -1052,11 +1052,11 @@ def kinds(release: str) -> list[tuple[str, str]]:
 
 def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes a step's graph has, or the error raised."""
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import loads, playing
 
     player = playing.Player(made)
-    schedules: list[Sequence[playing.Step]] = [playing.SCRIPTED]
-    schedules += [playing.random_schedule(Random(seed)) for seed in SEEDS]
+    schedules: list[Sequence[loads.Step]] = [loads.SCRIPTED]
+    schedules += [loads.random_schedule(Random(seed)) for seed in SEEDS]
     found: dict[str, Any] = {}
     try:
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]

@@ -9,11 +9,11 @@ import torch
 from sglang.srt.layers.attention import triton_backend
 from sglang.srt.managers import overlap_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative import eagle_info, spec_info
+from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 
 from ....proof import Different, Inputs
 from ....proof.comparing import same
-from ....proof.mla import trees, wheels
+from ....proof.mla import wheels
 from ....proof.mla.batches import Batch, requests_of, some_lengths, verify_input
 from ....proof.mla.rig import Room, furnished, model_runner, server_args
 
@@ -29,7 +29,6 @@ MODULES = tuple(
     module.__name__
     for module in (FLASHINFER, TRTLLM, triton_backend, hybrid_attn_backend, overlap_utils)
 )
-trees.lend()
 
 Case = dict[str, Any]
 
@@ -197,18 +196,31 @@ def forward_batch(runner: Room, batch: Room, case: Case) -> Batch:
 def build(case: Case, target: Any, batch: Room, forward: Batch) -> dict[str, Any]:
     """Build the verify's trees by the release's own worker code; the cells that are read."""
     count = batch.seq_lens.numel()
-    nodes = torch.arange(DRAFT - 1).repeat(count, 1)
+    parents = torch.arange(DRAFT - 1).repeat(count, 1)
     mask, positions = target.get_verify_buffers_to_fill_after_draft()
     total = batch.seq_lens_sum
     if total is None:  # as the workers do
         total = 0 if mask is not None else count * target.max_context_len
-    made = trees.build(batch.seq_lens, nodes, DRAFT, mask, positions, total=total)
+    made = eagle_utils.build_tree_kernel_efficient(
+        torch.arange(count),
+        [],
+        parents,
+        torch.zeros((count, DRAFT - 1), dtype=torch.int64),
+        batch.seq_lens,
+        total,
+        2,
+        3,
+        DRAFT,
+        eagle_utils.TreeMaskMode.FULL_MASK,
+        mask,
+        positions,
+    )
     verify = verify_input(DRAFT)
     verify.custom_mask = made[0]
     forward.spec_info = verify
     cells = []
     if case["kind"].endswith("triton"):
-        cells = trees.cells(made[0], batch.seq_lens.tolist(), DRAFT)
+        cells = cells_of(made[0], batch.seq_lens.tolist())
     return {"cells": cells, "rest": [value.clone() for value in made[1:]]}
 
 
@@ -237,6 +249,51 @@ def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
         found["num_kv_splits"] = metadata.num_kv_splits[:bs].clone()
     if metadata.mask_indptr is not None:
         found["mask_indptr"] = metadata.mask_indptr[: bs + 1].clone()
-        cells = trees.cells(metadata.custom_mask, case["lengths"], DRAFT)
+        cells = cells_of(metadata.custom_mask, case["lengths"])
         found["cells"] = cells
     return found
+
+
+def cells_of(mask: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """The DRAFT x DRAFT cells of each request in a mask that has prefix cells too."""
+    found, at = [], 0
+    for length in lengths:
+        rows = mask[at : at + DRAFT * (length + DRAFT)].reshape(DRAFT, length + DRAFT)
+        found.append(rows[:, length:].to(torch.uint8).clone())
+        at += rows.numel()
+    return found
+
+
+def _write_trees(
+    _parents: Any,
+    nodes: torch.Tensor,
+    seq_lens: torch.Tensor,
+    mask: torch.Tensor,
+    positions: torch.Tensor,
+    *rest: Any,
+) -> None:
+    """In place of the CUDA kernel: writes the tree cells, all of them, by address.
+
+    `nodes` holds here the parent of each drafted token, (requests, draft - 1).
+    """
+    draft, mode = rest[-2], rest[-1]
+    full = mode == eagle_utils.TreeMaskMode.FULL_MASK
+    cells = torch.empty(0, dtype=mask.dtype).set_(mask.untyped_storage())
+    at = mask.storage_offset()
+    for request, length in enumerate(seq_lens.tolist()):
+        prefix = length if full else 0
+        for token in range(draft):
+            row = torch.zeros(draft, dtype=mask.dtype)
+            node = token
+            while node:
+                row[node] = 1
+                node = int(nodes[request, node - 1])
+            row[0] = 1
+            cells[at + prefix : at + prefix + draft] = row
+            at += prefix + draft
+        positions[request * draft : (request + 1) * draft] = length
+
+
+# In place of the CUDA kernel that the release's tree builder launches.
+for _name in ("sgl_build_tree_kernel_efficient", "build_tree_kernel_efficient_func"):
+    setattr(eagle_utils, _name, _write_trees)

@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
 
 PLAYED = re.compile(r"sets\.\w+\.\w+\.proof")
 
-IN_FOLDERS = ("mlx", "mla")
+IN_FOLDERS = ("mlx", "mla", "swa")
 """The sets each of whose patches stands in a folder of its own."""
 
 PATCHES = {

@@ -73,7 +73,7 @@ BREAKS = {
         "torch.where(rows < 0, rows, stored.flip(0))",
     ),
     "swa.page-size-1": (
-        "swa/page_size_1.py",
+        "swa/page_size_1/body.py",
         'record_evicted(decode, named["req"], length - tail)',
         'record_evicted(decode, named["req"], length)',
     ),
@@ -83,17 +83,17 @@ BREAKS = {
         "ceil_align(64 * held, page)",
     ),
     "swa.idle-admission": (
-        "swa/idle_admission.py",
+        "swa/idle_admission/body.py",
         "lambda queue: idle(queue) and serves(queue)",
         "lambda queue: False",
     ),
     "swa.pool-ratio": (
-        "swa/pool_ratio.py",
+        "swa/pool_ratio/body.py",
         "full_cell=cell - ratio * swa_cell,",
         "full_cell=cell,",
     ),
     "swa.evict-before-retract": (
-        "swa/evict_before_retract.py",
+        "swa/evict_before_retract/body.py",
         "batch._evict_swa(req, req.seqlen - 1)",
         "batch._evict_swa(req, req.seqlen + 64)",
     ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from ...sets.swa import pool_hint
+from ...sets.swa.pool_ratio import hint as pool_hint
 from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play

@@ -10,15 +10,15 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from . import growth, pool_hint
-from .growth import setting
+from .. import growth
+from ..growth import setting
+from . import CONFIGURATOR
+from . import hint as pool_hint
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
-
-CONFIGURATOR = "sglang.srt.model_executor.pool_configurator:HybridSWAPoolConfigurator"
 
 
 def install(patching: Patching) -> None:

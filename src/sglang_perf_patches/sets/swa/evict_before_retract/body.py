@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .window import shares_prefixes
+from ..references import BATCH
+from ..window import shares_prefixes
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
-
-BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
+    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...model.patching import MISSING
-from . import growth
-from .tail_prealloc import QUEUE
-from .window import ceil_align, idle, unserved
+from ....model.patching import MISSING
+from .. import growth
+from ..references import QUEUE
+from ..window import ceil_align, idle, unserved
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 _LEAVES = "beside a request that it admitted, stock's own rule admits no more than the patch does"
 

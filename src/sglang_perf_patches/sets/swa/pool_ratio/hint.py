@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .window import ceil_align
+from ..window import ceil_align
 
 STOCK_RATIO = 0.8
 """What stock takes for models without a ratio of their own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import leaving
+from .. import leaving
 
 _ROWS = "swa_rows"
 

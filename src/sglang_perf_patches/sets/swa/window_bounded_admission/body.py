@@ -11,13 +11,13 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from ...model.patching import MISSING
-from . import growth
-from .tail_prealloc import DECODE, QUEUE
-from .window import unserved
+from ....model.patching import MISSING
+from .. import growth
+from ..references import DECODE, QUEUE
+from ..window import unserved
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 

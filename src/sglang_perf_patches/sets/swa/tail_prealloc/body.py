@@ -14,19 +14,15 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from . import cpu_copy, leaving, tail_allocation
-from .window import ceil_align, fill_length, idle, tail_length, unserved
+from .. import leaving, tail_allocation
+from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
+from ..window import ceil_align, fill_length, idle, tail_length, unserved
+from . import cpu_copy
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
-
-DECODE = "sglang.srt.disaggregation.decode"
-QUEUE = f"{DECODE}:DecodePreallocQueue"
-OLD_POOL = "sglang.srt.mem_cache.swa_memory_pool"
-OLD_ALLOCATOR = f"{OLD_POOL}:SWATokenToKVPoolAllocator"
-ALLOCATOR = "sglang.srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator"
 
 
 def install(patching: Patching) -> None:

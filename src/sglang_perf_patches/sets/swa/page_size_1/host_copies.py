@@ -16,12 +16,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import leaving
+from .. import leaving
+from . import CACHE
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
-CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 OLD_NAMES = ("retraction_backup", "retraction_restore", "retraction_discard")
 """0.5.18 to 0.5.20: what backs a request up, restores it and forgets the copy, in the cache."""
 

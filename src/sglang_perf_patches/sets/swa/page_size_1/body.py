@@ -10,14 +10,15 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...model.patching import MISSING
-from . import host_copies, leaving
-from .tail_allocation import record_evicted, tail_only
-from .tail_prealloc import DECODE, QUEUE
-from .window import fill_length, unserved, unserved_by_tails
+from ....model.patching import MISSING
+from .. import leaving
+from ..references import DECODE, QUEUE
+from ..tail_allocation import record_evicted, tail_only
+from ..window import fill_length, unserved, unserved_by_tails
+from . import host_copies
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:

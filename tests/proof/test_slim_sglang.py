@@ -63,12 +63,12 @@ BREAKS = {
         "self._destinations[:count].copy_(tracked.slots.flip(0))",
     ),
     "mamba.mamba2-chunk-indices": (
-        "mamba/chunk_indices.py",
+        "mamba/mamba2_chunk_indices/body.py",
         "[start % chunk_size for start in starts]",
         "[0 for start in starts]",
     ),
     "mamba.lightning-rows": (
-        "mamba/lightning_rows.py",
+        "mamba/lightning_rows/body.py",
         "torch.where(rows < 0, rows, stored)",
         "torch.where(rows < 0, rows, stored.flip(0))",
     ),

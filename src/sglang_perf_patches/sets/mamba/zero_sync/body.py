@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .track_rows import record_from_lists
+from ..references import BASE
+from ..track_rows import record_from_lists
+from . import FLA
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
-_BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
-_FLA = "sglang.srt.layers.attention.fla.index"
 _FORWARD = "_sglang_perf_patches_forward"
 """On a backend while it makes the metadata of a forward."""
 
@@ -24,10 +24,10 @@ def install(patching: Patching) -> None:
     patching.anytime("what it leaves on a batch are stock's values, which stock's code reads too")
     record_from_lists(patching)
     _known_batches(patching)
-    patching.override(f"{_BACKEND}._init_track_conv_indices", _conv_indices)
-    patching.override(f"{_BACKEND}._init_track_ssm_indices", _ssm_indices)
+    patching.override(f"{BASE}._init_track_conv_indices", _conv_indices)
+    patching.override(f"{BASE}._init_track_ssm_indices", _ssm_indices)
     for name in ("prepare_chunk_indices", "prepare_chunk_offsets"):
-        patching.override(f"{_FLA}:{name}", _chunks)
+        patching.override(f"{FLA}.index:{name}", _chunks)
 
 
 # -- the forward ---------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def install(patching: Patching) -> None:
 
 def _known_batches(patching: Patching) -> None:
     """Hand stock a mask that answers from the host, and keep the lengths with their sums."""
-    from . import host
+    from .. import host
 
     ran = patching.ran
 
@@ -60,12 +60,12 @@ def _known_batches(patching: Patching) -> None:
 
         return _forward_metadata
 
-    patching.override(f"{_BACKEND}._forward_metadata", forward_metadata)
+    patching.override(f"{BASE}._forward_metadata", forward_metadata)
 
 
 def _forward_of(backend: Any, forward_batch: Any) -> Any:
     """What is known of the forward whose metadata the backend is making."""
-    from . import host
+    from .. import host
 
     held = vars(backend).get(_FORWARD)
     if held is not None and held.batch is forward_batch:
@@ -75,7 +75,7 @@ def _forward_of(backend: Any, forward_batch: Any) -> Any:
 
 def _conv_indices(inner: Any) -> Any:
     """Stock's own arithmetic, on CPU tensors made of the host's lists."""
-    from . import host
+    from .. import host
 
     def _init_track_conv_indices(
         self: Any, query_start_loc: Any, forward_batch: Any, *rest: Any
@@ -97,7 +97,7 @@ def _conv_indices(inner: Any) -> Any:
 
 def _ssm_indices(inner: Any) -> Any:
     """As `_conv_indices`, with row numbers for the slots, which only the device knows."""
-    from . import host
+    from .. import host
 
     def _init_track_ssm_indices(self: Any, mamba_cache_indices: Any, forward_batch: Any) -> Any:
         forward = _forward_of(self, forward_batch)
@@ -129,7 +129,7 @@ def _ssm_indices(inner: Any) -> Any:
 
 def _chunks(inner: Any) -> Any:
     """Stock's own function, on CPU offsets; it is cached by stock's decorator as ever."""
-    from . import host
+    from .. import host
 
     def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
         lens = host.lens_of(cu_seqlens)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from .track_rows import record_from_entries
+from ..track_rows import record_from_entries
+from . import BACKEND
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
-_BACKEND = "sglang.srt.layers.attention.linear.lightning_backend:LightningAttentionBackend"
 _KEPT = "_sglang_perf_patches_kept"
 
 
@@ -38,12 +38,12 @@ def install_on_own_lists(patching: Patching) -> None:
 
 def _plan_stores(patching: Patching) -> None:
     _select_by_rows(patching, ("minimax",))
-    patching.override(f"{_BACKEND}._prepare_seg_la_track_store", _track_store(patching))
+    patching.override(f"{BACKEND}._prepare_seg_la_track_store", _track_store(patching))
 
 
 def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: bool = True) -> None:
     """Give a layer row numbers in place of the mask, and CPU tensors for what it slices by."""
-    from . import host
+    from .. import host
 
     patching.anytime("what it leaves on a forward's metadata is read by its own code only")
     ran = patching.ran
@@ -106,15 +106,15 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
 
         return _prefill_and_mix_infer
 
-    patching.override(f"{_BACKEND}.forward_extend", forward_extend)
-    patching.override(f"{_BACKEND}._prefill_and_mix_infer", infer)
+    patching.override(f"{BACKEND}.forward_extend", forward_extend)
+    patching.override(f"{BACKEND}._prefill_and_mix_infer", infer)
 
 
 def _track_store(patching: Patching) -> Any:
     """Stock's own planning once a forward, on the CPU, with row numbers for the slots."""
     import torch
 
-    from . import host
+    from .. import host
 
     ran = patching.ran
 

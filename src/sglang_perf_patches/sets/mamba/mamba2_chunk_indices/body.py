@@ -9,10 +9,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from ...model.patching import Patching
+from . import MAMBA2
 
-_METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata"
+if TYPE_CHECKING:
+    from ....model.patching import Patching
 
 _lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
 """Of the batch that ``prepare_mixed`` is preparing: its chunk function does not get the batch."""
@@ -51,7 +51,7 @@ def logical(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]
 def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
     import torch
 
-    from . import host
+    from .. import host
 
     patching.anytime("it keeps nothing: what it returns are stock's values")
     ran = patching.ran
@@ -101,8 +101,8 @@ def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
 
         return staticmethod(_query_start_loc_to_chunk_indices_offsets)
 
-    patching.override(f"{_METADATA}.prepare_mixed", prepare)
-    patching.override(f"{_METADATA}._query_start_loc_to_chunk_indices_offsets", chunks)
+    patching.override(f"{MAMBA2}.prepare_mixed", prepare)
+    patching.override(f"{MAMBA2}._query_start_loc_to_chunk_indices_offsets", chunks)
 
 
 def _with_prefixes(forward_batch: Any, known: Any) -> Any:

@@ -52,7 +52,7 @@ SHARED = ("proven", "references")
 """The modules that the declarations of a set share."""
 
 LONG = {
-    *("model.setups", "proof.mamba.rig"),
+    *("model.setups",),
     *("proof.swa.decode_worker", "sets.mamba.gdn_prefill_graph"),
 }
 """Files that are still to be split."""

@@ -51,10 +51,7 @@ PATCHES = {
 SHARED = ("proven", "references")
 """The modules that the declarations of a set share."""
 
-LONG = {
-    *("model.setups",),
-    *("proof.swa.decode_worker", "sets.mamba.gdn_prefill_graph"),
-}
+LONG = {"sets.mamba.gdn_prefill_graph"}
 """Files that are still to be split."""
 
 

@@ -2,12 +2,12 @@
 
 from ....model.patch import Patch, Variant
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import DECODING, DRAFTS
 from ..references import BATCH, COMMON, EVICT_WINDOWS, EVICTS, REQUEST, of
 
 PATCH = Patch(
     id="swa.evict-before-retract",
-    proven_with=PROVEN["swa.evict-before-retract"],
+    proven_with=DECODING | DRAFTS,
     kind="policy",
     summary="KV behind the window is freed before a running request is retracted",
     upstream=("sgl-project/sglang#28246",),

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import DECODING, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE, of
 
 # What a request needs until its end, and what can make room for it.
@@ -14,7 +14,7 @@ _DECODES = (
 
 PATCH = Patch(
     id="swa.idle-admission",
-    proven_with=PROVEN["swa.idle-admission"],
+    proven_with=DECODING | TREES,
     summary="an idle server admits a request that fits its sliding-window pool",
     worth=Worth("b", "requests that fit an idle decode server's pool are never answered in stock"),
     anchors=ADMITTED,

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import DECODING, RANKS, TREES
 from ..references import (
     ADMITTED,
     ALLOCATOR,
@@ -74,7 +74,7 @@ def _variant(first: str, last: str, install: str, allocates: str, *copies: str) 
 
 PATCH = Patch(
     id="swa.page-size-1",
-    proven_with=PROVEN["swa.page-size-1"],
+    proven_with=DECODING | RANKS | TREES,
     summary="what swa.tail-prealloc does, at page size 1, where upstream leaves it off",
     worth=Worth(
         "a",

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import BESIDE
 from ..references import EVICTS, of
 
 _CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
@@ -10,7 +10,7 @@ CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
 
 PATCH = Patch(
     id="swa.pool-ratio",
-    proven_with=PROVEN["swa.pool-ratio"],
+    proven_with=BESIDE | {"pages": "verify", "no-radix-cache": "verify"},
     kind="policy",
     summary="the sliding-window pool is sized by running requests and window",
     variants=(

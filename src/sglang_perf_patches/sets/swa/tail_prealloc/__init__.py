@@ -2,7 +2,7 @@
 
 from ....model.patch import Marker, Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import DECODING, RANKS, TREES
 from ..references import (
     ALLOCATOR,
     BATCH,
@@ -51,7 +51,8 @@ def _fixes(releases: tuple[str, ...], install: str, note: str, *targets: str) ->
 
 PATCH = Patch(
     id="swa.tail-prealloc",
-    proven_with=PROVEN["swa.tail-prealloc"],
+    # Up to 0.5.11 it leaves pipelines to stock by itself.
+    proven_with=DECODING | RANKS | TREES,
     summary="a request in transfer holds sliding-window KV for its window, not for its prompt",
     worth=Worth("c", "sgl-project/sglang#24857"),
     upstream=(

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import DECODING
 from ..references import ADMITTED, DECODE, EVICTS, QUEUE, STOCK_RULE, of
 
 _CHANGED = of(
@@ -15,7 +15,7 @@ _CHANGED = of(
 
 PATCH = Patch(
     id="swa.window-bounded-admission",
-    proven_with=PROVEN["swa.window-bounded-admission"],
+    proven_with=DECODING,
     kind="policy",
     summary="admission counts a request by what its window lets it hold",
     anchors=ADMITTED,

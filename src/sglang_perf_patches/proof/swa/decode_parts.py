@@ -1,6 +1,7 @@
 """What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
 
-Stand-ins take the place of the scheduler around them and of the transfers.
+Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
+`decode_worker.DecodeWorker`, which is made of these.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..given import MORE, noted
 from .shape import LAYOUTS, Shape
-
-if TYPE_CHECKING:
-    from .decode_worker import DecodeWorker
 
 DECODE = "sglang.srt.disaggregation.decode"
 BATCHES = "sglang.srt.managers.schedule_batch"
@@ -130,7 +128,7 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
     return UnifiedRadixCache(parameters)
 
 
-def batch(worker: DecodeWorker) -> Any:
+def batch(worker: Any) -> Any:
     """The release's ``ScheduleBatch`` of running requests, empty."""
     algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
     made = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
@@ -145,7 +143,7 @@ def batch(worker: DecodeWorker) -> Any:
     return made
 
 
-def scheduler(worker: DecodeWorker) -> Any:
+def scheduler(worker: Any) -> Any:
     """In the place of a ``Scheduler``: what the queue reads of it."""
     from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
@@ -192,7 +190,7 @@ def scheduler(worker: DecodeWorker) -> Any:
     )
 
 
-def queue(worker: DecodeWorker) -> Any:
+def queue(worker: Any) -> Any:
     """The release's ``DecodePreallocQueue``, whose transfers are a stand-in's."""
     from sglang.srt.disaggregation.utils import TransferBackend
 

@@ -32,6 +32,11 @@ CASES: tuple[Case, ...] = (
         compare=f"{_HERE}:lightning_rows",
         what="outputs and states of lightning-attention forwards",
     ),
+    Case(
+        patch="mamba.slot-exhaustion",
+        compare=f"{_HERE}:slot_exhaustion",
+        what="what a server with few slots decides and holds, step by step, until stock dies",
+    ),
 )
 
 

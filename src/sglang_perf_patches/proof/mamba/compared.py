@@ -17,6 +17,9 @@ from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
 from .captured import Captured, draw_replays
+from .exhaustion import alike as episodes_alike
+from .exhaustion import drained, short_of_copies, short_of_rows
+from .hybrid_server import trees
 from .play import Play
 from .rig import Kda, Lightning, Mamba2, Rig, called
 
@@ -25,9 +28,13 @@ TRITON = "mamba.gdn-prefill-graph-triton"
 ZERO_SYNC = "mamba.zero-sync"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
+EXHAUSTION = "mamba.slot-exhaustion"
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
+
+SERVED = 12
+"""Drawn episodes of a server: each takes a tenth of a second."""
 
 REPLAYS = 1
 """Drawn replays: each takes up to a minute of Triton's interpreter."""
@@ -125,6 +132,22 @@ def lightning_rows(inputs: Inputs) -> int:
             raise Different(f"{ROWS}: of the scheduler's batches the host knows {found}")
         count += len(found)
     return count
+
+
+def slot_exhaustion(inputs: Inputs) -> int:
+    """``mamba.slot-exhaustion``: where stock dies, and random episodes with few slots."""
+    kinds = [(tree, tracked) for tracked in (True, False) for tree in trees()]
+    crowded = [(make, *kind) for kind in kinds for make in (short_of_rows, short_of_copies)]
+    for make, *kind in crowded:
+        if not drained(make(*kind)).died:
+            raise Different(f"{EXHAUSTION}: stock does not die, {make.__name__}, {kind}")
+    with live(EXHAUSTION):
+        for make, *kind in crowded:
+            died = drained(make(*kind)).died
+            if died:
+                raise Different(f"{EXHAUSTION}: {make.__name__}, {kind}: {died}")
+    seeds = inputs(lambda random: random.getrandbits(32), SERVED)
+    return len(crowded) + episodes_alike(seeds).total()
 
 
 def waits_of_metadata(rig: Play, own: int = 0) -> Callable[[Sequence[Batch]], int]:

@@ -4,6 +4,7 @@ from ...model.patch import Marker, Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
 from .proven import PROVEN
+from .slot_exhaustion import PATCH as SLOT_EXHAUSTION
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
 
@@ -291,4 +292,5 @@ PATCHES = (
     _ZERO_SYNC,
     _CHUNK_INDICES,
     _LIGHTNING_ROWS,
+    SLOT_EXHAUSTION,
 )

@@ -17,5 +17,6 @@ PROVEN = {
         "mamba.mamba2-chunk-indices": _ALL,
         "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
         "mamba.gdn-prefill-graph-triton": (*_ALL, "hierarchical-cache"),
+        "mamba.slot-exhaustion": (*_ALL, "mixed-chunks", "tensor-parallel"),
     }.items()
 }

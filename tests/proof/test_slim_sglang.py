@@ -72,6 +72,11 @@ BREAKS = {
         "torch.where(rows < 0, rows, stored)",
         "torch.where(rows < 0, rows, stored.flip(0))",
     ),
+    "mamba.slot-exhaustion": (
+        "mamba/slot_exhaustion/body.py",
+        "needed(pool, [*others, req]) > obtainable(tree)",
+        "False",
+    ),
     "swa.page-size-1": (
         "swa/page_size_1.py",
         'record_evicted(decode, named["req"], length - tail)',

@@ -137,12 +137,12 @@ def lightning_rows(inputs: Inputs) -> int:
 def slot_exhaustion(inputs: Inputs) -> int:
     """``mamba.slot-exhaustion``: where stock dies, and random episodes with few slots."""
     kinds = [(tree, tracked) for tracked in (True, False) for tree in trees()]
-    crowded = [(make, *kind) for kind in kinds for make in (short_of_rows, short_of_copies)]
-    for make, *kind in crowded:
+    crowded = [(make, kind) for kind in kinds for make in (short_of_rows, short_of_copies)]
+    for make, kind in crowded:
         if not drained(make(*kind)).died:
             raise Different(f"{EXHAUSTION}: stock does not die, {make.__name__}, {kind}")
     with live(EXHAUSTION):
-        for make, *kind in crowded:
+        for make, kind in crowded:
             died = drained(make(*kind)).died
             if died:
                 raise Different(f"{EXHAUSTION}: {make.__name__}, {kind}: {died}")

@@ -92,11 +92,14 @@ def short_of_rows(tree: str, tracked: bool) -> HybridServer:
 
 def short_of_copies(tree: str, tracked: bool) -> HybridServer:
     """A request matches a prefix, and no slot is left for the copy of its state."""
-    server = HybridServer(Shape(tree, tracked, slots=5 if tracked else 3, rows=2))
+    server = HybridServer(Shape(tree, tracked, slots=5 if tracked else 2, rows=2))
     server.submit([11] * 128, 1)
     server.drain()  # its state is cached, in one slot
-    server.submit([12] * 128, 20)  # it takes all other slots, and locks what it cached
-    server.step()
+    if tracked:
+        server.submit([12] * 128, 20)  # it takes all other slots, and locks what it cached
+        server.step()
+    else:
+        server.submit([11] * 128 + [12] * 70, 3)  # it takes the other slot, and locks the first
     server.submit([11] * 128 + [13] * 70, 3)
     return server
 
@@ -191,5 +194,3 @@ def _place(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_code.co_name if trace is not None else ""
-
-

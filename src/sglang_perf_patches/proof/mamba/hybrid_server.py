@@ -518,7 +518,7 @@ def trees() -> tuple[str, ...]:
     return tuple(found)
 
 
-_PUBLISHED: dict[bool, Any] = {}
+_PUBLISHED: dict[str, Any] = {}
 
 
 def _arguments(shape: Shape) -> Any:

@@ -56,6 +56,7 @@ def shape(random: Random) -> Shape:
         tokens=64 * random.choice((24, 40, 200)),
         rows=min(random.choice((1, 2, 4, 8)), slots),  # stock never has more rows
         chunk=random.choice((128, 256)),
+        overlap=random.random() < 0.7,
     )
 
 
@@ -97,6 +98,7 @@ def short_of_copies(tree: str, tracked: bool) -> HybridServer:
     server.drain()  # its state is cached, in one slot
     if tracked:
         server.submit([12] * 128, 20)  # it takes all other slots, and locks what it cached
+        server.step()
         server.step()
     else:
         server.submit([11] * 128 + [12] * 70, 3)  # it takes the other slot, and locks the first

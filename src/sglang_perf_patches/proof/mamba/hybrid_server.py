@@ -42,6 +42,8 @@ class Shape:
         tokens: of KV.
         rows: most requests at a time.
         chunk: most tokens of a prefill.
+        overlap: whether a prefill is made before the results of the last one are there, as with
+            overlap scheduling.
     """
 
     tree: str
@@ -50,6 +52,7 @@ class Shape:
     tokens: int = 64 * 200
     rows: int = 8
     chunk: int = 256
+    overlap: bool = True
 
     @property
     def page(self) -> int:
@@ -84,6 +87,7 @@ class HybridServer:
         self.tree = _tree(shape, self.pool, self.kv)
         self.scheduler = self._scheduler()
         self.running = self._empty()
+        self._launched: list[Any] = []
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -113,6 +117,9 @@ class HybridServer:
 
     def abort(self, req: Any) -> None:
         """End a request that waits or runs, as when its client is gone."""
+        self._settle()
+        if req.finished():
+            return
         if req in self.waiting:
             self.waiting.remove(req)
             self._release(req, keep=False)
@@ -123,6 +130,9 @@ class HybridServer:
 
     def retract(self) -> None:
         """Retract as stock does when KV is short."""
+        self._settle()
+        if len(self.running.reqs) < 2:
+            return
         given = inspect.signature(self.running.retract_decode).parameters
         retracted, *_ = self.running.retract_decode(
             *([self.scheduler.server_args] if given else [])
@@ -152,10 +162,18 @@ class HybridServer:
                 none.
         """
         with _Unpinned():
+            if not self.shape.overlap:
+                self._settle()
             batch = self._prefill_batch()
             self._change(None if batch is None else [req.rid for req in batch.reqs])
             if batch is not None:
-                self._prefill(batch)
+                self._forward(batch)
+            self._settle()
+            if batch is not None:
+                self._launched = [
+                    req for req in batch.reqs if req is not self.scheduler.chunked_req
+                ]
+                self._merge(batch)
             elif self.running.reqs:
                 self._decode()
         self.log.append(self.state())
@@ -252,27 +270,28 @@ class HybridServer:
         scheduler.running_batch = self.running
         return function(prefill_delayer_single_pass=None)
 
-    def _prefill(self, batch: Any) -> None:
-        chunked = self.scheduler.chunked_req
-        batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
-        self._forward(batch)
-        for req in batch.reqs:
-            if req is chunked:
-                continue
+    def _settle(self) -> None:
+        """Take the results of the last prefill: a token each, and the cache."""
+        launched, self._launched = self._launched, []
+        for req in launched:
             self._token(req)
             if not req.finished():
                 self._cache(req)
+        self._filter()
+
+    def _merge(self, batch: Any) -> None:
+        chunked = self.scheduler.chunked_req
         excluded = [chunked] if chunked is not None else []
+        batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
         known = inspect.signature(batch.filter_batch).parameters
         name = "reqs_to_exclude" if "reqs_to_exclude" in known else "chunked_req_to_exclude"
         batch.filter_batch(**{name: excluded})
-        if not batch.reqs:
+        if excluded:
             self.running.batch_is_full = False
-        elif not self.running.reqs:
+        if batch.reqs and not self.running.reqs:
             self.running = batch
-        else:
+        elif batch.reqs:
             self.running.merge_batch(batch)
-            self.running.batch_is_full = False if excluded else self.running.batch_is_full
 
     def _decode(self) -> None:
         batch = self.running
@@ -359,7 +378,8 @@ class HybridServer:
             """The release's, without what it starts; what it lacks is off."""
 
             def __init__(self, **own: Any) -> None:
-                vars(self).update(own)
+                for name, value in own.items():
+                    setattr(self, name, value)
 
             def __getattr__(self, name: str) -> Any:
                 if name.startswith("__"):
@@ -403,7 +423,7 @@ class HybridServer:
         )
 
 
-class _Unpinned(TorchFunctionMode):
+class _Unpinned(TorchFunctionMode):  # type: ignore[misc]
     """No memory is pinned: that needs a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

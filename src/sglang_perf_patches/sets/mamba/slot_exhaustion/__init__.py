@@ -66,6 +66,7 @@ def _variant(
         install=f"{_BODY}:{install}",
         targets=targets,
         depends=tuple(relies),
+        awaits=(f"{_MEMORY}.memory_pool",),
     )
 
 

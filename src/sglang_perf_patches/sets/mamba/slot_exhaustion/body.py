@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_perf_patches")
 
 RADIX_TREE = "sglang.srt.mem_cache.mamba_radix_cache:MambaRadixCache"
+POOLS = "sglang.srt.mem_cache.memory_pool"
 POLICY = "sglang.srt.managers.schedule_policy"
 ADDER = f"{POLICY}:PrefillAdder"
 COMPONENTS = {
@@ -179,6 +180,14 @@ def _is_exhausted(error: AssertionError) -> bool:
 def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> None:
     """Refuse where stock would commit itself: whatever else keeps a request out comes before."""
     answers = patching.module(POLICY).AddReqResult
+    with_slots = patching.module(POOLS).HybridReqToTokenPool
+
+    def serves(adder: Any) -> bool:
+        """MLX and caches without states have their own pools."""
+        tree = adder.tree_cache
+        if not tree.supports_mamba() or tree.disable:
+            return False
+        return isinstance(tree.req_to_token_pool, with_slots)
 
     def admits(inner: Any) -> Any:
         def add_one_req(
@@ -200,7 +209,7 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
 
     def commits(inner: Any) -> Any:
         def locks(self: Any, req: Any) -> Any:
-            if _lacks_slots(self, req, waiting):
+            if serves(self) and _lacks_slots(self, req, waiting):
                 self.can_run_list.remove(req)
                 if self.new_chunked_req is req:
                     self.new_chunked_req = None
@@ -208,7 +217,7 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
             return inner(self, req)
 
         def commits(self: Any, req: Any, admission: Any, mamba_gap_reserve: int) -> Any:
-            if _lacks_slots(self, req, waiting):
+            if serves(self) and _lacks_slots(self, req, waiting):
                 raise _NoSlot
             return inner(self, req, admission, mamba_gap_reserve)
 
@@ -224,8 +233,6 @@ def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:
     Asked while the node that the request matched is locked, as it stays once it is admitted.
     """
     tree = adder.tree_cache
-    if not tree.supports_mamba() or tree.disable:
-        return False
     pool = tree.req_to_token_pool
     others = [each for each in adder.can_run_list if each is not req]
     return req in waiting or needed(pool, [*others, req]) > obtainable(tree)

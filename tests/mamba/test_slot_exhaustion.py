@@ -32,7 +32,7 @@ def _at(release: str) -> int:
 
 
 def _kinds(release: str) -> list[list[Any]]:
-    trees = ["radix"] if _at(release) < _at("0.5.21") else []
+    trees = ["radix"] if _at(release) < _at("0.5.16") else []
     trees += ["unified"] if _at(release) >= _at("0.5.12.post1") else []
     return [[tree, tracked] for tracked in (True, False) for tree in trees]
 

@@ -525,17 +525,14 @@ def component_module() -> Any:
 
 
 def trees() -> tuple[str, ...]:
-    """The prefix caches that the release has for such models."""
-    found = []
-    for name, module in (("radix", "mamba_radix_cache"), ("unified", "unified_radix_cache")):
-        try:
-            importlib.import_module(f"{_MEMORY}.{module}")
-            if name == "unified":
-                component_module()
-        except ModuleNotFoundError:
-            continue
-        found.append(name)
-    return tuple(found)
+    """The prefix caches that the release makes for such models."""
+    try:
+        chooser = importlib.import_module(f"{_MEMORY}.registry")
+    except ModuleNotFoundError:
+        chooser = importlib.import_module("sglang.srt.managers.scheduler")
+    source = inspect.getsource(chooser)
+    names = {"radix": " MambaRadixCache(params)", "unified": "UnifiedRadixCache"}
+    return tuple(name for name, made in names.items() if made in source)
 
 
 _PUBLISHED: dict[str, Any] = {}

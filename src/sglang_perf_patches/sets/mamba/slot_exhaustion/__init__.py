@@ -28,7 +28,7 @@ def _variant(
     match: str = "finalize_match_result_in_cache",
     caching: str = "cache_unfinished_req",
     commit: str = "_commit_prefill_admission",
-    radix: bool = True,
+    radix: bool = False,
     depends: tuple[str, ...] = (),
 ) -> Variant:
     """The releases from `first` to `last`.
@@ -41,7 +41,7 @@ def _variant(
         match: the method of it that copies the state of a match.
         caching: the method of the unified radix cache that asks what to cache.
         commit: the method of admission that commits itself.
-        radix: whether there is a radix cache for these models alone.
+        radix: whether stock makes a radix cache for these models alone.
         depends: what else these releases have.
     """
     targets = _of(_ADDER, "add_one_req", commit)
@@ -79,8 +79,6 @@ _ALLOCATION = f"{_MEMORY}.allocation:alloc_req_slots"
 _BEFORE_COMMIT = "_req_inc_lock_ref"
 _GIVES = (*_of(_SLOTS, "alloc", "free", "available_size"), f"{_POOL}._alloc_ping_pong_buffer")
 _GAVE = _of(_STATES, "alloc", "free", "available_size", "fork_from")
-_TAKES = (f"{_NEW}._alloc_mamba_slot",)
-_RADIX_TAKES = (f"{_RADIX}._alloc_mamba_slot",)
 
 PATCH = Patch(
     id="mamba.slot-exhaustion",
@@ -94,53 +92,52 @@ PATCH = Patch(
         _variant(
             *("0.5.9", "0.5.10.post1", "install_in_radix_tree"),
             commit=_BEFORE_COMMIT,
+            radix=True,
             depends=(*_GAVE, _COMMON),
         ),
         _variant(
-            *("0.5.11", "0.5.12.post1", "install_in_old_components"),
+            *("0.5.11", "0.5.12.post1", "install_in_both"),
             component=_OLD,
             match="finalize_match_result",
             commit=_BEFORE_COMMIT,
+            radix=True,
             depends=(*_GAVE, _COMMON),
         ),
         _variant(
-            *("0.5.13", "0.5.15.post1", "install_in_old_components"),
+            *("0.5.13", "0.5.15.post1", "install_in_both"),
             component=_OLD,
             match="finalize_match_result",
             commit=_BEFORE_COMMIT,
-            depends=(*_GIVES, *_RADIX_TAKES, f"{_OLD}._alloc_mamba_slot", _COMMON),
+            radix=True,
+            depends=(
+                *(*_GIVES, _COMMON, f"{_RADIX}._alloc_mamba_slot"),
+                f"{_OLD}._alloc_mamba_slot",
+            ),
         ),
         _variant(
             *("0.5.16", "0.5.16", "install_in_old_components"),
             component=_OLD,
             match="finalize_match_result",
             commit=_BEFORE_COMMIT,
-            depends=(*_GIVES, *_RADIX_TAKES, f"{_OLD}._alloc_mamba_slot", _ALLOCATION),
+            depends=(*_GIVES, f"{_OLD}._alloc_mamba_slot", _ALLOCATION),
         ),
         _variant(
             *("0.5.17", "0.5.19", "install_in_moved_components"),
             component=_MOVED,
             commit=_BEFORE_COMMIT,
-            depends=(*_GIVES, *_RADIX_TAKES, f"{_MOVED}._alloc_mamba_slot", _ALLOCATION),
+            depends=(*_GIVES, f"{_MOVED}._alloc_mamba_slot", _ALLOCATION),
         ),
         _variant(
-            *("0.5.20", "0.5.20", "install_at_commit"),
+            *("0.5.20", "0.5.21", "install_in_components"),
             component=_NEW,
-            depends=(*_GIVES, *_RADIX_TAKES, *_TAKES, _ALLOCATION),
-        ),
-        _variant(
-            *("0.5.21", "0.5.21", "install_in_components"),
-            component=_NEW,
-            radix=False,
-            depends=(*_GIVES, *_TAKES, _ALLOCATION),
+            depends=(*_GIVES, f"{_NEW}._alloc_mamba_slot", _ALLOCATION),
         ),
         _variant(
             *("0.5.22", "0.5.23", "install_in_components"),
             component=_NEW,
             caching="checkpoint_into_tree",
-            radix=False,
             depends=(
-                *(*_GIVES, *_TAKES, _ALLOCATION),
+                *(*_GIVES, f"{_NEW}._alloc_mamba_slot", _ALLOCATION),
                 f"{_MEMORY}.allocation:ensure_mamba_capacity",
             ),
         ),

@@ -46,32 +46,30 @@ def install_in_radix_tree(patching: Patching) -> None:
     _in_admission(patching, waiting, "_req_inc_lock_ref")
 
 
-def install_in_old_components(patching: Patching) -> None:
-    """0.5.11 to 0.5.16: an environment variable or, in the end, default chooses a second one."""
+def install_in_both(patching: Patching) -> None:
+    """0.5.11 to 0.5.15.post1: an environment variable chooses a second one."""
     waiting = _requests_without_state(patching)
     _in_radix_tree(patching, waiting)
     _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
     _in_admission(patching, waiting, "_req_inc_lock_ref")
 
 
-def install_in_moved_components(patching: Patching) -> None:
-    """0.5.17 to 0.5.19: the second one is served, the first is still there."""
+def install_in_old_components(patching: Patching) -> None:
+    """0.5.16: stock makes the second one alone."""
     waiting = _requests_without_state(patching)
-    _in_radix_tree(patching, waiting)
+    _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
+    _in_admission(patching, waiting, "_req_inc_lock_ref")
+
+
+def install_in_moved_components(patching: Patching) -> None:
+    """0.5.17 to 0.5.19: its parts are in another package."""
+    waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["moved"], "finalize_match_result_in_cache")
     _in_admission(patching, waiting, "_req_inc_lock_ref")
 
 
-def install_at_commit(patching: Patching) -> None:
-    """0.5.20: admission is committed in one place."""
-    waiting = _requests_without_state(patching)
-    _in_radix_tree(patching, waiting)
-    _in_component(patching, waiting, COMPONENTS["new"], "finalize_match_result_in_cache")
-    _in_admission(patching, waiting, "_commit_prefill_admission")
-
-
 def install_in_components(patching: Patching) -> None:
-    """From 0.5.21 on: the unified radix cache alone."""
+    """From 0.5.20 on: admission is committed in one place."""
     waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["new"], "finalize_match_result_in_cache")
     _in_admission(patching, waiting, "_commit_prefill_admission")

@@ -20,8 +20,9 @@ from .captured import Captured, draw_replays
 from .exhaustion import alike as episodes_alike
 from .exhaustion import drained, short_of_copies, short_of_rows
 from .hybrid_server import trees
+from .kinds import Kda, Lightning, Mamba2
 from .play import Play
-from .rig import Kda, Lightning, Mamba2, Rig, called
+from .rig import Rig, called
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 TRITON = "mamba.gdn-prefill-graph-triton"

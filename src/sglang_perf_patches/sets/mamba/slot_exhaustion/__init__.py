@@ -4,7 +4,7 @@ from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
 from ..proven import PROVEN
 
-_BODY = "sglang_perf_patches.sets.mamba.slot_exhaustion.body"
+_BODY = f"{__name__}.body"
 _MEMORY = "sglang.srt.mem_cache"
 _RADIX = f"{_MEMORY}.mamba_radix_cache:MambaRadixCache"
 _UNIFIED = f"{_MEMORY}.unified_radix_cache:UnifiedRadixCache"

@@ -24,7 +24,8 @@ mamba.prepare()
 
 from sglang_perf_patches.proof import comparing
 from sglang_perf_patches.proof.mamba import exhaustion
-from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer, Shape, trees
+from sglang_perf_patches.proof.mamba.hybrid_parts import Shape, trees
+from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer
 from sglang_perf_patches.sets.mamba.slot_exhaustion import body
 
 KINDS = [(tree, tracked) for tracked in (True, False) for tree in trees()]

@@ -19,7 +19,7 @@ from .captured import EDGES as BUCKETS
 from .captured import Captured, draw_replays
 from .exhaustion import alike as episodes_alike
 from .exhaustion import drained, short_of_copies, short_of_rows
-from .hybrid_server import trees
+from .hybrid_parts import trees
 from .kinds import Kda, Lightning, Mamba2
 from .play import Play
 from .rig import Rig, called

@@ -15,7 +15,8 @@ from typing import Any
 
 from .. import Different
 from ..comparing import live
-from .hybrid_server import HybridServer, Shape, trees
+from .hybrid_parts import Shape, trees
+from .hybrid_server import HybridServer
 
 PATCH = "mamba.slot-exhaustion"
 

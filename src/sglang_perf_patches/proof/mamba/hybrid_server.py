@@ -14,7 +14,6 @@ import inspect
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,42 +21,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import Different
-from ..given import MORE, noted
+from .hybrid_parts import (
+    MEMORY,
+    VOCABULARY,
+    Shape,
+    arguments,
+    kv_allocator,
+    model_config,
+    no_speculation,
+    prefix_cache,
+    state_pool,
+)
 from .rig import Without, called
 
-_MEMORY = "sglang.srt.mem_cache"
-_VOCABULARY = 1000
 END = 2
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The settings of a server.
-
-    Attributes:
-        tree: ``"radix"``, the cache for such models alone, or ``"unified"``.
-        tracked: whether states are tracked in extra buffers, in pages of 64 tokens; otherwise pages
-            have one token, and a state is cached where a prefill ends.
-        slots: for states.
-        tokens: of KV.
-        rows: most requests at a time.
-        chunk: most tokens of a prefill.
-        overlap: whether a prefill is made before the results of the last one are there, as with
-            overlap scheduling.
-    """
-
-    tree: str
-    tracked: bool
-    slots: int
-    tokens: int = 64 * 200
-    rows: int = 8
-    chunk: int = 256
-    overlap: bool = True
-
-    @property
-    def page(self) -> int:
-        """In tokens."""
-        return 64 if self.tracked else 1
 
 
 class HybridServer:
@@ -81,10 +58,10 @@ class HybridServer:
         self.log: list[Any] = []
         self._made = 0
         self._batches = importlib.import_module("sglang.srt.managers.schedule_batch")
-        self.pool = _pool(shape)
+        self.pool = state_pool(shape)
         self.slots = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
-        self.kv = _kv(shape)
-        self.tree = _tree(shape, self.pool, self.kv)
+        self.kv = kv_allocator(shape)
+        self.tree = prefix_cache(shape, self.pool, self.kv)
         self.scheduler = self._scheduler()
         self.running = self._empty()
         self._launched: list[Any] = []
@@ -107,7 +84,7 @@ class HybridServer:
             origin_input_text="",
             origin_input_ids=kept,
             sampling_params=sampling.SamplingParams(max_new_tokens=new, temperature=0),
-            vocab_size=_VOCABULARY,
+            vocab_size=VOCABULARY,
             eos_token_ids={END},
         )
         req.tokenizer = None
@@ -143,8 +120,8 @@ class HybridServer:
 
     def lock(self, ids: Sequence[int]) -> Callable[[], None]:
         """Lock the node of a cached prefix, as a transfer does; returns what unlocks it."""
-        memory = importlib.import_module(f"{_MEMORY}.radix_cache")
-        kinds = importlib.import_module(f"{_MEMORY}.base_prefix_cache")
+        memory = importlib.import_module(f"{MEMORY}.radix_cache")
+        kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
         kept: Any = array("q", ids) if hasattr(self._batches, "array") else list(ids)
         key = called(memory.RadixKey, token_ids=kept, extra_key=None)
         node = self.tree.match_prefix(kinds.MatchPrefixParams(key=key)).last_device_node
@@ -248,7 +225,7 @@ class HybridServer:
                     f"after a drain {free} of {size} {name} are free, {cached} cached, "
                     f"{locked} locked"
                 )
-        kinds = importlib.import_module(f"{_MEMORY}.base_prefix_cache")
+        kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
         tree.evict(kinds.EvictParams(num_tokens=shape.tokens, mamba_num=shape.slots))
         if (self.slots.available_size(), self.kv.available_size()) != (shape.slots, shape.tokens):
             raise Different(f"after the tree is emptied, free are {self.state()[:2]}")
@@ -343,14 +320,14 @@ class HybridServer:
             self.ended.append(req.rid)
 
     def _cache(self, req: Any, chunked: bool = False) -> None:
-        common = importlib.import_module(f"{_MEMORY}.common")
+        common = importlib.import_module(f"{MEMORY}.common")
         if hasattr(common, "checkpoint_kv_cache"):
             common.checkpoint_kv_cache(req, self.tree)
         else:
             self.tree.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
 
     def _release(self, req: Any, keep: bool) -> None:
-        function = importlib.import_module(f"{_MEMORY}.common").release_kv_cache
+        function = importlib.import_module(f"{MEMORY}.common").release_kv_cache
         name = "checkpoint" if "checkpoint" in inspect.signature(function).parameters else None
         function(req, self.tree, **{name or "is_insert": keep})
 
@@ -366,9 +343,9 @@ class HybridServer:
             req_to_token_pool=self.pool,
             token_to_kv_pool_allocator=self.kv,
             tree_cache=self.tree,
-            model_config=_model(),
+            model_config=model_config(),
             enable_overlap=False,
-            spec_algorithm=_no_speculation(),
+            spec_algorithm=no_speculation(),
         )
 
     def _scheduler(self) -> Any:
@@ -391,7 +368,7 @@ class HybridServer:
 
         runner = Without(attn_backend=SimpleNamespace(extend_attention_block_m=64))
         return Scheduler(
-            server_args=_arguments(self.shape),
+            server_args=arguments(self.shape),
             waiting_queue=[],
             running_batch=None,
             chunked_req=None,
@@ -412,8 +389,8 @@ class HybridServer:
             max_prefill_bs=0,
             max_running_requests=self.shape.rows,
             tp_worker=Without(model_runner=runner),
-            model_config=_model(),
-            spec_algorithm=_no_speculation(),
+            model_config=model_config(),
+            spec_algorithm=no_speculation(),
             disaggregation_mode=importlib.import_module(
                 "sglang.srt.disaggregation.utils"
             ).DisaggregationMode.NULL,
@@ -445,126 +422,3 @@ def _ids(req: Any) -> list[int]:
 def _told(ids: Sequence[int]) -> float:
     """What stands in the place of the state after these tokens."""
     return float(zlib.crc32(repr(list(ids)).encode()) % (1 << 22) + 1)
-
-
-def _pool(shape: Shape) -> Any:
-    _arguments(shape)
-    utils = importlib.import_module("sglang.srt.configs.mamba_utils")
-    widths = {
-        "conv": [(2, 3)],
-        "temporal": (1, 2, 2),
-        "intermediate_size": 2,
-        "conv_dim": 2,
-        "ssm_state_size": 2,
-        "num_heads": 1,
-        "head_dim": 2,
-        "state_size": 2,
-        "conv_kernel": 4,
-    }
-    params = utils.Mamba2CacheParams(
-        shape=called(utils.Mamba2StateShape, **widths),
-        layers=[0],
-        dtype=utils.Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
-    )
-    return called(
-        importlib.import_module(f"{_MEMORY}.memory_pool").HybridReqToTokenPool,
-        size=shape.rows,
-        mamba_size=shape.slots,
-        mamba_spec_state_size=shape.rows,
-        max_context_len=4096,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=params,
-        mamba_layer_ids=[0],
-        enable_mamba_extra_buffer=shape.tracked,
-    )
-
-
-def _kv(shape: Shape) -> Any:
-    """The allocator; no KV is behind it, only what is asked about it."""
-    kinds = importlib.import_module(f"{_MEMORY}.allocator")
-    kind = kinds.PagedTokenToKVPoolAllocator if shape.tracked else kinds.TokenToKVPoolAllocator
-    return called(
-        kind,
-        size=shape.tokens,
-        page_size=shape.page,
-        dtype=torch.float16,
-        device="cpu",
-        kvcache=Without(),
-        need_sort=False,
-    )
-
-
-def _tree(shape: Shape, pool: Any, kv: Any) -> Any:
-    params = called(
-        importlib.import_module(f"{_MEMORY}.cache_init_params").CacheInitParams,
-        disable=False,
-        req_to_token_pool=pool,
-        token_to_kv_pool_allocator=kv,
-        page_size=shape.page,
-        enable_mamba_extra_buffer=shape.tracked,
-    )
-    if shape.tree == "radix":
-        return importlib.import_module(f"{_MEMORY}.mamba_radix_cache").MambaRadixCache(params)
-    kinds = component_module().ComponentType
-    params.tree_components = (kinds.FULL, kinds.MAMBA)
-    unified = importlib.import_module(f"{_MEMORY}.unified_radix_cache")
-    return unified.UnifiedRadixCache(params)
-
-
-def component_module() -> Any:
-    """The package of the unified radix cache's components.
-
-    Raises:
-        ModuleNotFoundError: the release has no such cache.
-    """
-    try:
-        return importlib.import_module(f"{_MEMORY}.unified_cache.components")
-    except ModuleNotFoundError:
-        return importlib.import_module(f"{_MEMORY}.unified_cache_components")
-
-
-def trees() -> tuple[str, ...]:
-    """The prefix caches that the release makes for such models."""
-    try:
-        chooser = importlib.import_module(f"{_MEMORY}.registry")
-    except ModuleNotFoundError:
-        chooser = importlib.import_module("sglang.srt.managers.scheduler")
-    source = inspect.getsource(chooser)
-    names = {"radix": " MambaRadixCache(params)", "unified": "UnifiedRadixCache"}
-    return tuple(name for name, made in names.items() if made in source)
-
-
-_PUBLISHED: dict[str, Any] = {}
-
-
-def _arguments(shape: Shape) -> Any:
-    """The release's own ServerArgs, published as a scheduler publishes it."""
-    module = importlib.import_module("sglang.srt.server_args")
-    strategy = "extra_buffer" if shape.tracked else "no_buffer"
-    if _PUBLISHED.get("strategy") != strategy:
-        own = {
-            "attention_backend": "triton",
-            "page_size": shape.page,
-            "mamba_scheduler_strategy": strategy,
-            "mamba_radix_cache_strategy": strategy,
-            "sampling_backend": "pytorch",
-            "chunked_prefill_size": shape.chunk,
-            "device": "cpu",
-        }
-        made = noted(called(module.ServerArgs, model_path="dummy", **{**own, **MORE}))
-        made._mamba_cache_chunk_size = max(64, shape.page)
-        module.set_global_server_args_for_scheduler(made)
-        _PUBLISHED.clear()
-        _PUBLISHED.update(strategy=strategy, made=made)
-    return _PUBLISHED["made"]
-
-
-def _model() -> Any:
-    return Without(
-        vocab_size=_VOCABULARY, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
-    )
-
-
-def _no_speculation() -> Any:
-    return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.NONE

@@ -37,8 +37,8 @@ BOOT_S = float(os.environ.get("BOOT_S", "240"))
 LIMIT_S = float(os.environ.get("LIMIT_S", "480"))
 """Of all of it: what is not done then is left out."""
 ROUNDS = int(os.environ.get("ROUNDS", "13"))
-CELLS = {
-    name: tuple(map(int, name.split("x")))
+CELLS: dict[str, tuple[int, int]] = {
+    name: (int(name.split("x")[0]), int(name.split("x")[1]))
     for name in os.environ.get("CELLS", "1x130 1x519 8x512 1x4000").split()
 }
 

@@ -7,8 +7,9 @@ token and per token, and the launches and waits of a prefill from a profile. It 
 greedy tokens and all states bit by bit. PARTs are the names in `PARTS`; without a PART
 all of them run. Options are fields of ServerArgs, or of the model's configuration with ``model.``
 in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
-CELLS names other prompts than the four sizes, "1x130 3x300". LEFT_OUT names a patch without which the set is a side of its own, "less". With LENT_NAMES=1 a
-release starts beside newer kernel wheels: names that it imports, and they lack, have stand-ins.
+CELLS names other prompts than the four sizes, "1x130 3x300". LEFT_OUT names a patch without which
+the set is a side of its own, "less". With LENT_NAMES=1 a release starts beside newer kernel wheels:
+names that it imports, and they lack, have stand-ins.
 Where several Engines boot at once, START_FILE names a file for which this one waits, after it has
 booted and said READY.
 """

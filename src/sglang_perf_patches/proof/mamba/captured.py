@@ -160,7 +160,7 @@ class Captured:
         backend = self.play.rig.backend
         is_patched = _is_patched(backend)
         with ExitStack() as stack:
-            patches = [
+            patches: list[Any] = [
                 mock.patch.object(gdn_prefill_graph, name, wanted.rows)
                 for name in ("MOST_REQUESTS", "MOST_AT_BREAKS")
             ]

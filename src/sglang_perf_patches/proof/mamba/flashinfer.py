@@ -1,9 +1,9 @@
 """FlashInfer's prefill kernel on a CPU: stock's class around it, and what stands for the kernel.
 
-The kernel itself is compiled for Hopper GPUs. What stands for it computes the gated delta rule token
-by token. It refuses what the kernel refuses, and its results depend on the numbers of requests and
-of tokens, by which the kernel picks its algorithm: where a call differs in them, results differ.
-One request's sequence is split here, and those of more are not.
+The kernel itself is compiled for Hopper GPUs. What stands for it computes the gated delta rule
+token by token. It refuses what the kernel refuses, and its results depend on the numbers of
+requests and of tokens, by which the kernel picks its algorithm: where a call differs in them,
+results differ. One request's sequence is split here, and those of more are not.
 """
 
 from __future__ import annotations

@@ -156,9 +156,8 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
-    played = [name for name, check in (patch.proven_with or {}).items() if check]
-    if played:
-        text = f"a plain server; with these on: {', '.join(played)}"
+    if patch.proven_with:
+        text = f"a plain server; with these on: {', '.join(patch.proven_with)}"
         parts.append(render.paragraph("Proven with", text))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:

@@ -107,9 +107,6 @@ def _serving(patching: Patching) -> Callable[[Any], bool]:
     def serves(queue: Any) -> bool:
         if "_swa_growth_bounded" not in vars(queue):
             reason = unserved(queue)
-            if reason is None and not queue.scheduler.spec_algorithm.is_none():
-                # A step decodes several tokens and allocates for more; `bound` ignores both.
-                reason = "speculative decoding is on"
             queue._swa_growth_bounded = reason is None and queue._uses_swa_tail_prealloc()
             if reason is not None:
                 patching.gate(reason)

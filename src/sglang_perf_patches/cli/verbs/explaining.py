@@ -193,9 +193,7 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
 
 def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
     """Reference, role, file and first line of each definition of the variant that fits best."""
-    variant = judged.variant or next(
-        (each for each in judged.patch.variants if judged.nearest in each.releases), None
-    )
+    variant = judged.variant or judged.closest
     if variant is None:
         return []
     roles = [(reference, "changes") for reference in variant.targets]

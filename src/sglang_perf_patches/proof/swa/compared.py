@@ -9,7 +9,7 @@ from typing import Any
 
 import sglang_perf_patches
 
-from ...sets.swa import pool_hint
+from ...sets.swa.pool_ratio import hint as pool_hint
 from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play

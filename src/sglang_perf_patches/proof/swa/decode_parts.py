@@ -1,6 +1,7 @@
 """What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
 
-Stand-ins take the place of the scheduler around them and of the transfers.
+Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
+`decode_worker.DecodeWorker`, which is made of these.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..given import MORE, noted
 from .shape import LAYOUTS, Shape
-
-if TYPE_CHECKING:
-    from .decode_worker import DecodeWorker
 
 DECODE = "sglang.srt.disaggregation.decode"
 BATCHES = "sglang.srt.managers.schedule_batch"
@@ -64,10 +62,17 @@ def publish(shape: Shape) -> Any:
     return arguments
 
 
-def pools(shape: Shape) -> tuple[Any, Any]:
-    """A pool with one layer of each kind, and its allocator."""
+def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
+    """A pool with one layer of each kind, and its allocator.
+
+    Args:
+        shape: sizes.
+        kv_cache_dtype: as the server has it; 8-bit floats where it says so, else float32.
+    """
     import torch
 
+    names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    dtype = names.get(kv_cache_dtype, torch.float32)
     module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
     more = {"enable_kvcache_transpose": False}
     more = {k: v for k, v in more.items() if k in inspect.signature(module.SWAKVPool).parameters}
@@ -75,9 +80,9 @@ def pools(shape: Shape) -> tuple[Any, Any]:
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
         page_size=shape.page_size,
-        dtype=torch.float32,
+        dtype=dtype,
         head_num=1,
-        head_dim=2,
+        head_dim=4,
         swa_attention_layer_ids=[0],
         full_attention_layer_ids=[1],
         device="cpu",
@@ -89,7 +94,7 @@ def pools(shape: Shape) -> tuple[Any, Any]:
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
         page_size=shape.page_size,
-        dtype=torch.float32,
+        dtype=dtype,
         device="cpu",
         kvcache=pool,
         need_sort=True,
@@ -123,7 +128,7 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
     return UnifiedRadixCache(parameters)
 
 
-def batch(worker: DecodeWorker) -> Any:
+def batch(worker: Any) -> Any:
     """The release's ``ScheduleBatch`` of running requests, empty."""
     algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
     made = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
@@ -138,7 +143,7 @@ def batch(worker: DecodeWorker) -> Any:
     return made
 
 
-def scheduler(worker: DecodeWorker) -> Any:
+def scheduler(worker: Any) -> Any:
     """In the place of a ``Scheduler``: what the queue reads of it."""
     from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
@@ -185,7 +190,7 @@ def scheduler(worker: DecodeWorker) -> Any:
     )
 
 
-def queue(worker: DecodeWorker) -> Any:
+def queue(worker: Any) -> Any:
     """The release's ``DecodePreallocQueue``, whose transfers are a stand-in's."""
     from sglang.srt.disaggregation.utils import TransferBackend
 

@@ -261,6 +261,7 @@ def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: s
         words += [python, "-W", "ignore", "-m", "pytest"]
         words += ["-q", "-n", "1", "--max-worker-restart=100", "--continue-on-collection-errors"]
         words += ["-p", "no:cacheprovider", "-p", "outcomes", f"--outcomes={outcomes}"]
+        words += ["--tb=native"]  # others parse the source, in which Python 3.11 can fail
         words += [f"--timeout={TEST_S}", f"--rootdir={folder}", *kind.options, *tests]
         search = [ROOT / "src", _SUPPORT, *kind.search]
         settings = environments.variables(

@@ -76,6 +76,7 @@ def test_a_folder_that_does_not_differ_ends_with_0(
     [
         (None, RELEASE, "holds no tests: no file is named test_*.py"),
         ("def test_of(:\n", RELEASE, "none of the tests in"),
+        ("import pytest\ndef test_ends(): pytest.exit('')\n", RELEASE, "pytest ended with "),
         ("def test_passes(): pass\n", "0.5.8", "it is not known with which transformers"),
     ],
 )

@@ -5,8 +5,9 @@
 the transformers that the release names. It prints each test whose outcome differs and how many
 patches were live. Tests below a folder ``mlx`` are played with MLX on the CPU, the others with
 stand-ins for what a CPU lacks. Each side has one process for its tests, one test at a time, in the
-same order; a test that crashes it fails, and the rest goes on. What differs is played again, its
-whole file on both sides: only what differs both times counts as differing.
+same order; a test that crashes it fails, and the rest goes on. Both sides run at once. What
+differs is played again, its whole file on one side after the other: only what differs both times
+counts as differing.
 
 ``--keep`` puts the counts into ``tests/results/upstream.json``, from which `tables` makes a page.
 Nothing of the tests comes into the project but the names of those that differ.
@@ -157,12 +158,13 @@ def play(folder: Path, release: str) -> list[Found]:
     found = []
     for kind, tests in ((MLX, of_mlx), (CPU, [file for file in files if file not in of_mlx])):
         if tests:
-            first = _sides(python, kind, folder, tests)
+            first = _sides(python, kind, folder, tests, at_once=True)
             differing = _differing(first)
             again = {test.partition("::")[0] for test in differing}
             second = differing
             if again:
-                second = _differing(_sides(python, kind, folder, [_file(folder, f) for f in again]))
+                files = [_file(folder, test) for test in again]
+                second = _differing(_sides(python, kind, folder, files, at_once=False))
             found.append(_found(release, kind, folder, first, differing, second))
     return found
 
@@ -224,8 +226,8 @@ _INTRODUCTION = """# Upstream's own unit tests, with patches off and on
 names. `python3 -m tests.maintain.tables` writes this page. Off is stock, on is every exact patch.
 
 A test that fails in stock too asks for a GPU, a kernel, a model of the hub or a package that is not
-here. A test that differs is played again, its whole file on both sides; it is unsteady if it does
-not differ then.
+here. Both sides run at once. A test that differs is played again, its whole file on one side after
+the other; it is unsteady if it does not differ then.
 """
 
 
@@ -240,10 +242,12 @@ def _kept(root: Path) -> list[Found]:
     return sorted(found, key=lambda each: (releases.KNOWN.index(each.release), each.kind))
 
 
-def _sides(python: Path, kind: Kind, folder: Path, tests: Sequence[Path]) -> tuple[Side, Side]:
-    """Both sides, off and on, at a time."""
-    with ThreadPoolExecutor(len(SIDES)) as both:
-        off, on = both.map(lambda side: _side(python, kind, folder, tests, side), SIDES)
+def _sides(
+    python: Path, kind: Kind, folder: Path, tests: Sequence[Path], *, at_once: bool
+) -> tuple[Side, Side]:
+    """Both sides, off and on; at once they take half the time, but can be in each other's way."""
+    with ThreadPoolExecutor(len(SIDES) if at_once else 1) as players:
+        off, on = players.map(lambda side: _side(python, kind, folder, tests, side), SIDES)
     return off, on
 
 

@@ -12,6 +12,7 @@ RELEASE = "0.5.17"
 
 TESTS = """
 import os
+import time
 from pathlib import Path
 
 ON = os.environ["SGLANG_PERF_PATCHES"] != "none"
@@ -41,6 +42,13 @@ def test_is_unsteady():
         raise AssertionError
 
 
+def test_says_when():
+    for word in ("begins", "ends"):
+        with SEEN.with_name("said").open("a") as said:
+            said.write(f"{'on' if ON else 'off'} {word}\\n")
+        time.sleep(3)
+
+
 def test_is_skipped():
     import pytest
 
@@ -57,9 +65,11 @@ def test_what_differs_is_named_and_the_rest_counted(
     assert upstream.main([str(tmp_path), RELEASE]) == 1
     head, *differing = capsys.readouterr().out.splitlines()
     assert head.startswith(
-        f"{RELEASE}, CPU: 6 tests run, 1 passed, 3 fail in stock too, 1 unsteady, 1 differ; "
+        f"{RELEASE}, CPU: 7 tests run, 2 passed, 3 fail in stock too, 1 unsteady, 1 differ; "
     )
     assert "; 0 patches live" not in head
+    said = (tmp_path / "below" / "said").read_text(encoding="utf-8").splitlines()
+    assert said[4:] == ["off begins", "off ends", "on begins", "on ends"]  # not at once
     assert differing == ["  below/test_some.py::test_differs: off passed, on failed"]
 
 

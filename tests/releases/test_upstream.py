@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,7 @@ SEEN = Path(__file__).with_name("seen")
 
 
 def test_passes():
+    os.environ["LEFT_BY_A_FILE"] = "1"
     import sglang.srt.mem_cache.swa_memory_pool
     import sglang.srt.disaggregation.decode
 
@@ -55,22 +60,46 @@ def test_is_skipped():
     pytest.skip("")
 """
 
+OF_ANOTHER_FILE = """
+import os
+
+
+def test_another_file_has_left_nothing():
+    assert "LEFT_BY_A_FILE" not in os.environ
+"""
+
+SLOW = """
+import os
+import time
+from pathlib import Path
+
+
+def test_takes_long():
+    Path(__file__).with_name(f"{os.getpid()}.pid").touch()
+    time.sleep(100)
+"""
+
 
 def test_what_differs_is_named_and_the_rest_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "test_some.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "test_then.py").write_text(OF_ANOTHER_FILE, encoding="utf-8")
     (tmp_path / "test_broken.py").write_text("import no_such_package\n", encoding="utf-8")
     assert upstream.main([str(tmp_path), RELEASE]) == 1
-    head, *differing = capsys.readouterr().out.splitlines()
-    assert head.startswith(
-        f"{RELEASE}, CPU: 7 tests run, 2 passed, 3 fail in stock too, 1 unsteady, 1 differ; "
+    differs = "  below/test_some.py::test_differs: off passed, on failed"
+    cpu, first, no_platform, second = capsys.readouterr().out.splitlines()
+    assert cpu.startswith(
+        f"{RELEASE}, CPU: 8 tests run, 3 passed, 3 fail in stock too, 1 unsteady, 1 differ; "
     )
-    assert "; 0 patches live" not in head
+    assert no_platform.startswith(
+        f"{RELEASE}, no platform: 8 tests run, 4 passed, 3 fail in stock too, 0 unsteady, 1 differ"
+    )
+    assert "; 0 patches live" not in cpu
+    assert first == second == differs
     said = (tmp_path / "below" / "said").read_text(encoding="utf-8").splitlines()
-    assert said[4:] == ["off begins", "off ends", "on begins", "on ends"]  # not at once
-    assert differing == ["  below/test_some.py::test_differs: off passed, on failed"]
+    assert said[4:8] == ["off begins", "off ends", "on begins", "on ends"]  # not at once
 
 
 def test_a_folder_that_does_not_differ_ends_with_0(
@@ -86,7 +115,7 @@ def test_a_folder_that_does_not_differ_ends_with_0(
     [
         (None, RELEASE, "holds no tests: no file is named test_*.py"),
         ("def test_of(:\n", RELEASE, "none of the tests in"),
-        ("import pytest\ndef test_ends(): pytest.exit('')\n", RELEASE, "pytest ended with "),
+        ("import pytest\npytest.exit('')\n", RELEASE, "pytest ended with "),
         ("def test_passes(): pass\n", "0.5.8", "it is not known with which transformers"),
     ],
 )
@@ -103,15 +132,38 @@ def test_a_folder_without_tests_to_play_ends_with_2_and_one_sentence(
     assert not said.out
 
 
+def test_what_it_started_ends_with_the_command(tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text(SLOW, encoding="utf-8")
+    words = [sys.executable, "-m", "tests.maintain.upstream", str(tmp_path), RELEASE]
+    command = subprocess.Popen(words, cwd=upstream.ROOT)
+    try:
+        pids = until_playing(tmp_path, command, len(upstream.SIDES))
+        command.terminate()
+        assert command.wait(60) == 128 + signal.SIGTERM
+        assert not [pid for pid in pids if Path("/proc", pid).exists()]
+    finally:
+        command.kill()
+
+
+def until_playing(folder: Path, command: subprocess.Popen[bytes], count: int) -> list[str]:
+    """The processes that play a test of `SLOW`, once there are so many."""
+    while command.poll() is None:
+        pids = [file.stem for file in folder.glob("*.pid")]
+        if len(pids) == count:
+            return pids
+        time.sleep(0.2)
+    raise AssertionError(f"the command ended with {command.returncode}")
+
+
 def test_counts_kept_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
     (tmp_path / upstream.RESULTS).parent.mkdir(parents=True)
     differing = {"test_a.py::test_b": ("passed", "failed")}
-    first = found(differing=differing, live=["mla.a", "mla.b"], ran=["mla.b"])
+    first = found(differing=differing, live={"mla.a": 3, "mla.b": 1}, ran={"mla.b": 1})
     upstream.keep(tmp_path, [first, found(release="0.5.18")])
     page = upstream.page(tmp_path)
     assert "| 0.5.17 | CPU | 3,021 of 3,022 | 7 | 4 | 2 | 1 | 0 | 1 | 2 | 1 |" in page
     assert "Differs: `test_a.py::test_b`, off passed, on failed." in page
-    assert "Ran: `mla.b`. Live beside them: `mla.a`." in page
+    assert "Ran in files: `mla.b` 1. Live in files: `mla.a` 3, `mla.b` 1." in page
     upstream.keep(tmp_path, [found()])
     assert "Differs" not in upstream.page(tmp_path)
     assert upstream.page(tmp_path).count("| CPU |") == 2
@@ -119,6 +171,6 @@ def test_counts_kept_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
 
 def found(release: str = RELEASE, **more: object) -> upstream.Found:
     counts = {"run": 7, "passed": 4, "failed": 2, "skipped": 1, "equal": 3021, "files": 3022}
-    empty: dict[str, object] = {"unsteady": [], "differing": {}, "live": [], "ran": []}
+    empty: dict[str, object] = {"unsteady": [], "differing": {}, "live": {}, "ran": {}}
     of = {"kind": "CPU", "commit": "", "project": "", "date": "2026-11-24"}
     return upstream.Found(release=release, **{**counts, **empty, **of, **more})  # type: ignore[arg-type]

@@ -35,10 +35,13 @@ def new(copy: Path, name: str) -> subprocess.CompletedProcess[str]:
 def test_the_room_of_a_new_patch(copy: Path, name: str) -> None:
     done = new(copy, f"{name}.some-thing")
     assert (done.returncode, done.stderr) == (0, "")
-    files = [str(SETS / name / each) for each in ("some_thing.py", "some-thing.md", "__init__.py")]
-    assert done.stdout.splitlines()[:3] == files
+    room = SETS / name / "some_thing"
+    files = [str(room / each) for each in ("__init__.py", "body.py", "README.md")]
+    files.append(str(SETS / name / "__init__.py"))
+    assert done.stdout.splitlines()[:4] == files
+    files.remove(str(room / "README.md"))
     ruff = [sys.executable, "-m", "ruff"]
-    for command in ([*ruff, "check", *files], [*ruff, "format", "--check", files[0]]):
+    for command in ([*ruff, "check", *files], [*ruff, "format", "--check", *files]):
         checked = subprocess.run(command, cwd=copy, capture_output=True, text=True)
         assert checked.returncode == 0, checked.stdout
     script = (
@@ -51,7 +54,7 @@ def test_the_room_of_a_new_patch(copy: Path, name: str) -> None:
         [sys.executable, "-I", "-c", script], cwd=copy, capture_output=True, text=True
     )
     assert loaded.stdout.strip() == f"{name}.some-thing ()", loaded.stderr
-    said = page.parse((copy / SETS / name / "some-thing.md").read_text(encoding="utf-8"))
+    said = page.parse((copy / room / "README.md").read_text(encoding="utf-8"))
     assert {said.condition, said.why, said.how, said.gain, said.cost} == {pages.TO_WRITE}
     again = new(copy, f"{name}.some-thing")
     assert (again.returncode, again.stdout) == (2, "")
@@ -64,7 +67,7 @@ def test_the_room_of_a_new_patch(copy: Path, name: str) -> None:
         ("other.thing", "unknown set 'other'"),
         ("swa", "'' is no name of a patch"),
         ("swa.Thing", "'Thing' is no name of a patch"),
-        ("swa.window", "window.py is taken in swa"),
+        ("swa.window", "window is taken in swa"),
         ("mamba.layer-views", "mamba.layer-views is taken"),
     ],
 )

@@ -95,7 +95,7 @@ def test_no_page_and_no_text_are_an_empty_page(
 ) -> None:
     monkeypatch.setattr(page, "FOLDER", tmp_path)
     assert page.read("one.a") == page.Page()
-    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a").mkdir(parents=True)
     page.path("one.a").write_bytes(b"\xff\xfe")
     assert page.read("one.a") == page.Page()
     page.path("one.a").write_text(TEXT, encoding="utf-8")
@@ -120,7 +120,7 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
 
 
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:
-    found = {path.relative_to(page.FOLDER) for path in page.FOLDER.glob("*/*.md")}
+    found = {path.relative_to(page.FOLDER) for path in page.FOLDER.rglob("*.md")}
     assert found == {page.path(id).relative_to(page.FOLDER) for id in by_id(sets.load())}
 
 

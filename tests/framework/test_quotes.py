@@ -16,8 +16,8 @@ from tests.maintain.quotes import Row
 ROWS = quotes.rows(ROOT, sets.NAMES)
 PATCHES = by_id(sets.load())
 
-FILE = "src/sglang_perf_patches/sets/mla/a.md"
-LINK = "../../../../tests/mla/results.md"
+FILE = "src/sglang_perf_patches/sets/mla/a/README.md"
+LINK = "../../../../../tests/mla/results.md"
 SECTION = Section("tests/mla/results.md", "", "", "H200", {"mla.a": ("0.5.23",)})
 KNOWN = {("tests/mla/results.md", "r"): Row("| 0.5.23, 16 | 4.06 | 0.945 (0.911-0.960) |", SECTION)}
 
@@ -28,7 +28,7 @@ def text_of(patch: Patch) -> str:
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=lambda patch: patch.id)
 def test_every_figure_of_a_page_is_in_a_committed_row_of_that_patch(patch: Patch) -> None:
-    file = f"{pages.folder(patch)}/{pages.name(patch)}"
+    file = pages.file(patch.id)
     assert quotes.unfounded(text_of(patch), file, ROWS, patch.id) == []
 
 

@@ -270,6 +270,27 @@ assert a.Worker().step(1) == 2
     )
 
 
+@pytest.mark.parametrize("server", ["new"], indirect=True)
+def test_a_server_that_cannot_be_read_at_all_gates(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+use(proven(STEP), HELPER)
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
+def broken():
+    raise RuntimeError("not ready")
+context.get_context, kept = broken, context.get_context
+kept().set_server_args(arguments.ServerArgs(), {})
+word, reason = state()
+assert word == "gated", (word, reason)
+assert "can't be read (RuntimeError: not ready), and it was not proven with that" in reason, reason
+assert a.Worker().step(1) == 2
+assert state("two.helper") == ("live", ""), "what asks for no set-up stays"
+"""
+    )
+
+
 def test_an_argument_that_nobody_classed_gates_where_it_is_given(server: Throwaway) -> None:
     server.run(
         HEAD

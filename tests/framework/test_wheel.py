@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
-from tests.maintain import ROOT
+from tests.maintain import ROOT, pages
 
 SCRIPT = """
 import json
@@ -47,8 +47,5 @@ def test_a_wheel_has_every_page_and_every_fingerprint(tmp_path: Path) -> None:
     assert Path(found["from"]).is_relative_to(site)
     assert found["known"] == {each.name: len(each.known) for each in sets.load()}
     assert found["pages"] == {
-        id: (ROOT / "src/sglang_perf_patches/sets" / f"{id.replace('.', '/')}.md").read_text(
-            "utf-8"
-        )
-        for id in by_id(sets.load())
+        id: (ROOT / pages.file(id)).read_text("utf-8") for id in by_id(sets.load())
     }

@@ -1,7 +1,7 @@
 """Makes the room of a new patch: ``python3 -m tests.maintain.new SET.NAME``.
 
-It writes the module and the page, and adds the declaration to its set. What a person must write is
-marked: the page by `pages.TO_WRITE`, and a declaration without variants applies nowhere. The tests
+It writes the declaration, the body and the page, and names the room in its set. What a person must
+write is marked by `pages.TO_WRITE`, and a declaration without variants applies nowhere. The tests
 fail until that is done.
 """
 
@@ -20,14 +20,14 @@ from sglang_perf_patches.model.retired import RETIRED
 
 from . import ROOT, pages
 
-_MODULE = '''"""``{id}``: {to_write}."""
+_BODY = '''"""``{id}``: {to_write}."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...model.patching import Patching
+    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:
@@ -35,12 +35,15 @@ def install(patching: Patching) -> None:
     raise NotImplementedError("{id} is not written yet")
 '''
 
-_DECLARATION = """\
-    Patch(
-        id="{id}",
-        summary="{to_write}",
-    ),
-"""
+_DECLARATION = '''"""``{id}``."""
+
+from ....model.patch import Patch
+
+PATCH = Patch(
+    id="{id}",
+    summary="{to_write}",
+)
+'''
 
 
 def make(patch_id: str, root: Path) -> list[Path]:
@@ -56,28 +59,40 @@ def make(patch_id: str, root: Path) -> list[Path]:
         raise ValueError(f"{name!r} is no name of a patch: small letters, digits and hyphens")
     if patch_id in by_id(sets.load()) or patch_id in RETIRED:
         raise ValueError(f"{patch_id} is taken")
-    folder = root / "src" / "sglang_perf_patches" / "sets" / set_name
-    module = folder / f"{name.replace('-', '_')}.py"
-    if module.exists():
-        raise ValueError(f"{module.name} is taken in {set_name}")
-    texts = {"id": patch_id, "to_write": pages.TO_WRITE}
-    declarations = folder / "__init__.py"
-    declared = _declared(declarations.read_text(encoding="utf-8"), _DECLARATION.format(**texts))
-    module.write_text(_MODULE.format(**texts), encoding="utf-8")
-    page = folder / f"{name}.md"
-    page.write_text(pages.skeleton(patch_id), encoding="utf-8")
-    declarations.write_text(declared, encoding="utf-8")
-    return [module, page, declarations]
+    page = root / pages.file(patch_id)
+    room, of_set = page.parent, page.parents[1]
+    if room.exists() or room.with_suffix(".py").exists():
+        raise ValueError(f"{room.name} is taken in {set_name}")
+    texts = {
+        "__init__.py": _DECLARATION.format(id=patch_id, to_write=pages.TO_WRITE),
+        "body.py": _BODY.format(id=patch_id, to_write=pages.TO_WRITE),
+        page.name: pages.skeleton(patch_id),
+    }
+    named = of_set / "__init__.py"
+    with_it = _named(named.read_text(encoding="utf-8"), room.name)
+    room.mkdir()
+    for file, text in texts.items():
+        (room / file).write_text(text, encoding="utf-8")
+    named.write_text(with_it, encoding="utf-8")
+    return [*(room / file for file in texts), named]
 
 
-def _declared(text: str, declaration: str) -> str:
-    """A set's module with one more declaration at the end of its ``PATCHES``."""
-    for node in ast.parse(text).body:
+def _named(text: str, room: str) -> str:
+    """A set's module that names one more room, its patch last in ``PATCHES``."""
+    constant = room.upper()
+    lines = text.splitlines(keepends=True)
+    imports = [
+        (node.end_lineno or 0, node.module or "")
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom)
+    ]
+    line = max(end for end, module in imports if module < room or module.startswith("model"))
+    lines.insert(line, f"from .{room} import PATCH as {constant}\n")
+    for node in ast.parse("".join(lines)).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id == "PATCHES":
-            lines = text.splitlines(keepends=True)
             assert node.end_lineno is not None
-            lines.insert(node.end_lineno - 1, declaration)
+            lines.insert(node.end_lineno - 1, f"    {constant},\n")
             return "".join(lines)
     raise ValueError("the set declares no PATCHES")
 

@@ -15,6 +15,7 @@ names the command and the date too.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from sglang_perf_patches import proof
 from sglang_perf_patches.cli import page as form
 from sglang_perf_patches.model import releases, setups
-from sglang_perf_patches.model.patch import Patch
+from sglang_perf_patches.model.patch import Patch, room_of
 from sglang_perf_patches.proof.verify import ON
 
 TO_WRITE = "TO WRITE"
@@ -62,14 +63,9 @@ class Section(NamedTuple):
     date: str = ""
 
 
-def folder(patch: Patch) -> str:
-    """Where a patch's page is, below a checkout: beside the code of its set."""
-    return f"src/sglang_perf_patches/sets/{patch.set}"
-
-
-def name(patch: Patch) -> str:
-    """The file name of a patch's page."""
-    return patch.id.partition(".")[2] + ".md"
+def file(patch_id: str) -> str:
+    """Where a patch's page is, below a checkout."""
+    return f"src/sglang_perf_patches/sets/{room_of(patch_id).replace('.', '/')}/README.md"
 
 
 def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
@@ -164,7 +160,7 @@ def _worth(patch: Patch) -> str:
 
 def _up(patch: Patch) -> str:
     """The way from a page to the top of a checkout."""
-    return "../" * (folder(patch).count("/") + 1)
+    return "../" * file(patch.id).count("/")
 
 
 def _proven(patch: Patch) -> str:
@@ -228,7 +224,8 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
         if ids:
             text += f" {title} {', '.join(f'`{id}`' for id in ids)}."
     files = dict.fromkeys(variant.install.partition(":")[0] for variant in patch.variants)
-    names = [module.rpartition(".")[2] + ".py" for module in files]
+    here = Path(file(patch.id)).parent.as_posix()
+    names = [posixpath.relpath(f"src/{module.replace('.', '/')}.py", here) for module in files]
     return f"{text} Code: {', '.join(f'[`{name}`]({name})' for name in names)}."
 
 

@@ -79,7 +79,7 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
         if not set(built) <= set(releases.KNOWN):
             applies = ", ".join(filter(None, ["source builds", applies]))
         opt_in = "" if patch.is_default else " (opt-in)"
-        link = f"[`{patch.id}`]({pages.folder(patch)}/{pages.name(patch)}){opt_in}"
+        link = f"[`{patch.id}`]({pages.file(patch.id)}){opt_in}"
         rows.append([link, patch.summary, applies or "-"])
     return _markdown(rows)
 
@@ -100,10 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured = gains.read(ROOT)
     first = [gain for gain in measured if not gain.further]
     further = [gain for gain in measured if gain.further]
-    page_of = {
-        patch.id: f"{pages.folder(patch)}/{pages.name(patch)}"
-        for patch in by_id(patch_sets).values()
-    }
+    page_of = {patch.id: pages.file(patch.id) for patch in by_id(patch_sets).values()}
     blocks = {
         "releases": release_table(patch_sets, words, measured),
         "gains": gains.table(first, page_of),
@@ -119,9 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         upstream.PAGE: lambda _: upstream.page(ROOT),
     }
     for patch in by_id(patch_sets).values():
-        makers[f"{pages.folder(patch)}/{pages.name(patch)}"] = partial(
-            pages.page, patch=patch, words=words[patch.id]
-        )
+        makers[pages.file(patch.id)] = partial(pages.page, patch=patch, words=words[patch.id])
     stale = False
     for name, make in makers.items():
         path = ROOT / name

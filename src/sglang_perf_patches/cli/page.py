@@ -10,8 +10,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from ..model.patch import room_of
+
 FOLDER = Path(__file__).parents[1] / "sets"
-"""Where the pages are: ``SET/NAME.md`` for the patch ``SET.NAME``."""
+"""Where the rooms of the patches are, each with its page."""
 
 USE_IT_IF = "**Use it if** "
 """How the paragraph begins that says who gains, and who does not."""
@@ -50,8 +52,7 @@ class Page(NamedTuple):
 
 def path(patch_id: str) -> Path:
     """Where a patch's page is."""
-    name, _, rest = patch_id.partition(".")
-    return FOLDER / name / f"{rest}.md"
+    return FOLDER.joinpath(*room_of(patch_id).split(".")) / "README.md"
 
 
 def read(patch_id: str) -> Page:

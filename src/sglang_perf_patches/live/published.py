@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..model.feature import MISSING
+from ..model.feature import MISSING, Server
 from .board import Board
 from .identity import raw
 from .imports import Imports
@@ -79,8 +79,8 @@ class Published:
         return getattr(held, name) if hasattr(type(held), name) else MISSING
 
 
-def published() -> Published:
-    """What this process has published so far."""
+def published() -> Server:
+    """What this process has published so far; where that fails, a server with everything on."""
     arguments = sys.modules.get(ARGUMENTS)
     try:
         if _publishing_class() is not None:
@@ -90,7 +90,22 @@ def published() -> Published:
             return Published(arguments.get_global_server_args())  # type: ignore[union-attr]
     except ValueError:  # nothing yet
         pass
+    except Exception as error:
+        return _Unreadable(error)
     return Published()
+
+
+class _Unreadable:
+    """A server of which nothing can be read, so that everything counts as on."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def read(self, name: str) -> Any:
+        raise self._error
+
+    def unlike_default(self) -> Mapping[str, Any]:
+        raise self._error
 
 
 class Watch:

@@ -180,6 +180,11 @@ class PatchSet:
     known: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
+def room_of(patch_id: str) -> str:
+    """A patch's package below ``sets``: ``"mlx.kv-arena"`` → ``"mlx.kv_arena"``."""
+    return patch_id.replace("-", "_")
+
+
 def module_of(reference: str) -> str:
     """``"a.b:C.d"`` → ``"a.b"``."""
     return reference.partition(":")[0]

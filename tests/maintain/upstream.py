@@ -245,6 +245,10 @@ The tests with MLX load the example's small model where they ask for one. The ot
 twice: on a CPU server (`SGLANG_USE_CPU_ENGINE=1`), where the patches of mla and mamba are gated,
 and with no platform, where they are not but where stock itself fails more tests. Each file has a
 process of its own. A patch is counted in a file if it was live, or had run, after any of its tests.
+It is live only once a test has imported what it changes.
+
+That none of mla and mamba ran is no surprise: upstream's tests of what they change are no unit
+tests and are skipped without CUDA (`test/registered/attention/unittests`). They were not played.
 
 A test that fails in stock too asks for a GPU, a kernel, a model of the hub or a package that is not
 here. Both sides run at once. A test that differs is played again, its whole file on one side after

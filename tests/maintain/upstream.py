@@ -5,10 +5,10 @@
 the transformers that the release names. It prints each test whose outcome differs and how many
 patches were live. Tests below a folder ``mlx`` are played with MLX on the CPU, the others with
 stand-ins for what a CPU lacks, both as a CPU server, where the patches of kernels for GPUs are
-gated, and as one of no platform, where they are not. Each file has a process of its own, one test
-at a time; a test that crashes it fails, and the rest goes on. Both sides run at once. What differs
-is played again, its whole file on one side after the other: only what differs both times counts as
-differing.
+gated, and as one of no platform, where they are not; ``--only`` picks one of the three. Each file
+has a process of its own, one test at a time; a test that crashes it fails, and the rest goes on.
+Both sides run at once. What differs is played again, its whole file on one side after the other:
+only what differs both times counts as differing.
 
 ``--keep`` puts the counts into ``tests/results/upstream.json``, from which `tables` makes a page.
 Nothing of the tests comes into the project but the names of those that differ.
@@ -156,8 +156,8 @@ class Found:
     date: str
 
 
-def play(folder: Path, release: str) -> list[Found]:
-    """Play the tests of a folder on both sides, one line for each kind of them.
+def play(folder: Path, release: str, only: str = "") -> list[Found]:
+    """Play the tests of a folder on both sides, one line for each kind, or `only` of the one named.
 
     Raises:
         NoTests: there are none, or none can be collected.
@@ -173,7 +173,7 @@ def play(folder: Path, release: str) -> list[Found]:
     found = []
     others = [file for file in files if file not in of_mlx]
     for kind, tests in ((MLX, of_mlx), (CPU, others), (NO_PLATFORM, others)):
-        if tests:
+        if tests and only in ("", kind.name):
             first = _sides(python, kind, folder, tests, at_once=True)
             differing = _differing(first)
             again = {test.partition("::")[0] for test in differing}
@@ -182,6 +182,8 @@ def play(folder: Path, release: str) -> list[Found]:
                 files = [_file(folder, test) for test in again]
                 second = _differing(_sides(python, kind, folder, files, at_once=False))
             found.append(_found(release, kind, folder, first, differing, second))
+    if not found:
+        raise NoTests(f"none of the tests in {folder} are played with {only}")
     return found
 
 
@@ -412,10 +414,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("release", metavar="RELEASE", help="like 0.5.17")
     parser.add_argument("--keep", action="store_true", help=f"put the counts into {RESULTS}")
+    kinds = [kind.name for kind in (MLX, CPU, NO_PLATFORM)]
+    parser.add_argument("--only", choices=kinds, default="", help="play with nothing else")
     options = parser.parse_args(arguments)
     try:
         with interrupts.turned_into_exceptions():
-            found = play(options.folder.resolve(), options.release)
+            found = play(options.folder.resolve(), options.release, options.only)
     except interrupts.Interrupted as interrupted:
         return 128 + interrupted.number
     except (NoTests, processes.Failure, downloads.DownloadError) as error:

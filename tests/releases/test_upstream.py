@@ -132,6 +132,14 @@ def test_a_folder_without_tests_to_play_ends_with_2_and_one_sentence(
     assert not said.out
 
 
+def test_only_what_is_named_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_some.py").write_text("def test_passes(): pass\n", encoding="utf-8")
+    assert upstream.main([str(tmp_path), RELEASE, "--only", "MLX"]) == 2
+    assert "are played with MLX" in capsys.readouterr().err
+    assert upstream.main([str(tmp_path), RELEASE, "--only", "no platform"]) == 0
+    assert capsys.readouterr().out.count(f"{RELEASE}, ") == 1
+
+
 def test_what_it_started_ends_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(SLOW, encoding="utf-8")
     words = [sys.executable, "-m", "tests.maintain.upstream", str(tmp_path), RELEASE]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import sglang_perf_patches
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id, room_of
 
 ROOT = Path(sglang_perf_patches.__file__).parent
 
@@ -34,6 +38,23 @@ ROOMS: dict[str, set[str]] = {
 """What each room may import, besides itself."""
 
 
+PLAYED = re.compile(r"sets\.\w+\.\w+\.proof")
+
+IN_FOLDERS = ("mlx", "mla", "swa")
+"""The sets each of whose patches stands in a folder of its own."""
+
+PATCHES = {
+    room_of(patch.id): patch for patch in by_id(sets.load()).values() if patch.set in IN_FOLDERS
+}
+"""The folder of each patch below ``sets`` → the patch."""
+
+SHARED = ("proven", "references")
+"""The modules that the declarations of a set share."""
+
+LONG = {"sets.mamba.gdn_prefill_graph"}
+"""Files that are still to be split."""
+
+
 def modules() -> dict[str, Path]:
     """The files of the package by dotted name below it; "" is the package's own."""
     found = {}
@@ -47,6 +68,9 @@ MODULES = modules()
 
 
 def room(module: str) -> str:
+    """What `verify` plays of a patch stands in the patch's folder, and imports what `proof` may."""
+    if PLAYED.fullmatch(module):
+        return "proof"
     return module.partition(".")[0] or "the package"
 
 
@@ -89,9 +113,49 @@ def test_a_module_imports_only_rooms_before_its_own(module: str) -> None:
     mine = room(module)
     for target in GRAPH[module]:
         assert room(target) in ROOMS[mine] | {mine}, f"{module} imports {target}"
-        if mine == room(target) == "sets":
-            same_set = target.split(".")[1:2] == module.split(".")[1:2]
+        if target.startswith("sets.") and module.startswith("sets."):
+            same_set = target.split(".")[1] == module.split(".")[1]
             assert same_set, f"{module} imports {target}"
+
+
+def test_a_patch_stands_in_a_folder_of_its_own() -> None:
+    for name, patch in PATCHES.items():
+        module = import_module(f"sglang_perf_patches.sets.{name}")
+        assert module.PATCH is patch
+        own = f"{module.__name__}.body:"
+        assert all(variant.install.startswith(own) for variant in patch.variants), name
+
+
+def test_a_patch_imports_its_own_folder_and_what_its_set_shares() -> None:
+    for module in MODULES:
+        own = next(
+            (f"sets.{name}" for name in PATCHES if f"{module}.".startswith(f"sets.{name}.")), ""
+        )
+        for target in GRAPH[module] if own else ():
+            theirs = target.removeprefix("sets.")
+            other = any(f"{theirs}.".startswith(f"{name}.") for name in PATCHES)
+            assert not other or f"{target}.".startswith(f"{own}."), f"{module} imports {target}"
+
+
+def test_a_declaration_imports_the_words_for_it_alone() -> None:
+    """Nothing of sglang, torch or mlx, so that a verdict costs no import of theirs."""
+    shared = {f"sets.{name}.{each}" for name in IN_FOLDERS for each in SHARED}
+    declaring = {f"sets.{name}" for name in (*IN_FOLDERS, *PATCHES)}
+    for module in (shared | declaring) & set(MODULES):
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.Import), module
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                assert node.module in {"__future__", "collections.abc"}, module
+        for target in GRAPH[module]:
+            assert room(target) == "model" or target in shared | declaring, module
+
+
+def test_no_file_is_long() -> None:
+    declaring = {f"sets.{name}" for name in (*IN_FOLDERS, *PATCHES)}
+    for module, path in MODULES.items():
+        if module not in LONG:
+            most = 200 if module in declaring else 450
+            assert path.read_text(encoding="utf-8").count("\n") <= most, module
 
 
 def test_no_circle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,46 @@ def test_a_changed_dependency_is_refused_and_named(tmp_path: Path) -> None:
     text = TWO.replace("def g():\n    return 2", "def g():\n    return 3")
     verdict = judge(sample(), known(tmp_path), tree(tmp_path / "t", text))
     assert (verdict.word, verdict.unknown, verdict.nearest) == ("refused", (G,), "0.5.10")
+
+
+ONLY_LATER = TWO + "\n\ndef later():\n    return 2\n"
+LATER = "sglang.srt.m:later"
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "unknown"),
+    [
+        (ONE, "applies", ()),
+        (ONLY_LATER, "applies", ()),
+        (TWO, "refused", (LATER,)),
+        (ONE + "\n\ndef later():\n    return 2\n", "refused", (LATER,)),
+        (
+            ONLY_LATER.replace("later():\n    return 2", "later():\n    return 3"),
+            "refused",
+            (LATER,),
+        ),
+    ],
+)
+def test_it_relies_on_what_each_release_has_of_its_dependencies(
+    tmp_path: Path, text: str, word: str, unknown: tuple[str, ...]
+) -> None:
+    """And where a release lacks one, the tree has to lack it too."""
+    later = tree(tmp_path / "later", ONLY_LATER).definition(LATER)
+    assert later
+    fingerprints = known(tmp_path) | {LATER: {later.digest: ("0.5.10",)}}
+    variant = replace(sample().variants[0], depends=(G, LATER))
+    verdict = judge(sample(variants=(variant,)), fingerprints, tree(tmp_path / "t", text))
+    assert (verdict.word, verdict.unknown) == (word, unknown)
+    if word == "applies":
+        assert verdict.variant
+        assert verdict.variant.depends == ((G,) if text == ONE else (G, LATER))
+        assert set(verdict.definitions or ()) == {F, *verdict.variant.depends}
+
+
+def test_a_dependency_without_any_fingerprint_is_not_overlooked(tmp_path: Path) -> None:
+    variant = replace(sample().variants[0], depends=(G, LATER))
+    verdict = judge(sample(variants=(variant,)), known(tmp_path), tree(tmp_path / "t", ONE))
+    assert (verdict.word, verdict.unknown) == ("refused", (LATER,))
 
 
 def test_a_comment_elsewhere_does_not_matter(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         origins: source build → its ``sglang`` package.
 
     Raises:
-        DeclarationError: a declared definition is not in a release that declares it.
+        DeclarationError: a target is not in a release that declares it, or what a patch relies on
+            is in none of its releases.
         DownloadError: a release could not be fetched.
     """
     wanted: dict[str, set[str]] = {}
@@ -53,7 +54,18 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
     for reference in sorted(wanted):
         for release in sorted(wanted[reference], key=_age):
             digest = _digest(reference, release, patch_set.known, trees, origins or {})
-            known.setdefault(reference, {}).setdefault(digest, []).append(release)
+            if digest:
+                known.setdefault(reference, {}).setdefault(digest, []).append(release)
+    there = {name: {each for on in known[name].values() for each in on} for name in known}
+    for patch in patch_set.patches:
+        served = {release for variant in patch.variants for release in variant.releases}
+        needed = [(name, set(each.releases)) for each in patch.variants for name in each.targets]
+        for name, where in needed:
+            if missing := where - there.get(name, set()):
+                raise DeclarationError(f"{name} is not in {releases.as_spans(missing)}")
+        for name in patch.references():
+            if not served & there.get(name, set()):
+                raise DeclarationError(f"{name} is not in {releases.as_spans(served)}")
     return {
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
@@ -80,7 +92,8 @@ def _digest(
     known: Mapping[str, Mapping[str, tuple[str, ...]]],
     trees: dict[str, source.Tree],
     origins: Mapping[str, Path],
-) -> str:
+) -> str | None:
+    """What identifies a definition in a release; None if the release does not have it."""
     if release not in trees and (release in origins or release in releases.KNOWN):
         root = origins[release] if release in origins else downloads.tree(release)
         trees[release] = source.at(root)
@@ -90,9 +103,7 @@ def _digest(
                 return digest
         raise DeclarationError(f"{reference}: no fingerprint of {release}; give --origin")
     definition = trees[release].definition(reference)
-    if definition is None:
-        raise DeclarationError(f"{reference} is not in {release}")
-    return definition.digest
+    return definition.digest if definition else None
 
 
 def _age(release: str) -> tuple[int, str]:

@@ -170,14 +170,9 @@ def _proven(patch: Patch) -> str:
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"
     names = [feature.name for feature in setups.FEATURES.all]
-    played = [name for name in names if patch.proven_with.get(name)]
-    unplayed = [name for name in names if patch.proven_with.get(name) == setups.UNPLAYED]
+    played = [name for name in names if name in patch.proven_with]
     gated = [name for name in names if name not in patch.proven_with]
     told = [f"A plain server{', and one with ' if played else ''}{_listed(played)}."]
-    if len(unplayed) > len(gated):
-        told.append("Other features of a server are served, though no check plays them yet.")
-    elif unplayed:
-        told.append(f"Served, though no check plays it yet: {_listed(unplayed)}.")
     if gated:
         few = len(gated) <= len(names) // 2
         told.append(f"Gated with {_listed(gated) if few else 'every other feature'}.")

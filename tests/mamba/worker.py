@@ -37,8 +37,10 @@ from sglang_perf_patches.proof.mamba import compared, play
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays
-from sglang_perf_patches.proof.mamba.rig import Lightning
-from sglang_perf_patches.sets.mamba import chunk_indices, host, lightning_rows
+from sglang_perf_patches.proof.mamba.kinds import Lightning
+from sglang_perf_patches.sets.mamba import host
+from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
 
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 

@@ -191,7 +191,7 @@ def fences() -> None:
 def read_done_before_replay() -> Any:
     """What the scheduler would wait for after a replay; None for the whole forward."""
     draft_extend_metadata: Any = import_module(
-        "sglang_perf_patches.proof.mla.draft_extend_metadata"
+        "sglang_perf_patches.sets.mla.draft_extend_metadata.proof"
     )
     with furnished(flash.arguments(1), flash.module.__name__, runners.__name__):
         runner = flash.runner_of(1)

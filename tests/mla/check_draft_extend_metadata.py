@@ -6,8 +6,8 @@ from typing import Any
 
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla import flash
-from sglang_perf_patches.proof.mla.draft_extend_metadata import PATCH, make, replay, runners
 from sglang_perf_patches.proof.mla.rig import furnished
+from sglang_perf_patches.sets.mla.draft_extend_metadata.proof import PATCH, make, replay, runners
 
 
 def run() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla.batches import draft_batch, prepare
-from sglang_perf_patches.proof.mla.draft_metadata import MODULE, PARENT, PATCH
 from sglang_perf_patches.proof.mla.rig import furnished, model_runner, server_args
-from sglang_perf_patches.proof.mla.wheels import Counted
+from sglang_perf_patches.sets.mla.draft_metadata.proof import MODULE, PARENT, PATCH
 
 INDEXES = "init_forward_metadata" not in vars(MODULE.TRTLLMMLAMultiStepDraftBackend)
 """Whether stock does FlashInfer's index work, up to 0.5.12.post1."""
@@ -53,3 +54,18 @@ def builds(*, live_after_capture: bool = False) -> int:
         finally:
             MODULE.create_flashmla_kv_indices_triton = kernel
     return len(counted.grids)
+
+
+class Counted:
+    """A Triton kernel that counts its launches."""
+
+    def __init__(self, kernel: Any) -> None:
+        """Launch `kernel`."""
+        self.kernel = kernel
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        """Count a launch."""
+        self.grids.append(grid)
+        launch: Callable[..., Any] = self.kernel[grid]
+        return launch

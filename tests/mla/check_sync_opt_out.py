@@ -11,9 +11,8 @@ from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWo
 
 import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla import trees
 from sglang_perf_patches.proof.mla.rig import CONTEXT, Room, furnished, model_runner
-from sglang_perf_patches.proof.mla.sync_opt_out import (
+from sglang_perf_patches.sets.mla.sync_opt_out.proof import (
     CAPTURED,
     DRAFT,
     MODULES,
@@ -22,6 +21,7 @@ from sglang_perf_patches.proof.mla.sync_opt_out import (
     arguments,
     backend,
     build,
+    cells_of,
     drafting,
     forward_batch,
     published,
@@ -165,7 +165,7 @@ def large_batch(kind: str) -> None:
         mask = forward.spec_info.custom_mask
         assert mask.numel() >= sum(DRAFT * (length + DRAFT) for length in lengths)
         chain = torch.tril(torch.ones(DRAFT, DRAFT, dtype=torch.uint8))
-        assert all(torch.equal(c, chain) for c in trees.cells(mask, lengths, DRAFT))
+        assert all(torch.equal(c, chain) for c in cells_of(mask, lengths))
 
 
 def no_graphs() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source, verdict
-from sglang_perf_patches.sets.mla import scales
+from sglang_perf_patches.sets.mla.draft_extend_graph import scales
 
 Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
 Shown = Callable[..., tuple[str, ...]]

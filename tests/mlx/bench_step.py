@@ -95,14 +95,14 @@ def _views(patch: str) -> dict[str, Any]:
     from importlib import import_module
 
     import sglang_perf_patches
-    from sglang_perf_patches.sets.mlx.step_arrays import WRAPPER
+    from sglang_perf_patches.sets.mlx.references import WRAPPER
 
     module: Any = import_module(WRAPPER)
     sglang_perf_patches.deactivate()
     stock = module.mx
     sglang_perf_patches.activate(patch, strict=True)
     if patch == "mlx.kv-arena":  # the step that it leaves to stock's code
-        import_module("sglang_perf_patches.sets.mlx.kv_arena")._begin = lambda *_: None
+        import_module("sglang_perf_patches.sets.mlx.kv_arena.body")._begin = lambda *_: None
     return {"module": module, "stock": stock, "patched": module.mx}
 
 

@@ -11,28 +11,28 @@ import mlx.core as mx
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.mlx import models, playing
+from sglang_perf_patches.proof.mlx import loads, models, playing
 
 # Requests of equal and unequal lengths; to be asked while they run, and after they have left.
-RUNNING: tuple[playing.Step, ...] = (
+RUNNING: tuple[loads.Step, ...] = (
     ("join", "a", 9),
     ("join", "b", 12),
     ("decode", "ab", 4),
 )
-GOING_ON: tuple[playing.Step, ...] = (
+GOING_ON: tuple[loads.Step, ...] = (
     ("decode", "ba", 3),
     ("decode", "ab"),
     ("leave", "a"),
     ("leave", "b"),
 )
-AFTERWARDS: tuple[playing.Step, ...] = (
+AFTERWARDS: tuple[loads.Step, ...] = (
     ("join", "c", 12),
     ("join", "d", 9),
     ("decode", "cd", 3),
     ("leave", "c"),
     ("leave", "d"),
 )
-HITS: tuple[playing.Step, ...] = (
+HITS: tuple[loads.Step, ...] = (
     ("hit", "e", "a", 8, 5),
     ("hit", "f", "b", 14, 2),
     ("chain", "ef", 3),
@@ -101,13 +101,13 @@ def small_buffers() -> dict[str, Any]:
     "before the turns": ``mlx.next-turn`` stays, and continues from a turn of before.
     """
     found: dict[str, Any] = {}
-    crossing: list[playing.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
-    finished: list[playing.Step] = [("join", "z", 9), ("leave", "z")]
-    turn: list[playing.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    crossing: list[loads.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
+    finished: list[loads.Step] = [("join", "z", 9), ("leave", "z")]
+    turn: list[loads.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     with models.model("qwen3", "float32") as made:
 
         def parts(
-            selection: str, *schedules: Sequence[playing.Step], between: Callable[[], Any]
+            selection: str, *schedules: Sequence[loads.Step], between: Callable[[], Any]
         ) -> dict[str, Any]:
             ours.activate(selection, strict=True)
             player, said = playing.Player(made, radix=True), []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.sets.mlx.kv_arena import ATTENTION
+from sglang_perf_patches.sets.mlx.references import ATTENTION
 
 Found = Callable[..., Any]
 

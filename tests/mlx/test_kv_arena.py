@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.sets.mlx.arena_trial import PHASES, STEPS
+from sglang_perf_patches.sets.mlx.kv_arena.trial import PHASES, STEPS
 
 Found = Callable[..., Any]
 

@@ -70,9 +70,9 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models
 
-    many = [playing.SCRIPTED, *(playing.random_schedule(Random(seed)) for seed in SEEDS)]
+    many = [loads.SCRIPTED, *(loads.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
@@ -93,7 +93,7 @@ def outcome_of_growth(
     """What schedules give with buffers of so many tokens, or of stock's size."""
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import playing
-    from sglang_perf_patches.sets.mlx import kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     sglang_perf_patches.activate(selection, strict=True)
     kv_arena.COUNTS.clear()
@@ -115,7 +115,7 @@ def outcome_of_growth(
 @contextmanager
 def by_stocks_code() -> Iterator[None]:
     """Let ``mlx.kv-arena`` leave every step to stock's code."""
-    from sglang_perf_patches.sets.mlx import kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     with replaced(kv_arena, "_begin", lambda *_: None):
         yield
@@ -184,7 +184,10 @@ def off() -> dict[str, Any]:
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
     from sglang_perf_patches.proof.mlx import comparisons
-    from sglang_perf_patches.sets.mlx import arena, arena_choice, arena_moves, kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
 
     write, take_back = kv_arena._Step.write, arena.Rows.take_back
     append, set_apart = arena.Rows.append, arena_moves.Moves.set_apart
@@ -246,7 +249,7 @@ def _counts_each_layer(self: Any) -> None:
 def broken_merged_cache() -> dict[str, Any]:
     """The same of ``mlx.merged-cache``."""
     from sglang_perf_patches.proof.mlx import comparisons
-    from sglang_perf_patches.sets.mlx import merged_cache
+    from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache
 
     batch_of = merged_cache._batch_of
 
@@ -305,7 +308,8 @@ def arena_memory() -> dict[str, Any]:
 
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import arena, kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     found: dict[str, Any] = {}
     names = list("abcdef")
@@ -377,7 +381,7 @@ def changing() -> dict[str, Any]:
     """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     found = {}
     with models.model("qwen3", "float32") as made:
@@ -412,7 +416,7 @@ def apart() -> dict[str, Any]:
     """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
-    from sglang_perf_patches.sets.mlx.arena_moves import Moves
+    from sglang_perf_patches.sets.mlx.kv_arena.moves import Moves
 
     found: dict[str, Any] = {}
     kept = Moves.set_apart
@@ -464,7 +468,8 @@ def far_apart() -> dict[str, Any]:
     """
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import arena_choice, kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
 
     schedule = [
         ("join", "a", 200),
@@ -491,15 +496,15 @@ def far_apart() -> dict[str, Any]:
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import kv_arena
+    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     write = kv_arena._Step.write
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
 
-    schedules = [playing.SCRIPTED, playing.HITTING, playing.GROWING]
+    schedules = [loads.SCRIPTED, loads.HITTING, loads.GROWING]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
         for what, selection, changed in (
@@ -525,16 +530,17 @@ def queued_faults() -> dict[str, Any]:
     waits for every step that it compares.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import arena_trial, kv_arena
+    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
 
-    short: list[playing.Step] = [
+    short: list[loads.Step] = [
         *(("join", who, 9) for who in "ab"),
         ("chain", "ab", 22),
         ("join", "c", 12),
         ("chain", "cab", 22),
     ]
-    longer: list[playing.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    longer: list[loads.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
     end_step = arena_trial.Trial.end_step
 
     def waits(self: Any) -> None:
@@ -594,7 +600,8 @@ class _Device:
     @contextmanager
     def faulty(self, fault: str) -> Iterator[None]:
         """Make writes of arenas go wrong."""
-        from sglang_perf_patches.sets.mlx import arena_moves, kv_arena
+        from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+        from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
 
         self.faults = 0
         moves, write = arena_moves.Moves, kv_arena._Step.write
@@ -703,8 +710,10 @@ def _flat(arrays: Any) -> Iterator[Any]:
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
     from sglang_perf_patches.proof import comparing
-    from sglang_perf_patches.proof.mlx import comparisons, models, playing
-    from sglang_perf_patches.sets.mlx import first_buffer, last_row, pool_write
+    from sglang_perf_patches.proof.mlx import comparisons, loads, models
+    from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
 
     class FirstRow(last_row._Trunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -730,7 +739,7 @@ def broken_prefill() -> dict[str, Any]:
         """What `_episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as made:
             play = comparisons._Play(made, [], radix=True)
-            return comparing.same(patch, play, [playing.HITTING])
+            return comparing.same(patch, play, [loads.HITTING])
 
     pool, buffer, row = comparisons.pool_write, comparisons.first_buffer, comparisons.last_row
     broken = {
@@ -798,7 +807,7 @@ def few_rows() -> dict[str, Any]:
 
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import last_row
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
 
     class Head:
         """As a GPU's products: those of fewer than so many rows come from another kernel."""
@@ -843,7 +852,7 @@ def other_blas() -> dict[str, Any]:
 
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import last_row
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
 
     class Head:
         """Like `product`, for a module that multiplies by itself."""
@@ -888,13 +897,13 @@ def together() -> dict[str, Any]:
     import sglang_perf_patches
 
     release = installed_release()
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import loads, models, playing
 
     found: dict[str, Any] = {}
     for name, dtype in kinds(release):
         with models.model(name, dtype) as made:
-            schedules = [playing.random_episodes(Random(seed)) for seed in range(4)]
-            schedules += [playing.HITTING]
+            schedules = [loads.random_episodes(Random(seed)) for seed in range(4)]
+            schedules += [loads.HITTING]
             of_model = found[f"{name} {dtype}"] = {}
             for selection in ("none", "mlx"):
                 report = sglang_perf_patches.activate(selection, strict=True)
@@ -926,11 +935,11 @@ def whose_turn() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
-    from sglang_perf_patches.sets.mlx import next_turn
+    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
 
-    turn: list[playing.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
-    again: list[playing.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    turn: list[loads.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    again: list[loads.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
@@ -1043,11 +1052,11 @@ def kinds(release: str) -> list[tuple[str, str]]:
 
 def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes a step's graph has, or the error raised."""
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import loads, playing
 
     player = playing.Player(made)
-    schedules: list[Sequence[playing.Step]] = [playing.SCRIPTED]
-    schedules += [playing.random_schedule(Random(seed)) for seed in SEEDS]
+    schedules: list[Sequence[loads.Step]] = [loads.SCRIPTED]
+    schedules += [loads.random_schedule(Random(seed)) for seed in SEEDS]
     found: dict[str, Any] = {}
     try:
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
@@ -1180,7 +1189,7 @@ def state(patch: str) -> Any:
 
 
 def wrapper_name() -> str:
-    from sglang_perf_patches.sets.mlx.step_arrays import WRAPPER
+    from sglang_perf_patches.sets.mlx.references import WRAPPER
 
     return WRAPPER
 

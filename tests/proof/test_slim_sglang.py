@@ -16,39 +16,39 @@ from sglang_perf_patches import sets
 SOURCE = Path(__file__).parents[2] / "src"
 
 BREAKS = {
-    "mlx.kv-arena": ("mlx/kv_arena.py", "at = self.longest - 1", "at = self.longest - 2"),
+    "mlx.kv-arena": ("mlx/kv_arena/body.py", "at = self.longest - 1", "at = self.longest - 2"),
     "mlx.pool-write": (
-        "mlx/pool_write.py",
+        "mlx/pool_write/body.py",
         "inner(self, slots, _layers(k_all), _layers(v_all))",
         "inner(self, slots, _layers(k_all), _layers(k_all))",
     ),
     "mlx.first-buffer": (
-        "mlx/first_buffer.py",
+        "mlx/first_buffer/body.py",
         "[array, zeros[key][:, :, : room - tokens]]",
         "[zeros[key][:, :, : room - tokens], array]",
     ),
     "mlx.last-row": (
-        "mlx/last_row.py",
+        "mlx/last_row/body.py",
         "return hidden[:, -self._rows :] if self.was_cut else hidden",
         "return hidden[:, : self._rows] if self.was_cut else hidden",
     ),
     "mlx.next-turn": (
-        "mlx/next_turn.py",
+        "mlx/next_turn/body.py",
         "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",
         "common = min(len(turn.tokens), len(prompt) - 1)",
     ),
     "mla.draft-metadata": (
-        "mla/draft_metadata.py",
+        "mla/draft_metadata/body.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
     ),
     "mla.draft-extend-metadata": (
-        "mla/draft_extend_metadata.py",
+        "mla/draft_extend_metadata/body.py",
         "metadata.max_seq_len_k = backend.max_context_len",
         "metadata.max_seq_len_k = 1",
     ),
     "mla.page-table-bound": (
-        "mla/page_table_bound.py",
+        "mla/page_table_bound/body.py",
         "return whole[:, :width]",
         "return table",
     ),
@@ -63,17 +63,17 @@ BREAKS = {
         "self._destinations[:count].copy_(tracked.slots.flip(0))",
     ),
     "mamba.mamba2-chunk-indices": (
-        "mamba/chunk_indices.py",
+        "mamba/mamba2_chunk_indices/body.py",
         "[start % chunk_size for start in starts]",
         "[0 for start in starts]",
     ),
     "mamba.lightning-rows": (
-        "mamba/lightning_rows.py",
+        "mamba/lightning_rows/body.py",
         "torch.where(rows < 0, rows, stored)",
         "torch.where(rows < 0, rows, stored.flip(0))",
     ),
     "swa.page-size-1": (
-        "swa/page_size_1.py",
+        "swa/page_size_1/body.py",
         'record_evicted(decode, named["req"], length - tail)',
         'record_evicted(decode, named["req"], length)',
     ),
@@ -83,17 +83,17 @@ BREAKS = {
         "ceil_align(64 * held, page)",
     ),
     "swa.idle-admission": (
-        "swa/idle_admission.py",
+        "swa/idle_admission/body.py",
         "lambda queue: idle(queue) and serves(queue)",
         "lambda queue: False",
     ),
     "swa.pool-ratio": (
-        "swa/pool_ratio.py",
+        "swa/pool_ratio/body.py",
         "full_cell=cell - ratio * swa_cell,",
         "full_cell=cell,",
     ),
     "swa.evict-before-retract": (
-        "swa/evict_before_retract.py",
+        "swa/evict_before_retract/body.py",
         "batch._evict_swa(req, req.seqlen - 1)",
         "batch._evict_swa(req, req.seqlen + 64)",
     ),

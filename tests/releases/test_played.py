@@ -29,7 +29,7 @@ RELEASES = (
     ),
     "0.5.23",
 )
-SETS = ("mla", "mamba")
+SETS = ("mla", "mamba", "swa")
 """Whose cases take the arguments of a server from `proof.given`."""
 TOGETHER = (
     {"standalone", "data-parallel", "no-overlap", "deterministic", "forward-metrics"}
@@ -115,7 +115,7 @@ def test_a_released_server_gates_what_does_not_declare_a_feature(
 def test_every_check_that_is_named_exists() -> None:
     cases = {case.patch for case in proof.all_cases()}
     for patch in by_id(sets.load()).values():
-        for check in filter(None, (patch.proven_with or {}).values()):
+        for check in (patch.proven_with or {}).values():
             word, _, played = check.partition(" ")
             if word == "verify":
                 assert (played or patch.id) in cases, (patch.id, check)

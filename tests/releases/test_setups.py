@@ -10,7 +10,7 @@ import pytest
 import released
 from arguments import arguments
 from sglang_perf_patches import sets
-from sglang_perf_patches.model import releases, setups
+from sglang_perf_patches.model import immaterial, releases, setups
 from sglang_perf_patches.model.patch import by_id
 
 SCRIPT = Path(__file__).with_name("read_setups.py")
@@ -49,7 +49,7 @@ def test_somebody_has_classed_each_argument_of_a_server(release: str) -> None:
     found = arguments(release)
     assert len(found) > 300
     unknown = sorted(name for name in found if not setups.FEATURES.knows(name))
-    assert not unknown, f"class them in {setups.__name__}"
+    assert not unknown, f"class them in {setups.__name__} or {immaterial.__name__}"
 
 
 def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
@@ -57,11 +57,11 @@ def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
     features = [each for each in setups.FEATURES.all if each.name not in PLATFORMS]
     named = [name for each in features for name in each.arguments() if "." not in name]
     assert set(named) <= known
-    classed = [name for names in setups._IMMATERIAL.values() for name in names.split()]
+    classed = [name for names in immaterial.IMMATERIAL.values() for name in names.split()]
     assert set(classed) <= known
     assert len(set(classed)) == len(classed)
     assert not set(classed) & set(named)
-    for part in setups._PARTS:
+    for part in immaterial.PARTS:
         assert any(name.startswith(part) for name in known)
         assert not any(name.startswith(part) for name in classed)
 
@@ -94,3 +94,4 @@ def test_every_patch_declares_what_it_was_proven_with() -> None:
     for patch in by_id(sets.load()).values():
         assert patch.proven_with is not None, patch.id
         assert set(patch.proven_with) <= known, patch.id
+        assert all(patch.proven_with.values()), f"{patch.id}: a feature without its check"

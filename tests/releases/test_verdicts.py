@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,9 @@ import pytest
 import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.verdict import Verdict, judge, judge_each
+from sglang_perf_patches.judge.verdict import Verdict, as_in, judge, judge_each
 from sglang_perf_patches.model import releases
-from sglang_perf_patches.model.patch import PatchSet, module_of
+from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, module_of
 from tests.maintain import fingerprints, tables
 
 ROOT = Path(__file__).parents[2]
@@ -73,10 +74,12 @@ def test_built_in_since_is_the_first_release_that_has_it() -> None:
 
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_the_variants_that_name_a_release_are_used_there(release: str) -> None:
+    known = {patch.id: each.known for each in sets.load() for patch in each.patches}
     for verdict in judged(release):
+        id = verdict.patch.id
         for variant in verdict.patch.variants:
             if release in variant.releases:
-                assert verdict.variant is variant, verdict.patch.id
+                assert verdict.variant == as_in(variant, release, known[id]), id
 
 
 @pytest.mark.parametrize("name", sets.NAMES)
@@ -87,6 +90,23 @@ def test_fingerprints_are_those_of_the_wheels(name: str) -> None:
     assert written.read_text(encoding="utf-8") == fingerprints.render(
         {ref: dict(hashes) for ref, hashes in patch_set.known.items()}
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ({"depends": ("sglang.srt.utils:nowhere",)}, "0.5.9 … 0.5.10"),
+        ({"targets": ("sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner",)}, "0.5.9"),
+    ],
+)
+def test_a_reference_that_is_nowhere_is_an_error(
+    names: dict[str, tuple[str, ...]], missing: str
+) -> None:
+    """And so is a target that one of its releases lacks."""
+    variant = Variant(releases=("0.5.9", "0.5.10"), install="x:y", **{"targets": (), **names})
+    patch_set = PatchSet("mla", "", (Patch(id="mla.x", summary="", variants=(variant,)),))
+    with pytest.raises(fingerprints.DeclarationError, match=f"is not in {re.escape(missing)}$"):
+        fingerprints.take(patch_set)
 
 
 def test_the_tables_of_the_documents_are_current() -> None:
@@ -121,13 +141,17 @@ print(json.dumps(found))
 
 
 def applying(*, whole: bool) -> Iterator[tuple[PatchSet, Verdict]]:
-    """One verdict for each variant, or each patch, on its newest release."""
+    """A verdict on the newest release of each patch, or of all that each relies on at once."""
     for patch_set in sets.load():
         for patch in patch_set.patches:
-            for variant in patch.variants if whole else patch.variants[-1:]:
-                known = [release for release in variant.releases if release in releases.KNOWN]
-                if known:
-                    yield patch_set, judge(patch, patch_set.known, tree(known[-1]))
+            newest = {
+                (variant.install, as_in(variant, release, patch_set.known).depends): release
+                for variant in (patch.variants if whole else patch.variants[-1:])
+                for release in variant.releases
+                if release in releases.KNOWN
+            }
+            for release in [*newest.values()] if whole else [*newest.values()][-1:]:
+                yield patch_set, judge(patch, patch_set.known, tree(release))
 
 
 def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(

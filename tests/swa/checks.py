@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
-from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker, Shape
+from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker
 from sglang_perf_patches.proof.swa.loads import (
     admitted,
     alone_without_limit,
@@ -19,6 +19,7 @@ from sglang_perf_patches.proof.swa.loads import (
     history,
     pressed,
 )
+from sglang_perf_patches.proof.swa.shape import Shape
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.growth import (
@@ -102,29 +103,15 @@ def gates(page_size: int) -> None:
     queue = DecodeWorker(shape).queue
     assert windows.unserved(queue) is None
     scheduler = vars(queue.scheduler)
-    arguments = SimpleNamespace(pp_size=2, dp_size=1)
-    data_parallel = [{"dp_size": 2, "dwdp_size": 1}, {"dp_size": 1, "dwdp_size": 2}, {"dp_size": 2}]
     for changed in (
         {"sliding_window_size": None},
         {"sliding_window_size": 0},
         {"sliding_window_size": -1},
         {"enable_hisparse": True},
         {"decode_offload_manager": object()},
-        {"server_args": arguments},
     ):
         queue.scheduler = SimpleNamespace(**(scheduler | changed))
         assert windows.unserved(queue), changed
-    for sizes in data_parallel:
-        queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": SimpleNamespace(**sizes)}))
-        queue.draft_token_to_kv_pool = None
-        assert windows.unserved(queue) is None
-        queue.draft_token_to_kv_pool = object()
-        assert windows.unserved(queue), sizes
-        # Tails alone, with stock's own admission, are served in every layout.
-        assert windows.unserved_by_tails(queue) is None, sizes
-    queue.draft_token_to_kv_pool = None
-    queue.scheduler = SimpleNamespace(**(scheduler | {"server_args": arguments}))
-    assert windows.unserved_by_tails(queue) is None
     queue.scheduler = SimpleNamespace(**scheduler)
     for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
         kept = getattr(queue, name)
@@ -142,6 +129,24 @@ def gates(page_size: int) -> None:
     assert windows.unserved(queue)
     queue.tree_cache = cache
     assert windows.unserved(queue) is None
+
+
+def gates_by_layout(layout: str) -> None:
+    """Our own admission is for one rank, or for replicas without a draft model; tails for all."""
+    shape = Shape(
+        window=32,
+        page_size=1,
+        swa_tokens=1024,
+        full_tokens=4096,
+        context=1024,
+        layout=layout,
+    )
+    queue = DecodeWorker(shape).queue
+    assert windows.unserved_by_tails(queue) is None
+    for drafts in (None, object()):
+        queue.draft_token_to_kv_pool = drafts
+        expected = layout == "stages" or (layout != "one" and drafts is not None)
+        assert bool(windows.unserved(queue)) == expected, (layout, drafts)
 
 
 def without_a_window_is_stock(page_size: int) -> None:
@@ -295,15 +300,15 @@ def the_bound_holds(page_size: int) -> None:
     assert limit - page_size <= max(needed) <= limit, (max(needed), limit)
 
 
-def the_bound_holds_with_drafts() -> None:
+def the_bound_holds_with_drafts(page_size: int) -> None:
     """As `the_bound_holds`, with a step of 8 draft tokens, 5 steps of the draft model, topk 4."""
     shape = Shape(
         window=128,
-        page_size=1,
+        page_size=page_size,
         swa_tokens=4096,
         full_tokens=8192,
         context=8192,
-        over_allocation=40,
+        over_allocation=2 * 4 * windows.ceil_align(5 + page_size - 1, page_size),
         reserved=0,
         draft=(8, 5, 4),
     )
@@ -317,7 +322,8 @@ def the_bound_holds_with_drafts() -> None:
     assert worker.counts.finished
     limit = bound(worker.queue)
     # Newer releases evict by tokens, not by steps, and hold less than the bound.
-    assert 260 < max(held) <= limit == 1194 + kept_margin(1), (max(held), limit)
+    expected = {1: 1194, 64: 2304}[page_size] + kept_margin(page_size)
+    assert 260 < max(held) <= limit == expected, (max(held), limit)
 
 
 def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:

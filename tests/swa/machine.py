@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import ClassVar
 
@@ -18,9 +19,9 @@ from hypothesis.stateful import (
 )
 
 from sglang_perf_patches.proof.swa import episodes
-from sglang_perf_patches.proof.swa.decode_worker import Shape
+from sglang_perf_patches.proof.swa.shape import Shape
 
-SHAPES = st.builds(
+SHAPE = st.builds(
     episodes.shape,
     page=st.sampled_from(episodes.PAGES),
     window=st.sampled_from(episodes.WINDOWS),
@@ -29,8 +30,7 @@ SHAPES = st.builds(
     full=st.integers(500, 1500),
     reserved=st.sampled_from(episodes.RESERVES),
     transfer=st.integers(0, 2),
-    over=st.sampled_from(episodes.OVER_ALLOCATIONS),
-    layout=st.sampled_from(episodes.LAYOUTS),
+    over=st.just(0),
     backup=st.sampled_from(episodes.BACKUPS),
 )
 
@@ -40,10 +40,18 @@ class Episode(RuleBasedStateMachine):
 
     played: ClassVar[Counter[str]] = Counter()
 
-    @initialize(shape=SHAPES, lengths=st.lists(st.integers(1, 200), min_size=2, max_size=5))
-    def start(self, shape: Shape, lengths: list[int]) -> None:
-        if not _tails_are_stocks():
-            shape = replace(shape, layout="one")
+    drafts: ClassVar[bool] = True
+    layouts: ClassVar[tuple[str, ...]] = ("one",)
+
+    @initialize(
+        data=st.data(),
+        shape=SHAPE,
+        lengths=st.lists(st.integers(1, 200), min_size=2, max_size=5),
+    )
+    def start(self, data: st.DataObject, shape: Shape, lengths: list[int]) -> None:
+        over = data.draw(st.sampled_from(episodes.OVER_ALLOCATIONS)) if self.drafts else 0
+        layout = data.draw(st.sampled_from(self.layouts))
+        shape = replace(shape, over_allocation=over, layout=layout)
         self.episode = episodes.Episode(shape, lengths)
 
     @rule(data=st.data(), output=st.sampled_from(episodes.OUTPUTS), alike=st.integers(1, 3))
@@ -85,20 +93,28 @@ class Episode(RuleBasedStateMachine):
             self.episode.end()
 
 
-def _tails_are_stocks() -> bool:
-    """Whether tails are served in every layout, as from 0.5.12 on; before, only for one rank."""
-    from sglang.srt.disaggregation.decode import DecodePreallocQueue
-
-    return hasattr(DecodePreallocQueue, "_swa_tail_len")
-
-
-def play(episodes: int, shrink: bool = True, seed: int | None = None) -> dict[str, int]:
+def play(
+    episodes: int,
+    shrink: bool = True,
+    seed: int | None = None,
+    drafts: bool = True,
+    layouts: Sequence[str] = ("one",),
+) -> dict[str, int]:
     """Play random episodes, the same ones for the same seed, and count what happened in them.
 
     Raises what broke, with the shortest sequence of steps to it. Without a seed, up to 100 episodes
     are always the same ones, and further ones differ each time.
+
+    Args:
+        episodes: how many.
+        shrink: whether to look for the shortest sequence.
+        seed: of the episodes.
+        drafts: whether a server may be one with speculation.
+        layouts: of the servers that are published (see `Shape.layout`).
     """
-    machine = Episode if seed is None else seeded(seed)(type("Episode", (Episode,), {}))
+    machine = type("Episode", (Episode,), {"drafts": drafts, "layouts": tuple(layouts)})
+    if seed is not None:
+        machine = seeded(seed)(machine)
     Episode.played.clear()
     chosen = settings(
         max_examples=episodes,

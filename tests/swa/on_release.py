@@ -28,6 +28,7 @@ import sglang_perf_patches  # noqa: E402
 from sglang_perf_patches import proof  # noqa: E402
 from sglang_perf_patches.live import engine as activation  # noqa: E402
 from sglang_perf_patches.proof import worker  # noqa: E402
+from sglang_perf_patches.proof.swa.pools import publish  # noqa: E402
 
 
 def main() -> int:
@@ -61,8 +62,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 def select(text: str) -> None:
-    """Take off what is on, and put a selection on."""
+    """Take off what is on, and put a selection on, in a plain server."""
     _have_stock()
+    publish()
     sglang_perf_patches.activate(text)
 
 
@@ -75,6 +77,7 @@ def _have_stock() -> None:
 
 def states() -> dict[str, list[Any]]:
     """Each patch's state, and whether its code has run."""
+    activation.look_again()
     report = activation.report()
     return (
         {p.id: [p.state, p.ran] for p in report.patches if p.id.startswith("swa.")}
@@ -117,15 +120,11 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 
 @contextlib.contextmanager
 def _out_of_work(names: list[str]) -> Iterator[None]:
-    from sglang_perf_patches.sets.swa import (
-        cpu_copy,
-        growth,
-        host_copies,
-        leaving,
-        page_size_1,
-        tail_allocation,
-        tail_prealloc,
-    )
+    from sglang_perf_patches.sets.swa import growth, leaving, tail_allocation
+    from sglang_perf_patches.sets.swa.page_size_1 import body as page_size_1
+    from sglang_perf_patches.sets.swa.page_size_1 import host_copies
+    from sglang_perf_patches.sets.swa.tail_prealloc import body as tail_prealloc
+    from sglang_perf_patches.sets.swa.tail_prealloc import cpu_copy
 
     modules = (
         *(cpu_copy, growth, host_copies, leaving),

@@ -19,7 +19,9 @@ from sglang_perf_patches.proof.swa.pools import (
     sizes,
     stand_in,
 )
-from sglang_perf_patches.sets.swa import growth, pool_hint, pool_ratio
+from sglang_perf_patches.sets.swa import growth
+from sglang_perf_patches.sets.swa.pool_ratio import body as pool_ratio
+from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
 
 
 def the_cap_is_stocks(page_size: int = 1) -> int:

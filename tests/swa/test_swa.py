@@ -24,6 +24,12 @@ PROMPTS = (8192, 32_768, 131_072)
 EPISODES = {"episodes": 30, "shrink": False}
 TRANSFERS = ((1, 300, False), (1, 540, True), (64, 512, False), (64, 1024, True))
 """Page size, sliding-window pool, and whether an idle server of that pool is served."""
+RANKS = "swa.page-size-1"
+"""Played with several ranks; it brings swa.tail-prealloc."""
+DRAFTS = "swa,swa.evict-before-retract"
+"""Played with speculation."""
+LAYOUTS = ("stages", "replicas", "attention")
+"""Of `Shape.layout`: those of several ranks."""
 NOT_WHEN_IDLE = "swa,-swa.idle-admission"
 BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     "0.5.11": (
@@ -170,9 +176,24 @@ def plan_in_depth(
     add("exact: pressed", "pressed", **PRESSED)
     add("play exact", "play", episodes=(episodes + 1) // 2)
     add("states exact", "states")
-    add("all: select", "select", text=ALL)
-    for new in (128, 3072, 4096, 8000):
-        add(f"bounded {new}", "admitted", **SMALL, prompt=1000, max_new_tokens=new)
+    add("ranks: select", "select", text=RANKS)
+    spelled = () if before(release, "0.5.22") else ("attn-dp-size",)
+    for layout in ("one", *LAYOUTS, *spelled):
+        add(f"gates {layout}", "gates_by_layout", layout=layout)
+    layouts = ("attention",) if old else LAYOUTS  # up to 0.5.11 stock serves the others
+    add("play ranks", "play", episodes=(episodes + 1) // 2, layouts=layouts)
+    add("states ranks", "states")
+    add("pipeline: select", "select", text=ALL)
+    add("play pipeline", "play", episodes=1, layouts=("stages",))
+    add("states pipeline", "states")
+    add("drafts: select", "select", text=DRAFTS)
+    add("play drafts", "play", episodes=episodes // 2)
+    add("drafts: pressed", "pressed", **PRESSED, over_allocation=3)
+    add("states drafts", "states")
+    for page in (1, 64):
+        add(f"bound with drafts {page}", "the_bound_holds_with_drafts", page_size=page)
+    add("states trees", "states")
+    add("speculating: select", "select", text=ALL)
     add(
         "bounded speculating",
         "admitted",
@@ -182,18 +203,21 @@ def plan_in_depth(
         max_new_tokens=4096,
         over_allocation=3,
     )
+    add("states speculating", "states")
+    add("all: select", "select", text=ALL)
+    for new in (128, 3072, 4096, 8000):
+        add(f"bounded {new}", "admitted", **SMALL, prompt=1000, max_new_tokens=new)
     for page in (1, 64):
         add(f"all: plenty {page}", "history", window=100, page_size=page)
     for page in pages:
         add(f"bound {page}", "the_bound_holds", page_size=page)
-    add("bound with drafts", "the_bound_holds_with_drafts")
     for page in (1, 4):
         add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
     add("all: pressed", "pressed", **PRESSED)
     add("guard", "evicts_only_where_it_would_retract")
     if not before(release, "0.5.12"):
         add("beside long requests", "counts_what_running_requests_give_back")
-    add("play all", "play", episodes=episodes // 2)
+    add("play all", "play", episodes=episodes // 2, drafts=False)
     add("states all", "states")
     return jobs + plan_of_leaving(release, whole)
 
@@ -261,6 +285,29 @@ def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
         assert tail[1], f"swa.tail-prealloc did not run: {tail}"
     else:
         assert tail[0] == "built-in"
+
+
+@pytest.mark.ends
+def test_servers_are_gated_but_for_what_was_played(answers: dict[str, Any]) -> None:
+    policies = {"swa.window-bounded-admission", "swa.evict-before-retract"}
+    tails = {"swa.tail-prealloc", "swa.page-size-1"}
+    old = before(answers["release"], "0.5.12")  # where stock's own code serves pipelines
+    gated = {
+        "states ranks": set(),
+        "states pipeline": {"swa.idle-admission", *policies, *(tails if old else ())},
+        "states drafts": set(),
+        "states trees": {"swa.evict-before-retract"},
+        "states speculating": {"swa.window-bounded-admission"},
+        "states all": set(),
+    }
+    for key, expected in gated.items():
+        states = value(answers, key)
+        assert {id for id, (state, _) in states.items() if state == "gated"} == expected, key
+    for key in ("states ranks", "states drafts"):
+        assert value(answers, key)["swa.page-size-1"] == ["live", True]
+        if before(answers["release"], "0.5.18"):
+            assert value(answers, key)["swa.tail-prealloc"] == ["live", True]
+    assert value(answers, "states drafts")["swa.evict-before-retract"][1], "it never ran"
 
 
 @pytest.mark.ends

@@ -103,14 +103,15 @@ def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
 
 def _rigs(words: dict[str, str]) -> dict[str, Callable[[], Any]]:
     rig = import_module("..proof.mamba.rig", __package__)
+    kinds = import_module("..proof.mamba.kinds", __package__)
     found: dict[str, Callable[[], Any]] = {}
     if words["mamba.zero-sync"] == "applies":
         found["gated-delta-net"] = rig.Rig
     if words["mamba.mamba2-chunk-indices"] == "applies":
-        found["Mamba2"] = rig.Mamba2
+        found["Mamba2"] = kinds.Mamba2
     if words["mamba.lightning-rows"] == "applies":
-        found["lightning, seg_la"] = lambda: rig.Lightning("seg_la")
-        found["lightning, minimax"] = lambda: rig.Lightning("minimax")
+        found["lightning, seg_la"] = lambda: kinds.Lightning("seg_la")
+        found["lightning, minimax"] = lambda: kinds.Lightning("minimax")
     return found
 
 
@@ -196,9 +197,11 @@ def _others(
     torch: Any, title: str, make: Callable[[], Any], words: dict[str, str], rounds: int
 ) -> list[tuple[Cell, ...]]:
     batches = import_module("..proof.mamba.batches", __package__)
-    rig = import_module("..proof.mamba.rig", __package__)
+    kinds = import_module("..proof.mamba.kinds", __package__)
     kernel = title.rpartition(" ")[2]
-    made = rig.Mamba2(device="cuda") if title == "Mamba2" else rig.Lightning(kernel, device="cuda")
+    made = (
+        kinds.Mamba2(device="cuda") if title == "Mamba2" else kinds.Lightning(kernel, device="cuda")
+    )
     forwards = _Forwards(torch, made, projections=False)
     return [
         (

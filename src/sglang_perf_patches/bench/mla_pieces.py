@@ -115,7 +115,7 @@ def _draft_extend(lengths: list[int], context: int) -> Callable[[], Made]:
 
     def make() -> Made:
         flash = import_module("sglang_perf_patches.proof.mla.flash")
-        extends = import_module("sglang_perf_patches.proof.mla.draft_extend_metadata")
+        extends = import_module("sglang_perf_patches.sets.mla.draft_extend_metadata.proof")
         arguments = flash.arguments(1)
         _publish(arguments, flash.module, extends.runners)
         count = len(lengths)

@@ -9,169 +9,25 @@ of both bit by bit.
 from __future__ import annotations
 
 import argparse
-import gc
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
 from importlib import import_module
 from itertools import zip_longest
 from typing import Any
 
 from ..judge import source
-from ..live import identity as objects
 from ..proof import Different, Missing
-from ..seen import keeper
 from ..sets.mlx import device
+from .mlx_models import MODELS
+from .mlx_sides import COMPARED_STEPS, SET, SHORT, Batch, Prefills, Side, Switch
 from .report import Cell, Table
 from .timing import progress, ratio
 
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
 """The patches of the decode step; the one that applies decides whether steps can be chained."""
 
-SET = "mlx"
-"""The set, which stands for all its patches that are on by default."""
-
-MODELS: dict[str, dict[str, Any]] = {
-    "0.6b": {
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    },
-    "8b-4bit": {
-        "quantized": True,
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 1_000_000.0,
-    },
-    "quarter": {
-        "vocab_size": 9_496,
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    },
-    "small": {
-        "vocab_size": 512,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-    },
-    "hybrid": {"kind": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4},
-    "window": {
-        "kind": "gpt_oss",
-        "num_hidden_layers": 8,
-        "layer_types": ["sliding_attention", "full_attention"] * 4,
-        "sliding_window": 128,
-    },
-    "qwen3-next": {
-        "kind": "qwen3_next",
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
-        "intermediate_size": 5120,
-        "num_hidden_layers": 12,
-        "full_attention_interval": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 10_000_000.0,
-        "linear_num_value_heads": 32,
-        "linear_num_key_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "num_experts": 32,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-    },
-    "gpt-oss": {
-        "kind": "gpt_oss",
-        "vocab_size": 201_088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 12,
-        "layer_types": ["sliding_attention", "full_attention"] * 6,
-        "sliding_window": 128,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 8,
-        "rope_theta": 150_000.0,
-    },
-}
-"""The models, in order.
-
-- Qwen3-0.6B, and Qwen3-8B in 4 bits.
-- Qwen3 with the proportions of body and head of the 0.6B model, and Qwen3 for a CPU.
-- A small model with Qwen3-Next's layers, three of four recurrent.
-- A small model with the layers of gpt-oss, every other one with a sliding window.
-- Qwen3-Next-80B-A3B with 12 of its 48 layers and 32 of its 512 experts.
-- gpt-oss-20b with 12 of its 24 layers and 8 of its 32 experts.
-"""
-
-SHORT = 100
-"""Length of the short prompts beside a long one, in tokens."""
-
-_COMPARED_STEPS = 4
 _REPEATS = 3
 """How often each side runs again where logits are different."""
-
-_WARM_UP = 1
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One row of a table: the requests, and how their steps follow each other.
-
-    Attributes:
-        requests: number of requests.
-        context: length of the longest prompt, in tokens.
-        kind: ``equal``: all prompts have this length; ``skewed``: the lengths decrease evenly to a
-            sixteenth of it; ``far``: the others have `SHORT` tokens.
-        taken: how steps follow each other. ``read``: each is read before the next is built;
-            ``chained``: each is built before the previous one is read, as in the overlap loop;
-            ``changing``: before each, one request leaves and another joins, with its prefill
-            untimed, and the changes continue from turn to turn.
-        radix: whether the radix cache is on.
-    """
-
-    requests: int
-    context: int
-    kind: str
-    taken: str
-    radix: bool = True
-
-    @property
-    def lengths(self) -> list[int]:
-        """Each request's prompt length, in tokens."""
-        if self.kind == "equal" or self.requests == 1:
-            return [self.context] * self.requests
-        if self.kind == "far":
-            return [self.context] + [min(SHORT, self.context)] * (self.requests - 1)
-        shortest = max(1, self.context // 16)
-        gaps = self.requests - 1
-        return [
-            shortest + (self.context - shortest) * number // gaps for number in range(self.requests)
-        ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -258,7 +114,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
                     "The first step is the one after the prefills. Memory is what the requests "
                     "hold after that step, and the peak of prefills and first steps, above the "
                     "weights and the pool.",
-                    f"Logits of each prefill and of {_COMPARED_STEPS} steps, compared bit by bit. "
+                    f"Logits of each prefill and of {COMPARED_STEPS} steps, compared bit by bit. "
                     f"Where they are different, each side runs up to {_REPEATS} times more, and "
                     "the tokens after them are compared.",
                 ),
@@ -273,7 +129,7 @@ def _prefill_table(
     """Time and memory of one prompt's prefill, with the radix cache on."""
     rows: list[tuple[Cell, ...]] = []
     for tokens in progress(prompts, "bench mlx, prefill"):
-        sides = [_Prefills(made, tokens, live) for live in (switch.stock, switch.live)]
+        sides = [Prefills(made, tokens, live) for live in (switch.stock, switch.live)]
         for number in range(rounds + 1):
             for side in sides[:: 1 if number % 2 else -1]:
                 side.take_turn()
@@ -348,258 +204,20 @@ def _batches(
         )
 
 
-class Switch:
-    """Switches the patched code on and off, always the same objects.
-
-    A second activation would not work: it would not recognize caches in an arena of the first one,
-    and stock would serve their batch.
-
-    Attributes:
-        names: the patches that went live.
-    """
-
-    def __init__(self, selection: str = SET) -> None:
-        """`selection` names patches, with commas between, or the set."""
-        import sglang_perf_patches
-
-        from ..proof.mlx.models import RUNNER
-
-        import_module(RUNNER)
-        named = selection.split(",")
-        verdicts = sglang_perf_patches.verdicts(source.find_installed())
-        chosen = [
-            (found.patch.id, found.variant)
-            for found in verdicts
-            if found.variant is not None
-            and (found.patch.id in named or (found.patch.set in named and found.patch.is_default))
-        ]
-        targets = {target: None for _, variant in chosen for target in variant.targets}
-        owners = [objects.owner_of(reference) for reference in targets]
-        stock = [self._held(*owner) for owner in owners]
-        report = sglang_perf_patches.activate(selection)
-        keeper.drop()  # it checks the live code, and would report a turn of stock's as a conflict
-        self.names = [id for id, _ in chosen if report.of(id).state == "live"]
-        if not self.names:
-            raise Missing(f"no patch of {selection} went live")
-        self._stock = list(zip(owners, stock, strict=True))
-        self._live = [(owner, self._held(*owner)) for owner in owners]
-
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        """Run the patched code inside the context."""
-        self._put(self._live)
-        try:
-            yield
-        finally:
-            self._put(self._stock)
-
-    @contextmanager
-    def stock(self) -> Iterator[None]:
-        """Run stock's code, as outside any context."""
-        self._put(self._stock)
-        yield
-
-    def close(self) -> None:
-        """Put stock's own objects back."""
-        import sglang_perf_patches
-
-        self._put(self._live)
-        sglang_perf_patches.deactivate()
-
-    @staticmethod
-    def _held(owner: Any, name: str) -> tuple[Any, Any]:
-        """An attribute and its code, if a function: a patch replaces a module function's code."""
-        value = objects.raw(owner, name)
-        return value, getattr(value, "__code__", None)
-
-    @staticmethod
-    def _put(held: list[tuple[tuple[Any, str], tuple[Any, Any]]]) -> None:
-        for (owner, name), (value, code) in held:
-            setattr(owner, name, value)
-            if code is not None:
-                value.__code__ = code
-
-
-class _Side:
-    """Stock or patched: a runner with the requests of one batch."""
-
-    def __init__(
-        self, made: Any, batch: Batch, live: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        import mlx.core as mx
-
-        from ..proof.mlx import playing
-
-        self._live, self._batch = live, batch
-        self._names = [f"r{number}" for number in range(batch.requests)]
-        self.times: list[float] = []
-        self.builds: list[float] = []
-        self.logits: list[tuple[str, str]] = []
-        self.tokens: list[list[int]] = []
-        self._building = 0.0
-        self._changes = 0
-        with live():
-            slots = 2 * sum(batch.lengths) + 256 * batch.requests
-            self._player = playing.Player(made, radix=batch.radix, slots=slots)
-            self._player.evaluate_pool()
-            gc.collect()  # frees the previous batch
-            mx.clear_cache()
-            before = mx.get_active_memory()
-            mx.reset_peak_memory()
-            for name, length in zip(self._names, batch.lengths, strict=True):
-                self._player.join(name, length)
-                self._keep_digests(f"the prefill of {name}")
-            mx.synchronize()
-            for number in range(_COMPARED_STEPS):
-                self._player.keeps = bool(number)
-                began = time.perf_counter()
-                self._player.decode(self._names)
-                mx.synchronize()
-                if not number:
-                    self.first_step = time.perf_counter() - began
-                    self.kept = mx.get_active_memory() - before
-                self._keep_digests(f"step {number + 1}")
-        self.peak = mx.get_peak_memory() - before
-        self.tokens = [self._player.tokens(name) for name in self._names]
-        self._time_building()
-
-    def take_turn(self, steps: int) -> None:
-        """Run and time steps, after untimed warm-up steps."""
-        with self._live():
-            self._take(_WARM_UP)
-            self._building = 0.0
-            self.times.append(self._take(steps) / steps)
-        self.builds.append(self._building / steps)
-        self._player.pending.clear()
-
-    def _take(self, steps: int) -> float:
-        """Seconds for the steps of the batch, which may change before each step."""
-        if self._batch.taken == "changing":
-            return sum(self._change_and_decode() for _ in range(steps))
-        return self._decode(steps)
-
-    def _decode(self, steps: int) -> float:
-        """Seconds for steps of an unchanged batch."""
-        import mlx.core as mx
-
-        mx.synchronize()
-        began = time.perf_counter()
-        self._player.decode(self._names, steps, chained=self._batch.taken == "chained")
-        mx.synchronize()
-        return time.perf_counter() - began
-
-    def _change_and_decode(self) -> float:
-        """Seconds for a step after another request has replaced the oldest one."""
-        self._player.leave(self._names.pop(0))
-        self._changes += 1
-        lengths = self._batch.lengths
-        self._names.append(f"c{self._changes}")
-        self._player.join(self._names[-1], lengths[self._changes % len(lengths)])
-        return self._decode(1)
-
-    def _keep_digests(self, forward: str) -> None:
-        from ..proof.mlx import playing
-
-        self.logits += [(forward, playing.digest(logits)) for logits in self._player.pending]
-        self._player.pending.clear()
-
-    def _time_building(self) -> None:
-        """Add up the time to build a step's graph, where the runner has functions for that."""
-        runner = self._player.runner
-        for name in ("decode_batch_start", "decode_batch_start_chained"):
-            if hasattr(runner, name):
-                setattr(runner, name, self._timed(getattr(runner, name)))
-
-    def _timed(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            built = build(*arguments, **options)
-            self._building += time.perf_counter() - began
-            return built
-
-        return timed
-
-
-class _Prefills:
-    """Stock or patched: a runner that prefills prompts one by one."""
-
-    def __init__(
-        self, made: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        import mlx.core as mx
-
-        from ..proof.mlx import playing
-
-        self._live, self._tokens, self._count = live, tokens, 0
-        self.times: list[float] = []
-        with live():
-            self._player = playing.Player(made, radix=True, slots=8 * tokens)
-            self._player.evaluate_pool()
-            self._launch_like_the_worker()
-            for name in ("first", "second"):  # mlx.last-row may check the first of a size
-                self._player.join(name, tokens)
-                self._player.leave(name)
-            self.digests = [playing.digest(logits) for logits in self._player.pending]
-            self._player.pending.clear()
-            self._player.keeps = False
-            gc.collect()
-            mx.clear_cache()
-            before = mx.get_active_memory()
-            mx.reset_peak_memory()
-            self._player.join("measured", tokens)
-            self.peak = mx.get_peak_memory() - before
-            self._player.leave("measured")
-
-    def take_turn(self) -> None:
-        """Prefill a new prompt."""
-        import mlx.core as mx
-
-        self._count += 1
-        with self._live():
-            self._player.join(f"p{self._count}", self._tokens)
-            self._player.leave(f"p{self._count}")
-            mx.synchronize()
-
-    def _launch_like_the_worker(self) -> None:
-        """Build, launch and read as stock's worker does in its overlap loop; and time that.
-
-        Releases that evaluate a prefill at once are timed as they are.
-        """
-        import mlx.core as mx
-
-        runner = self._player.runner
-        prefill, start = runner.prefill, getattr(runner, "prefill_start", None)
-        arrays_of = getattr(runner, "cache_state_arrays", _states)
-
-        def timed(*arguments: Any) -> int:
-            mx.synchronize()
-            began = time.perf_counter()
-            if start is None:
-                token: int = prefill(*arguments)
-            else:
-                pending = start(*arguments)
-                mx.async_eval(pending.lazy_token, arrays_of([pending.cache]))
-                token = runner.prefill_finalize(pending)
-            self.times.append(time.perf_counter() - began)  # it has waited for the token
-            return token
-
-        runner.prefill = timed
-
-
 def _row(
     made: Any, switch: Switch, batch: Batch, rounds: int, steps: int
 ) -> tuple[tuple[Cell, ...], bool]:
     """A row of the table; whether all logits equal stock's, as far as stock repeats its own."""
-    stock = _Side(made, batch, switch.stock)
-    patched = _Side(made, batch, switch.live)
+    stock = Side(made, batch, switch.stock)
+    patched = Side(made, batch, switch.live)
     for number in range(rounds + 1):
         for side in (stock, patched) if number % 2 else (patched, stock):
             side.take_turn(steps)
     said, equal = judge_logits(
         stock.logits,
         patched.logits,
-        lambda: _Side(made, batch, switch.stock).logits,
-        lambda: _Side(made, batch, switch.live).logits,
+        lambda: Side(made, batch, switch.stock).logits,
+        lambda: Side(made, batch, switch.live).logits,
     )
     if not equal:
         said += f", tokens {'equal' if stock.tokens == patched.tokens else 'too'}"
@@ -657,11 +275,6 @@ def _first_other(one: Logits, other: Logits) -> int | None:
     """Index of the first forward with other logits; None if all are equal."""
     pairs = zip_longest(one, other)
     return next((index for index, (mine, its) in enumerate(pairs) if mine != its), None)
-
-
-def _states(caches: list[list[Any]]) -> list[Any]:
-    """What a step evaluates of requests' caches, where the runner has no function for that."""
-    return [cache.state for of_request in caches for cache in of_request]
 
 
 def _middle(values: list[float]) -> float:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..proof import Different, Missing, lent
-from ..proof.swa.decode_worker import DecodeWorker, Shape
+from ..proof.swa.decode_worker import DecodeWorker
+from ..proof.swa.shape import Shape
 from .report import Cell, Table
 from .timing import progress
 

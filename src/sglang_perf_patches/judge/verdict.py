@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..model import releases
@@ -25,11 +24,12 @@ class Verdict:
         patch: what was judged.
         word: ``applies``, ``built-in``, ``absent`` or ``refused``.
         reason: one sentence.
-        variant: the body that applies, else None.
+        variant: the body that applies, else None; it depends only on what `release` has.
         release: the release whose code the tree has, where one applies.
         definitions: the targets and depends of `variant` as the tree has them, by reference.
         nearest: for a refusal, the known release whose code is nearest, if any.
         unknown: for a refusal, the definitions that differ from `nearest`.
+        closest: for a refusal, the body of `nearest`.
     """
 
     patch: Patch
@@ -40,6 +40,7 @@ class Verdict:
     definitions: Mapping[str, Definition] | None = None
     nearest: str | None = None
     unknown: tuple[str, ...] = ()
+    closest: Variant | None = None
 
 
 def judge_each(
@@ -73,8 +74,8 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
     """Judge one patch by itself.
 
     Upstream's own change wins over ours, so markers come first. A variant applies where some
-    release of it has exactly the tree's source in every definition: pieces that are each known,
-    but from releases that don't go together, were never proven together.
+    release of it has exactly the tree's source in every definition, and lacks what it lacks: pieces
+    that are each known, but from releases that don't go together, were never proven together.
 
     Raises:
         TreeError: a file that the verdict needs can't be read or parsed.
@@ -86,17 +87,17 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
         return Verdict(patch, "absent", patch.absent_because)
 
     there = {reference: tree.definition(reference) for reference in patch.references()}
-    agreeing: dict[str, int] = {}
-    for variant in patch.variants:
-        needed = variant.targets + variant.depends
-        same = Counter(
-            release
-            for name in needed
-            for release in set(_releases_with(name, there[name], known, tree))
-        )
-        brought = [name for name in variant.adds if tree.definition(name)]
-        for release in reversed(variant.releases):
-            if same[release] == len(needed) and not brought:
+    with_it = {name: set(_releases_with(name, there[name], known, tree)) for name in there}
+    others: dict[str, tuple[Variant, list[str]]] = {}
+    for declared in patch.variants:
+        brought = [name for name in declared.adds if tree.definition(name)]
+        for release in reversed(declared.releases):
+            variant = as_in(declared, release, known)
+            needed = variant.targets + variant.depends
+            unknown = [name for name in needed if release not in with_it[name]]
+            unknown += [name for name in declared.depends if name not in needed and there[name]]
+            unknown += brought
+            if not unknown:
                 return Verdict(
                     patch,
                     "applies",
@@ -105,8 +106,22 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
                     release,
                     {name: definition for name in needed if (definition := there[name])},
                 )
-            agreeing[release] = same[release] - len(needed) - len(brought)
-    return _refusal(patch, known, tree, there, agreeing)
+            others[release] = variant, unknown
+    return _refusal(patch, known, tree, there, others)
+
+
+def as_in(variant: Variant, release: str, known: Known) -> Variant:
+    """A variant that depends only on what a release of it has, as the fingerprints say.
+
+    Without any fingerprint of a definition it still depends on that.
+    """
+
+    def is_there(name: str) -> bool:
+        digests = known.get(name)
+        return not digests or any(release in where for where in digests.values())
+
+    depends = tuple(name for name in variant.depends if is_there(name))
+    return variant if depends == variant.depends else replace(variant, depends=depends)
 
 
 def _alone(patch: Patch, known: Known, tree: Tree) -> Verdict:
@@ -121,19 +136,11 @@ def _refusal(
     known: Known,
     tree: Tree,
     there: Mapping[str, Definition | None],
-    agreeing: Mapping[str, int],
+    others: Mapping[str, tuple[Variant, list[str]]],
 ) -> Verdict:
     """Name what differs from the nearest release: the fewest definitions, then the newest."""
-    order = [release for variant in patch.variants for release in variant.releases]
-    order.sort(key=_age)
-    nearest = max(order, key=lambda release: (agreeing[release], _age(release)))
-    variant = next(variant for variant in patch.variants if nearest in variant.releases)
-    unknown = [
-        reference
-        for reference in variant.targets + variant.depends
-        if nearest not in _releases_with(reference, there[reference], known, tree)
-    ]
-    unknown += [reference for reference in variant.adds if tree.definition(reference)]
+    nearest = min(others, key=lambda release: (len(others[release][1]), -_age(release)))
+    variant, unknown = others[nearest]
     gone = [name for name in unknown if name not in variant.adds and not tree.definition(name)]
     what = f"{unknown[0]} is {_how(unknown[0], gone, there, known, nearest)}"
     more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -143,6 +150,7 @@ def _refusal(
         f"{what}{more} (nearest known release: {nearest})",
         nearest=nearest,
         unknown=tuple(unknown),
+        closest=variant,
     )
 
 

@@ -39,13 +39,14 @@ class Variant:
     """One body of ours, with the releases whose code it was proven on.
 
     Attributes:
-        releases: names of releases, or of source builds (``git-…``), in which every definition
-            below has a fingerprint.
+        releases: names of releases, or of source builds (``git-…``). Every target has a
+            fingerprint of each of them.
         install: ``"module:function"`` of ours that makes the change; see `patching.Patching`.
         targets: definitions that the patch changes.
         adds: definitions that it brings and that must not exist yet, neither in the source nor
             in memory.
-        depends: definitions that it relies on without changing them.
+        depends: definitions that it relies on without changing them, in each release on those
+            that the release has. Fingerprints say which.
         awaits: modules that must have been imported, beyond those of targets and adds, before
             the patch can go live.
         note: what is particular to these releases, for ``explain``.
@@ -142,7 +143,7 @@ class Patch:
         return self.id.partition(".")[0]
 
     def references(self) -> tuple[str, ...]:
-        """Every definition that a variant must have a fingerprint of, without repetition."""
+        """Every definition that the variants change or rely on, without repetition."""
         return tuple(
             dict.fromkeys(
                 reference

@@ -123,7 +123,7 @@ def same(attend: Any, bs: int, length: int) -> bool:
     """Whether a table whose rows continue gives the same bits as one whose rows don't."""
     import torch
 
-    from sglang_perf_patches.sets.mla.page_table_bound import longer
+    from sglang_perf_patches.sets.mla.page_table_bound.body import longer
 
     noise = torch.Generator().manual_seed(bs + length)
     table = torch.randint(1, bs * CONTEXT, (bs, CONTEXT), generator=noise).int().cuda()

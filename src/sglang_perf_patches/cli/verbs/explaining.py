@@ -156,9 +156,8 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
-    played = [name for name, check in (patch.proven_with or {}).items() if check]
-    if played:
-        text = f"a plain server; with these on: {', '.join(played)}"
+    if patch.proven_with:
+        text = f"a plain server; with these on: {', '.join(patch.proven_with)}"
         parts.append(render.paragraph("Proven with", text))
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
@@ -194,9 +193,7 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
 
 def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
     """Reference, role, file and first line of each definition of the variant that fits best."""
-    variant = judged.variant or next(
-        (each for each in judged.patch.variants if judged.nearest in each.releases), None
-    )
+    variant = judged.variant or judged.closest
     if variant is None:
         return []
     roles = [(reference, "changes") for reference in variant.targets]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...model.errors import OperatorError
-from ...sets.swa import pool_hint
+from ...sets.swa.pool_ratio import hint as pool_hint
 
 
 class ModelError(OperatorError, ValueError):

@@ -17,8 +17,9 @@ from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
 from .captured import EDGES as BUCKETS
 from .captured import Captured, draw_replays
+from .kinds import Kda, Lightning, Mamba2
 from .play import Play
-from .rig import Kda, Lightning, Mamba2, Rig, called
+from .rig import Rig, called
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 TRITON = "mamba.gdn-prefill-graph-triton"

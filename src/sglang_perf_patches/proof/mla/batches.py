@@ -28,7 +28,6 @@ def draft_batch(
     lengths: list[int],
     padding: int = 0,
     *,
-    topk: int = 1,
     steps: int = 8,
     capture: bool = False,
 ) -> Batch:
@@ -37,7 +36,7 @@ def draft_batch(
     bs = count + padding
     seq_lens = torch.tensor(lengths + [1] * padding, dtype=torch.int64, device=device)
     starts = [0] * count if capture else lengths
-    spec_info = EagleDraftInput(topk_p=torch.zeros(count, topk, device=device))
+    spec_info = EagleDraftInput(topk_p=torch.zeros(count, 1, device=device))
     spec_info.kv_indptr = spec_info.kv_indices = None
     positions = torch.tensor(starts + [0] * padding, dtype=torch.int64, device=device)
     return Batch(
@@ -48,11 +47,11 @@ def draft_batch(
         seq_lens=seq_lens,
         seq_lens_cpu=seq_lens.cpu(),
         seq_lens_sum=int(seq_lens.sum()),
-        positions=positions.repeat_interleave(topk),
+        positions=positions,
         spec_info=spec_info,
         decode_trtllm_mla_metadata=None,
         encoder_lens=None,
-        out_cache_loc=torch.arange(bs * topk * steps, device=device),
+        out_cache_loc=torch.arange(bs * steps, device=device),
         kv_loc_plan=None,
         global_num_tokens_cpu=None,
         _original_batch_size=None,
@@ -105,10 +104,10 @@ def prepare_backend(backend: Any, batch: Batch | Room, capture: bool = False) ->
         )
 
 
-def verify_input(draft: int, device: str = "cpu", *, topk: int = 1, steps: int = 0) -> Any:
-    """What a verify of `draft` tokens is told, without a mask; of chains by default."""
+def verify_input(draft: int, device: str = "cpu") -> Any:
+    """What a verify of chains of `draft` tokens is told, without a mask."""
     create = EagleVerifyInput.create_idle_input
     takes_device = "device" in create.__func__.__code__.co_varnames
-    made = create(topk, steps or draft - 1, draft, *((device,) if takes_device else ()))
+    made = create(1, draft - 1, draft, *((device,) if takes_device else ()))
     made.draft_token_num = made.num_tokens_per_req = draft
     return made

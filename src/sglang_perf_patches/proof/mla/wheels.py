@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -37,18 +36,3 @@ def hybrid() -> Any:
     """The hybrid backend's module; with it 0.5.15 imports kernels that CUTLASS's wheel compiles."""
     sys.meta_path.insert(0, StandIns(("sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits",)))
     return import_module(f"{_ATTENTION}.hybrid_attn_backend")
-
-
-class Counted:
-    """A Triton kernel that counts its launches."""
-
-    def __init__(self, kernel: Any) -> None:
-        """Launch `kernel`."""
-        self.kernel = kernel
-        self.grids: list[tuple[int, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        """Count a launch."""
-        self.grids.append(grid)
-        launch: Callable[..., Any] = self.kernel[grid]
-        return launch

@@ -15,9 +15,10 @@ import mlx.core as mx
 
 from .. import Different, Inputs, comparing
 from ..comparing import differs, live, some
-from . import models, playing
+from . import loads, models, playing
+from .loads import Step
 from .models import Model
-from .playing import Played, Player, Step
+from .playing import Played, Player
 
 _FEW = 3
 
@@ -43,7 +44,7 @@ def first_buffer(inputs: Inputs) -> int:
     """The same episodes; prompts and decodes that cross the end of a buffer, alone and batched."""
     patch = "mlx.first-buffer"
     compared = _episodes(patch, inputs)
-    crossing = [playing.CROSSING, playing.SCRIPTED]
+    crossing = [loads.CROSSING, loads.SCRIPTED]
     with models.model("qwen3", "float32") as made:
         compared += _same(patch, _Play(made, []), crossing)
         compared += _same(patch, _Play(made, [], radix=True), crossing)
@@ -66,7 +67,7 @@ def first_buffer(inputs: Inputs) -> int:
 
 def last_row(inputs: Inputs) -> int:
     """The same episodes with each kind of model and of weights, and with sampled tokens."""
-    from ...sets.mlx.last_row import COUNTS
+    from ...sets.mlx.last_row.body import COUNTS
 
     patch = "mlx.last-row"
     COUNTS.clear()
@@ -74,17 +75,17 @@ def last_row(inputs: Inputs) -> int:
     if playing.has_pool():
         compared += _episodes(patch, inputs)
     else:
-        schedules = [_read(schedule) for schedule in inputs(playing.random_schedule)]
+        schedules = [_read(schedule) for schedule in inputs(loads.random_schedule)]
         for dtype in ("float32", "bfloat16"):
             with models.model("qwen3", dtype) as made:
                 compared += _same(patch, _Play(made, []), schedules)
     if not COUNTS["cut"]:
         raise Different(f"{patch}: {dict(COUNTS)}")
     with models.model("qwen3", "float32", tie_word_embeddings=True) as made:
-        compared += _same(patch, _Play(made, []), [_read(playing.SCRIPTED)])
+        compared += _same(patch, _Play(made, []), [_read(loads.SCRIPTED)])
     if _can_sample():
         with models.model("qwen3", "float32") as made:
-            compared += _same(patch, _Play(made, [], sampling=True), [playing.SCRIPTED])
+            compared += _same(patch, _Play(made, [], sampling=True), [loads.SCRIPTED])
     return compared
 
 
@@ -93,12 +94,12 @@ def next_turn(inputs: Inputs) -> int:
 
     With a sliding window stock recomputes all these tokens at once; there the logits are close.
     """
-    from ...sets.mlx.next_turn import COUNTS
+    from ...sets.mlx.next_turn.body import COUNTS
 
     patch = "mlx.next-turn"
     COUNTS.clear()
-    hits = [playing.HITTING, playing.TALKING, *inputs(playing.random_hits)]
-    hits += inputs(playing.random_episodes)
+    hits = [loads.HITTING, loads.TALKING, *inputs(loads.random_hits)]
+    hits += inputs(loads.random_episodes)
     compared = 0
     for dtype in some(inputs, ("float32", "bfloat16")):
         with models.model("qwen3", dtype) as made:
@@ -110,15 +111,15 @@ def next_turn(inputs: Inputs) -> int:
                 raise Different(f"{patch}, beside other patches: {differs(expected, found)}")
     if _can_sample():
         with models.model("qwen3", "float32") as made:
-            compared += _same(patch, _Play(made, [], radix=True, sampling=True), [playing.TALKING])
+            compared += _same(patch, _Play(made, [], radix=True, sampling=True), [loads.TALKING])
     if not COUNTS["continued"]:
         raise Different(f"{patch}: {dict(COUNTS)}")
     if "gpt_oss" in _further_models():
         with models.model("gpt_oss", "float32") as made:
             before = COUNTS["continued"]
-            expected_logits = _logits(made, playing.TALKING)
+            expected_logits = _logits(made, loads.TALKING)
             with live(patch):
-                found_logits = _logits(made, playing.TALKING)
+                found_logits = _logits(made, loads.TALKING)
             for number, (one, other) in enumerate(zip(expected_logits, found_logits, strict=True)):
                 if not bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item()):
                     raise Different(f"{patch}, with a window: logits {number} are not close")
@@ -142,15 +143,15 @@ def _episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
 
     `needs_pool`: the patch has no effect where stock has no pool.
     """
-    drawn = inputs(playing.random_episodes)
-    hits = [playing.HITTING, *inputs(playing.random_hits)]
+    drawn = inputs(loads.random_episodes)
+    hits = [loads.HITTING, *inputs(loads.random_hits)]
     compared = 0
     with models.model("qwen3", "float32") as made:
         compared += _same(patch, _Play(made, [], radix=True), [*hits, *drawn])
-        without = [playing.SCRIPTED, playing.EXTENDING]
+        without = [loads.SCRIPTED, loads.EXTENDING]
         compared += _same(patch, _Play(made, []), without, ran=not needs_pool)
         if _can_sample():
-            sampled = some(inputs, [playing.HITTING, playing.EXTENDING])
+            sampled = some(inputs, [loads.HITTING, loads.EXTENDING])
             compared += _same(patch, _Play(made, [], radix=True, sampling=True), sampled)
     others = (
         ("qwen3", "bfloat16", False),
@@ -184,15 +185,15 @@ def _kept_after(made: Model, requests: int) -> int:
 
 def kv_arena(inputs: Inputs) -> int:
     """Joins, leaves, reorders, chained steps, growth, extension, prefix hits and failed steps."""
-    from ...sets.mlx.arena_choice import COUNTS
-    from ...sets.mlx.arena_trial import is_proven
+    from ...sets.mlx.kv_arena.choice import COUNTS
+    from ...sets.mlx.kv_arena.trial import is_proven
 
     patch = "mlx.kv-arena"
     serves_at_once = is_proven(mx)
-    drawn, drawn_hits = inputs(playing.random_schedule), inputs(playing.random_hits)
-    changes = inputs(playing.random_changes)
-    scripted = [playing.SCRIPTED, playing.GROWING, playing.EXTENDING, playing.CHANGING]
-    settling = [playing.SETTLING, *changes]
+    drawn, drawn_hits = inputs(loads.random_schedule), inputs(loads.random_hits)
+    changes = inputs(loads.random_changes)
+    scripted = [loads.SCRIPTED, loads.GROWING, loads.EXTENDING, loads.CHANGING]
+    settling = [loads.SETTLING, *changes]
     served = "steps", "stock steps"
     compared = 0
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
@@ -204,7 +205,7 @@ def kv_arena(inputs: Inputs) -> int:
         if serves_at_once and not COUNTS["partings"]:
             raise Different(f"{patch}: no rows were set apart, {dict(COUNTS)}")
     with models.model("qwen3", "float32") as made, counted(COUNTS, *served) as batched:
-        hits = [playing.HITTING, *drawn_hits, playing.FAR, *inputs(playing.random_episodes)]
+        hits = [loads.HITTING, *drawn_hits, loads.FAR, *inputs(loads.random_episodes)]
         compared += _same(patch, _Play(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
         compared += _failing(patch, made)
@@ -228,13 +229,13 @@ def kv_arena(inputs: Inputs) -> int:
         models.model("qwen3", "bfloat16", quantized=True) as made,
         counted(COUNTS, *served) as batched,
     ):
-        hits = [playing.HITTING, *drawn_hits[:_FEW]]
+        hits = [loads.HITTING, *drawn_hits[:_FEW]]
         compared += _same(patch, _Play(made, batched, radix=True), hits)
     with models.model("qwen3", "float32") as made:
-        compared += _growing(patch, made, [playing.SCRIPTED, playing.SETTLING, *drawn])
+        compared += _growing(patch, made, [loads.SCRIPTED, loads.SETTLING, *drawn])
     with models.model("qwen3", "float32") as made:
         compared += _tried(
-            patch, made, [playing.SCRIPTED, playing.GROWING, *drawn[:_FEW], *hits[:_FEW]]
+            patch, made, [loads.SCRIPTED, loads.GROWING, *drawn[:_FEW], *hits[:_FEW]]
         )
     return compared
 
@@ -252,9 +253,9 @@ def _growing(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> in
 
 def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
     """On a device treated as unproven: the results are equal, and then arenas serve."""
-    from ...sets.mlx.arena_choice import COUNTS
+    from ...sets.mlx.kv_arena.choice import COUNTS
 
-    module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena")
+    module: Any = import_module("sglang_perf_patches.sets.mlx.kv_arena.body")
     proven, module.is_proven = module.is_proven, lambda _: False
     COUNTS.clear()
     try:
@@ -268,13 +269,13 @@ def _tried(patch: str, made: Model, schedules: Sequence[Sequence[Step]]) -> int:
 
 def merged_cache(inputs: Inputs) -> int:
     """Joins, leaves, reorders, growth, extension, failed steps; stock handles windows."""
-    from ...sets.mlx.merged_cache import COUNTS
+    from ...sets.mlx.merged_cache.body import COUNTS
 
     patch = "mlx.merged-cache"
-    drawn = [_read(schedule) for schedule in inputs(playing.random_schedule)]
-    scripted = [_read(schedule) for schedule in (playing.SCRIPTED, playing.GROWING)]
-    scripted += [_read(playing.EXTENDING), _read(playing.SETTLING)]
-    drawn += [_read(schedule) for schedule in inputs(playing.random_changes)]
+    drawn = [_read(schedule) for schedule in inputs(loads.random_schedule)]
+    scripted = [_read(schedule) for schedule in (loads.SCRIPTED, loads.GROWING)]
+    scripted += [_read(loads.EXTENDING), _read(loads.SETTLING)]
+    drawn += [_read(schedule) for schedule in inputs(loads.random_changes)]
     compared = 0
     for dtype in ("float32", "bfloat16"):
         with models.model("qwen3", dtype) as made, counted(COUNTS, "steps", "merges") as batched:
@@ -317,7 +318,7 @@ def counted(counts: Counter[str], *served: str) -> Iterator[list[int]]:
 
 
 def _all_models(patch: str, inputs: Inputs) -> int:
-    schedules = [playing.SCRIPTED, *inputs(playing.random_schedule)]
+    schedules = [loads.SCRIPTED, *inputs(loads.random_schedule)]
     compared = 0
     kinds = (
         ("qwen3", "float32"),
@@ -373,10 +374,10 @@ def _same(patch: str, play: _Play, schedules: Sequence[Sequence[Step]], *, ran: 
 
 def _failing(patch: str, made: Model) -> int:
     """A patched run with failing steps, against stock without those steps."""
-    without = [step for step in playing.FAILING if step[0] != "fail"]
+    without = [step for step in loads.FAILING if step[0] != "fail"]
     expected = _Play(made, []).stock(without)
     with live(patch):
-        found = asdict(Player(made).play(playing.FAILING))
+        found = asdict(Player(made).play(loads.FAILING))
     difference = differs(expected, found)
     if difference:
         raise Different(f"{patch}, after a step that failed: {difference}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from ...sets.swa import pool_hint
+import sglang_perf_patches
+
+from ...sets.swa.pool_ratio import hint as pool_hint
 from .. import Different, Inputs
 from ..comparing import differs, live
 from .episodes import PAGES, play
@@ -40,9 +43,9 @@ def idle_admission(inputs: Inputs) -> int:
     same = _histories(inputs, PAGED, windows=(20, 100, 700))
     stock = alone_without_limit(64)
     must(not stock["order"], f"stock admits requests without max_tokens: {stock}")
-    with live(patch, ran=False):
+    with _served(patch, ran=False):
         count = same(patch)
-    with live(patch):
+    with _served(patch):
         found = alone_without_limit(64)
         must(
             (found["first"], found["finished"], found["refused"]) == (1, 3, 0),
@@ -55,12 +58,18 @@ def pool_ratio(inputs: Inputs) -> int:
     """``swa.pool-ratio``: stock's own pools at another ratio, which hold what they must."""
     patch = "swa.pool-ratio"
     loads = inputs(_budget, 24)
-    # A load for which every release derives the ratio.
-    loads.append((40 << 30, {"window": 128, "page_size": 1, "full": 12, "windowed": 12}))
+    # Loads for which every release derives the ratio.
+    derives = {"window": 128, "full": 12, "windowed": 12}
+    loads += [(40 << 30, {**derives, "page_size": page}) for page in (1, 64)]
     stock = [_pools_or_none(*load) for load in loads]
     publish()
     with live(patch):
-        found = [_pools_or_none(*load) for load in loads]
+        found = [_pools_or_none(*load, published=True) for load in loads]
+    for plain, ours in zip(stock[-2:], found[-2:], strict=True):
+        if plain is None or ours is None:
+            raise Different(f"{patch}: 40 GiB are refused")
+        apart = ours[1]._swa_full_tokens_ratio != plain[1]._swa_full_tokens_ratio
+        must(apart, f"{patch}: stock's own ratio, though the server is served")
     for (available, load), plain, ours in zip(loads, stock, found, strict=True):
         where = f"{patch}, {available} bytes, {load}"
         if plain is None or ours is None:
@@ -107,8 +116,19 @@ def _budget(random: Random) -> tuple[int, Load]:
     }
 
 
-def _pools_or_none(available: int, load: Load) -> tuple[Any, Any] | None:
-    """The pools of a budget; None where stock calls it too small."""
+def _pools_or_none(
+    available: int, load: Load, *, published: bool = False
+) -> tuple[Any, Any] | None:
+    """The pools of a budget; None where stock calls it too small.
+
+    Args:
+        available: see `pools`.
+        load: see `pools`.
+        published: whether the process says first that it is that server.
+    """
+    if published:
+        caches = {"disable_radix_cache": True} if load.get("disable_radix_cache") else {}
+        publish(page_size=load["page_size"], **caches)
     try:
         return pools(available, **load)
     except (RuntimeError, ValueError):
@@ -121,7 +141,7 @@ def window_bounded_admission(inputs: Inputs) -> int:
     load = {"window": 128, "page_size": 64, "swa_tokens": 4096, "full_tokens": 1_048_576}
     lengths = (128, 3072, 4096, 8000)
     same = _histories(inputs, PAGED)
-    with live(patch):
+    with _served(patch):
         count = same(patch)
         for new in lengths:
             found = admitted(**load, prompt=1000, max_new_tokens=new)
@@ -129,7 +149,7 @@ def window_bounded_admission(inputs: Inputs) -> int:
                 (found["admitted"], found["refused"]) == (20, 0),
                 f"{patch}, max_new_tokens {new}: 20 requests fit, and {found} is what came of it",
             )
-        return count + len(lengths) + _episodes(inputs, PAGED)
+        return count + len(lengths) + _episodes(inputs, PAGED, drafts=False)
 
 
 def evict_before_retract(inputs: Inputs) -> int:
@@ -139,9 +159,9 @@ def evict_before_retract(inputs: Inputs) -> int:
     same = _histories(inputs, PAGES)
     # On stock alone: other patches of the set change its pools.
     stock = [pressed(*load, watched=False) for load in loads]
-    with live(patch, ran=False):
+    with _served(patch, ran=False):
         count = same(patch)
-    with live(patch):
+    with _served(patch):
         for load, expected in zip(loads, stock, strict=True):
             found = pressed(*load)
             all_there = found["finished"] == expected["finished"] == 12
@@ -156,12 +176,21 @@ def _exact(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
     same = _histories(inputs, pages)
     loads = inputs(lambda random: _scarce(random, pages), LOADS)
     stock = [admitted(**load)["admitted"] for load in loads]
-    with live(patch):
+    with _served(patch):
         count = same(patch)
         for load, expected in zip(loads, stock, strict=True):
             found = admitted(**load)["admitted"]
             must(found >= expected, f"{patch}, {load}: {found} admitted, stock {expected}")
         return count + len(loads) + _episodes(inputs, pages)
+
+
+@contextmanager
+def _served(patch: str, *, ran: bool = True) -> Iterator[None]:
+    """As `live`, and none of the servers that are published meanwhile may gate the patch."""
+    with live(patch, ran=ran):
+        yield
+        state = sglang_perf_patches.activate(patch).of(patch)
+        must(state.state == "live", f"{patch} is {state.state} by now: {state.reason}")
 
 
 def _histories(
@@ -189,10 +218,10 @@ def _histories(
     return same
 
 
-def _episodes(inputs: Inputs, pages: Sequence[int]) -> int:
+def _episodes(inputs: Inputs, pages: Sequence[int], *, drafts: bool = True) -> int:
     """Play random episodes with what is live; how often every invariant was checked."""
     seeds = inputs(lambda random: random.getrandbits(32), EPISODES)
-    return sum(play(Random(seed), pages) for seed in seeds)  # noqa: S311
+    return sum(play(Random(seed), pages, drafts=drafts) for seed in seeds)  # noqa: S311
 
 
 def _scarce(random: Random, pages: Sequence[int]) -> Load:

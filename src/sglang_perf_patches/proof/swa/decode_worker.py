@@ -12,76 +12,22 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-from ..given import MORE, noted
 from . import host_pool
-
-_DECODE = "sglang.srt.disaggregation.decode"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The settings of a decode worker.
-
-    Attributes:
-        window: sliding window, in tokens; None if the model has none.
-        page_size: in tokens.
-        swa_tokens: size of the sliding-window pool.
-        full_tokens: size of the full-attention pool.
-        context: longest sequence, in tokens.
-        running: most requests in the batch.
-        in_transfer: most requests that are allocated and not in the batch.
-        reserved: ``--num-reserved-decode-tokens``.
-        transfer_steps: scheduling steps from a request's allocation to the end of its transfer.
-        over_allocation: slots that each step allocates beyond the committed ones, as speculative
-            decoding does.
-        draft: of a speculative step, as the release resolves its arguments: draft tokens, all of
-            which it decodes, steps of the draft model, and branches. None for a token a step.
-        layout: ``"one"`` rank; ``"stages"``, a rank of a pipeline of two, which admits and resumes
-            what both agreed on; ``"replicas"``, one of two with a draft model.
-        backup: ``--disaggregation-decode-retraction-backup``, from 0.5.18 on; ``"default"`` for a
-            server that is not told, which then keeps retracted KV in a pool of the host.
-    """
-
-    window: int | None
-    page_size: int
-    swa_tokens: int
-    full_tokens: int
-    context: int
-    running: int = 64
-    in_transfer: int = 64
-    reserved: int = 512
-    transfer_steps: int = 1
-    over_allocation: int = 0
-    draft: tuple[int, int, int] | None = None
-    layout: str = "one"
-    backup: str = "default"
-
-
-@dataclass
-class Counts:
-    """What happened since the start: requests, and decoded tokens."""
-
-    steps: int = 0
-    tokens: int = 0
-    retractions: int = 0
-    aborted: int = 0
-    finished: int = 0
-    peak_admitted: int = 0
-
-
-@dataclass
-class _Transfers:
-    """In the place of ``DecodeTransferQueue``: what the prealloc queue reads of it."""
-
-    queue: list[Any] = field(default_factory=list)
-    enable_staging: bool = False
-    since: dict[str, int] = field(default_factory=dict)
+from .decode_parts import (
+    BATCHES,
+    DECODE,
+    Transfers,
+    batch,
+    pools,
+    publish,
+    queue,
+    scheduler,
+    tree_cache,
+)
+from .shape import Counts, Shape
 
 
 class DecodeWorker:
@@ -105,13 +51,13 @@ class DecodeWorker:
         self.rejected: dict[str, str] = {}
         self.order: list[str] = []
         self.written: Callable[[Any, int, int], None] = lambda *_: None
-        self.decode = importlib.import_module(_DECODE)
-        self._batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+        self.decode = importlib.import_module(DECODE)
+        self._batches = importlib.import_module(BATCHES)
         self._common = importlib.import_module("sglang.srt.mem_cache.common")
         self._forward_modes = importlib.import_module(
             "sglang.srt.model_executor.forward_batch_info"
         ).ForwardMode
-        self.server_args = _server_args(shape)
+        self.server_args = publish(shape)
         self.rows = self.decode.DecodeReqToTokenPool(
             size=shape.running,
             max_context_len=shape.context,
@@ -119,15 +65,15 @@ class DecodeWorker:
             enable_memory_saver=False,
             pre_alloc_size=shape.in_transfer,
         )
-        self.pool, self.allocator = _pools(shape)
+        self.pool, self.allocator = pools(shape)
         ratio = host_pool.resolved(self.rows, self.allocator)
-        self.tree_cache = _tree_cache(shape, self.rows, self.allocator, ratio is not None)
+        self.tree_cache = tree_cache(shape, self.rows, self.allocator, ratio is not None)
         if ratio is not None:
             host_pool.attach(self.tree_cache, self.pool, ratio)
-        self.transfers = _Transfers()
-        self.batch = self._batch()
-        self.scheduler = self._scheduler()
-        self.queue = self._queue()
+        self.transfers = Transfers()
+        self.batch = batch(self)
+        self.scheduler = scheduler(self)
+        self.queue = queue(self)
         self._made = 0
 
     # -- requests --------------------------------------------------------------------------------
@@ -276,6 +222,10 @@ class DecodeWorker:
             self._release(req)
             self.counts.finished += 1
 
+    def keep(self, *, keep_indices: Sequence[int], **_: Any) -> None:
+        """In the place of ``filter_batch``: forget all running requests but these."""
+        self.batch.reqs = [self.batch.reqs[index] for index in keep_indices]
+
     def end_all(self) -> None:
         """End every request at once, as when clients disconnect."""
         while self.transfers.queue:
@@ -335,23 +285,7 @@ class DecodeWorker:
         row = req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx
         return self.rows.req_to_token[row, first:end]
 
-    # -- parts -----------------------------------------------------------------------------------
-
-    def _batch(self) -> Any:
-        algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
-        batch = self._batches.ScheduleBatch(reqs=[])
-        batch.req_to_token_pool = self.rows
-        batch.token_to_kv_pool_allocator = self.allocator
-        batch.tree_cache = self.tree_cache
-        batch.model_config = SimpleNamespace(is_encoder_decoder=False)
-        batch.spec_algorithm = algorithm.NONE
-        batch.device = "cpu"
-        batch.enable_overlap = False
-        batch.filter_batch = self._filter
-        return batch
-
-    def _filter(self, *, keep_indices: Sequence[int], **_: Any) -> None:
-        self.batch.reqs = [self.batch.reqs[index] for index in keep_indices]
+    # -- slots -----------------------------------------------------------------------------------
 
     def _tensors(self) -> None:
         import torch
@@ -446,114 +380,6 @@ class DecodeWorker:
         name = "checkpoint" if "checkpoint" in inspect.signature(function).parameters else None
         function(req, self.tree_cache, **{name or "is_insert": False})
 
-    def _scheduler(self) -> Any:
-        from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
-
-        algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
-
-        def output(reqs: Sequence[Any], *_: Any) -> None:
-            for req in reqs:
-                reason = req.finished_reason or req.to_finish
-                self.rejected[req.rid] = reason.message
-                self.counts.aborted += 1
-
-        runner = SimpleNamespace(
-            swa_max_total_num_tokens=self.shape.swa_tokens,
-            max_token_pool_size=self.shape.full_tokens,
-            kv_cache_dtype_str="auto",
-        )
-        ranks = SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0)
-        return SimpleNamespace(
-            running_batch=self.batch,
-            waiting_queue=[],
-            last_batch=None,
-            server_args=_Seen(self.server_args, **_LAYOUTS[self.shape.layout]),
-            sliding_window_size=self.shape.window,
-            spec_algorithm=algorithm.EAGLE if self.shape.over_allocation else algorithm.NONE,
-            tp_worker=SimpleNamespace(is_hybrid_swa=True, model_runner=runner),
-            metadata_indices=ReqToMetadataIdxAllocator(4 * self.shape.in_transfer),
-            stream_output=output,
-            output_streamer=SimpleNamespace(stream_output=output),
-            metrics_reporter=SimpleNamespace(enable_metrics=False),
-            ps=ranks,
-            pp_size=1,
-            dp_rank=0,
-            gpu_id=0,
-            random_seed=0,
-            enable_hisparse=False,
-            enable_metrics=False,
-            enable_overlap=False,
-            enable_priority_scheduling=False,
-            enable_decode_hicache=False,
-            enable_lora=False,
-            decode_offload_manager=None,
-            kv_checksum_computer=None,
-            retire_unadmitted_request=lambda req: None,
-        )
-
-    def _queue(self) -> Any:
-        from sglang.srt.disaggregation.utils import TransferBackend
-
-        stock = self.decode.DecodePreallocQueue
-        given: dict[str, Any] = {
-            "req_to_token_pool": self.rows,
-            "token_to_kv_pool_allocator": self.allocator,
-            "draft_token_to_kv_pool": None,
-            "req_to_metadata_buffer_idx_allocator": self.scheduler.metadata_indices,
-            "metadata_buffers": None,
-            "scheduler": self.scheduler,
-            "transfer_queue": self.transfers,
-            "tree_cache": self.tree_cache,
-            "gloo_group": _gloo_group(),
-            "tp_rank": 0,
-            "tp_size": 1,
-            "dp_size": 1,
-            "gpu_id": 0,
-            "bootstrap_port": 1,
-            "max_total_num_tokens": self.shape.full_tokens,
-            "prefill_pp_size": 1,
-            "pp_rank": 0,
-            "num_reserved_decode_tokens": self.shape.reserved,
-            "transfer_backend": TransferBackend.FAKE,
-        }
-        kept = inspect.signature(stock.__init__).parameters
-        given = {name: value for name, value in given.items() if name in kept}
-        # The manager would connect to another machine; here there is none.
-        states = getattr(
-            importlib.import_module("sglang.srt.disaggregation.base.conn"), "StateType", None
-        )
-        kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
-        manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
-        original = vars(stock)["_init_kv_manager"]
-        stock._init_kv_manager = lambda queue: manager
-        try:
-            queue = stock(**given)
-        finally:
-            stock._init_kv_manager = original
-        if self.shape.layout == "stages" and hasattr(queue, "pp_size"):
-            queue.pp_size = 2
-        if self.shape.layout == "replicas":
-            queue.draft_token_to_kv_pool = object()
-        return queue
-
-
-_LAYOUTS: dict[str, dict[str, int]] = {
-    "one": {},
-    "stages": {"pp_size": 2},
-    "replicas": {"dp_size": 2},
-}
-
-
-class _Seen:
-    """A server's arguments, some of them others: no second process is there."""
-
-    def __init__(self, inner: Any, **others: Any) -> None:
-        vars(self).update(others)
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
 
 def _is_done(req: Any) -> bool:
     return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)
@@ -569,132 +395,3 @@ def _token_array(ids: list[int], batches: Any) -> Any:
 @functools.cache
 def _mentions(function: Any, text: str) -> bool:
     return text in inspect.getsource(function)
-
-
-def _server_args(shape: Shape) -> Any:
-    from sglang.srt import server_args as module
-
-    told = None if shape.backup == "default" else shape.backup
-    more = {"disaggregation_decode_retraction_backup": told, **MORE}
-    known = inspect.signature(module.ServerArgs).parameters
-    arguments = module.ServerArgs(
-        model_path="dummy",
-        **{name: value for name, value in more.items() if name in known},
-        page_size=shape.page_size,
-        disable_radix_cache=True,
-        disaggregation_mode="decode",
-        disaggregation_transfer_backend="fake",
-        num_reserved_decode_tokens=shape.reserved,
-        chunked_prefill_size=8192,
-        speculative_algorithm="EAGLE" if shape.over_allocation else None,
-        device="cpu",
-    )
-    module.set_global_server_args_for_scheduler(noted(arguments))
-    if shape.draft:
-        names = ("num_draft_tokens", "num_steps", "eagle_topk")
-        _resolve(
-            arguments,
-            {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
-        )
-    _state_ranks()
-    return arguments
-
-
-def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
-    """Set arguments as stock resolves them for its draft model, where the release keeps them."""
-    try:
-        from sglang.srt.runtime_context import get_context, get_spec
-    except ImportError:
-        resolves = False
-    else:
-        resolves = all(hasattr(get_spec(), name) for name in resolved)
-    if resolves:
-        get_context().override("the proof", **resolved)
-        return
-    for name, value in resolved.items():
-        setattr(arguments, name, value)
-
-
-def _state_ranks() -> None:
-    """Say, to releases that keep a register of it, that this process is the only one."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:
-        return
-    register = get_parallel()
-    if hasattr(register, "override_permanently"):
-        group = SimpleNamespace(cpu_group=_gloo_group())
-        register.override_permanently(
-            tp_rank=0, pp_rank=0, dp_rank=None, attn_tp_rank=0, attn_tp_group=group
-        )
-
-
-def _pools(shape: Shape) -> tuple[Any, Any]:
-    """A pool with one layer of each kind, and its allocator."""
-    import torch
-
-    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
-    more = {"enable_kvcache_transpose": False}
-    more = {k: v for k, v in more.items() if k in inspect.signature(module.SWAKVPool).parameters}
-    pool = module.SWAKVPool(
-        size=shape.full_tokens,
-        size_swa=shape.swa_tokens,
-        page_size=shape.page_size,
-        dtype=torch.float32,
-        head_num=1,
-        head_dim=2,
-        swa_attention_layer_ids=[0],
-        full_attention_layer_ids=[1],
-        device="cpu",
-        **more,
-    )
-    if not hasattr(module, "SWATokenToKVPoolAllocator"):
-        module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
-    allocator = module.SWATokenToKVPoolAllocator(
-        size=shape.full_tokens,
-        size_swa=shape.swa_tokens,
-        page_size=shape.page_size,
-        dtype=torch.float32,
-        device="cpu",
-        kvcache=pool,
-        need_sort=True,
-    )
-    return pool, allocator
-
-
-def _tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> Any:
-    """The cache without prefix sharing that a decode server has.
-
-    Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
-    """
-    parameters = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams(
-        disable=True,
-        req_to_token_pool=rows,
-        token_to_kv_pool_allocator=allocator,
-        page_size=shape.page_size,
-        sliding_window_size=shape.window,
-    )
-    if not has_host_pool:
-        try:
-            chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
-        except ImportError:
-            pass  # now there is one cache for all
-        else:
-            return chunked.SWAChunkCache(parameters)
-    from sglang.srt.mem_cache.unified_cache.components import ComponentType
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
-    parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
-    return UnifiedRadixCache(parameters)
-
-
-def _gloo_group() -> Any:
-    """A group of this process alone."""
-    import torch.distributed as distributed
-
-    if not distributed.is_initialized():
-        store = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{store.name}.store", rank=0, world_size=1
-        )
-    return distributed.group.WORLD

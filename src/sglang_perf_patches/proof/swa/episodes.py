@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from .decode_worker import DecodeWorker, Shape
+from .decode_worker import DecodeWorker
+from .shape import Shape
 from .witness import Witness, must
 
 PAGES = (1, 4, 16, 64)
@@ -14,9 +15,6 @@ GROWTHS = (0, 60, 100, 200)
 RESERVES = (0, 5, 24)
 OVER_ALLOCATIONS = (0, 0, 3)
 OUTPUTS = (1, 2, 17, 40, 90)
-LAYOUTS = ("one", "one", "stages", "replicas")
-"""Of `Shape.layout`: half of the episodes are those of one rank."""
-
 BACKUPS = ("default", "cpu_tensor")
 
 
@@ -109,8 +107,16 @@ class Episode:
         return self.witness.checks
 
 
-def play(random: Random, pages: Sequence[int] = PAGES, rules: int = 10) -> int:
+def play(
+    random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True, rules: int = 10
+) -> int:
     """Play a random episode; how often everything was checked.
+
+    Args:
+        random: chooses everything.
+        pages: page sizes to choose from, in tokens.
+        drafts: whether the server may be one with speculation.
+        rules: how many steps are taken.
 
     Raises:
         Different: an invariant does not hold.
@@ -123,7 +129,7 @@ def play(random: Random, pages: Sequence[int] = PAGES, rules: int = 10) -> int:
         full=random.randint(500, 1500),
         reserved=random.choice(RESERVES),
         transfer=random.randint(0, 2),
-        over=random.choice(OVER_ALLOCATIONS),
+        over=random.choice(OVER_ALLOCATIONS) if drafts else 0,
         backup=random.choice(BACKUPS),
     )
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]

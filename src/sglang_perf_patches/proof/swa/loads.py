@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decode_worker import DecodeWorker, Shape
+from .decode_worker import DecodeWorker
+from .shape import Shape
 from .witness import Witness, must
 
 PROMPTS = (5, 300, 64, 65, 1000, 1, 129, 500, 17)
@@ -74,7 +75,12 @@ def history(window: int, page_size: int, prompts: tuple[int, ...] = PROMPTS) -> 
 
 
 def pressed(
-    window: int, page_size: int, swa_tokens: int, requests: int = 12, watched: bool = True
+    window: int,
+    page_size: int,
+    swa_tokens: int,
+    requests: int = 12,
+    watched: bool = True,
+    over_allocation: int = 0,
 ) -> dict[str, int]:
     """Retractions, and tokens, of a load that the sliding-window pool is too small for.
 
@@ -84,6 +90,7 @@ def pressed(
         swa_tokens: size of the sliding-window pool.
         requests: how many, with prompts of 20 tokens and more.
         watched: whether the pools are checked on the way and at the end.
+        over_allocation: see `Shape`.
 
     Raises:
         Different: requests are left, or an invariant does not hold.
@@ -97,6 +104,7 @@ def pressed(
         running=8,
         in_transfer=8,
         reserved=0,
+        over_allocation=over_allocation,
     )
     worker = DecodeWorker(shape)
     witness = Witness(worker)

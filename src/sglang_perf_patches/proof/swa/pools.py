@@ -40,12 +40,17 @@ SETTINGS = {
 }
 
 
-def publish() -> None:
-    """Say that this process is an ordinary server; a decode worker may have said otherwise."""
+def publish(**asked: Any) -> None:
+    """Say that this process is an ordinary server; a decode worker may have said otherwise.
+
+    Args:
+        asked: arguments of the server, beside those that `given.MORE` adds.
+    """
     module = importlib.import_module("sglang.srt.server_args")
     known = inspect.signature(module.ServerArgs).parameters
-    more = {name: value for name, value in MORE.items() if name in known}
-    arguments = module.ServerArgs(model_path="dummy", device="cpu", **more)
+    asked = {"device": "cpu"} | MORE | asked
+    told = {name: value for name, value in asked.items() if name in known}
+    arguments = module.ServerArgs(model_path="dummy", **told)
     module.set_global_server_args_for_scheduler(noted(arguments))
 
 

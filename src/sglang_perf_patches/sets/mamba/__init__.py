@@ -1,9 +1,12 @@
 """Tracking of mamba states without querying the device for what the host knows."""
 
-from ...model.patch import Marker, Patch, Variant, Worth
+from ...model.patch import Patch, Variant, Worth
 from ...model.releases import between
 from .gdn_prefill_graph import KERNEL
+from .lightning_rows import PATCH as LIGHTNING_ROWS
+from .mamba2_chunk_indices import PATCH as CHUNK_INDICES
 from .proven import PROVEN
+from .zero_sync import PATCH as ZERO_SYNC
 
 SUMMARY = "device-to-host syncs when mamba states are tracked"
 
@@ -12,37 +15,10 @@ _ATTENTION = "sglang.srt.layers.attention"
 _HYBRID = f"{_ATTENTION}.hybrid_linear_attn_backend"
 _BASE = f"{_HYBRID}:MambaAttnBackendBase"
 _GDN = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
-_GDN_OF_059 = f"{_HYBRID}:GDNAttnBackend"
 _METADATA = f"{_ATTENTION}.mamba.mamba2_metadata"
 _FLASHINFER = f"{_ATTENTION}.linear.kernels.gdn_flashinfer"
 _BATCH = "sglang.srt.model_executor.forward_batch_info:ForwardBatch"
-_HALVES = "sglang.srt.batch_overlap.two_batch_overlap:TboForwardBatchPreparer"
-_SCHEDULE = "sglang.srt.managers.schedule_batch"
-_OLD_FLA = f"{_ATTENTION}.fla"
 _FLA = "sglang.kernels.ops.attention.fla"
-
-_FORWARD_TARGETS = (f"{_BASE}._forward_metadata", f"{_BASE}._init_track_conv_indices")
-_SSM_TARGET = (f"{_BASE}._init_track_ssm_indices",)
-_SCHEDULER_TARGETS = (
-    f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend",
-    f"{_SCHEDULE}:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
-)
-_LISTS = (
-    f"{_BATCH}.init_new",
-    f"{_BATCH}.prepare_mlp_sync_batch",
-    f"{_BATCH}._pad_inputs_to_size",
-    f"{_HALVES}.filter_batch",
-)
-"""What relates the lists of lengths to the device tensors, and a batch to its halves."""
-_LAYERS = (f"{_BASE}._track_mamba_state_extend", f"{_METADATA}:ForwardMetadata")
-_ENTRY = (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry",)
-_OWN_LISTS = (
-    f"{_BASE}._has_cpu_prefill_track_metadata",
-    f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend",
-    f"{_SCHEDULE}:ScheduleBatch.mix_with_running",
-    f"{_BATCH}.mamba_track_aligned_lens",
-)
-"""What fills and keeps the lists that a batch has since 0.5.21."""
 
 
 def _chunk_targets(fla: str) -> tuple[str, ...]:
@@ -52,114 +28,6 @@ def _chunk_targets(fla: str) -> tuple[str, ...]:
 def _chunk_depends(fla: str) -> tuple[str, ...]:
     return (f"{fla}.index:prepare_lens", f"{fla}.utils:tensor_cache")
 
-
-_ZERO_SYNC = Patch(
-    id="mamba.zero-sync",
-    proven_with=PROVEN["mamba.zero-sync"],
-    summary="build a prefill's mamba metadata from the host's lists, without a sync",
-    worth=Worth(
-        "c",
-        "sgl-project/sglang#20522",
-    ),
-    upstream=("sgl-project/sglang#20522",),
-    upstream_note="it queries the device once a forward; this patch, not at all",
-    built_in_since="0.5.11",
-    markers=(Marker(definition=f"{_METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
-    variants=tuple(
-        Variant(
-            releases=releases,
-            install=f"{_SETS}.zero_sync:install",
-            targets=(
-                *_SCHEDULER_TARGETS,
-                *_SSM_TARGET,
-                *_FORWARD_TARGETS,
-                *_chunk_targets(_OLD_FLA),
-            ),
-            depends=(*_LISTS, *_LAYERS, *_chunk_depends(_OLD_FLA), f"{gdn}.forward_extend"),
-        )
-        for releases, gdn in (
-            (("0.5.9",), _GDN_OF_059),
-            (between("0.5.10", "0.5.10.post1"), _GDN),
-        )
-    ),
-)
-
-_LIGHTNING = f"{_ATTENTION}.linear.lightning_backend:LightningAttentionBackend"
-_LIGHTNING_TARGETS = (f"{_LIGHTNING}.forward_extend", f"{_LIGHTNING}._prefill_and_mix_infer")
-_TRACK_STORE = f"{_LIGHTNING}._prepare_seg_la_track_store"
-_LIGHTNING_DEPENDS = (
-    *_LISTS,
-    f"{_LIGHTNING}.init_forward_metadata",
-    f"{_ATTENTION}.linear.linear_metadata:BailingLinearMetadata",
-)
-
-_LIGHTNING_ROWS = Patch(
-    id="mamba.lightning-rows",
-    proven_with=PROVEN["mamba.lightning-rows"],
-    summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
-    worth=Worth(
-        "a",
-        "16 prompts of 300 tokens, a 16B Ling's shape: until all first tokens takes 0.877",
-        "tests/mamba/gpu/results.md",
-        "engine-rows-16",
-    ),
-    absent_because="this release has no lightning-attention backend of this kind",
-    anchors=_LIGHTNING_TARGETS,
-    variants=(
-        Variant(
-            releases=between("0.5.10", "0.5.12.post1"),
-            install=f"{_SETS}.lightning_rows:install_for_minimax",
-            targets=_LIGHTNING_TARGETS,
-            depends=_LIGHTNING_DEPENDS,
-        ),
-        Variant(
-            releases=between("0.5.13", "0.5.16"),
-            install=f"{_SETS}.lightning_rows:install",
-            targets=(*_SCHEDULER_TARGETS, *_LIGHTNING_TARGETS),
-            depends=(*_ENTRY, *_LIGHTNING_DEPENDS),
-        ),
-        Variant(
-            releases=between("0.5.17", "0.5.20"),
-            install=f"{_SETS}.lightning_rows:install_with_track_store",
-            targets=(*_SCHEDULER_TARGETS, *_LIGHTNING_TARGETS, _TRACK_STORE),
-            depends=(*_ENTRY, *_LIGHTNING_DEPENDS),
-        ),
-        Variant(
-            releases=between("0.5.21", "0.5.23"),
-            install=f"{_SETS}.lightning_rows:install_on_own_lists",
-            targets=(*_LIGHTNING_TARGETS, _TRACK_STORE),
-            depends=(*_OWN_LISTS, *_LIGHTNING_DEPENDS),
-        ),
-    ),
-)
-
-_CHUNK_INDICES = Patch(
-    id="mamba.mamba2-chunk-indices",
-    proven_with=PROVEN["mamba.mamba2-chunk-indices"],
-    summary="compute Mamba2's logical chunks on the host, without a sync",
-    worth=Worth(
-        "a",
-        "64 prompts with cached prefixes, Nemotron Nano: until all first tokens takes 0.934",
-        "tests/mamba/gpu/results.md",
-        "engine-chunks-64",
-    ),
-    variants=tuple(
-        Variant(
-            releases=releases,
-            install=f"{_SETS}.chunk_indices:{install}",
-            targets=(
-                f"{_METADATA}:Mamba2Metadata.prepare_mixed",
-                f"{_METADATA}:Mamba2Metadata._query_start_loc_to_chunk_indices_offsets",
-            ),
-            depends=_LISTS,
-        )
-        for releases, install in (
-            (between("0.5.9", "0.5.13.post1"), "install"),
-            (("0.5.14",), "install_masked"),
-            (between("0.5.15", "0.5.23"), "install"),
-        )
-    ),
-)
 
 _HYBRID_BACKEND = f"{_HYBRID}:HybridLinearAttnBackend"
 _RADIX = "sglang.srt.layers.radix_linear_attention"
@@ -288,7 +156,7 @@ _PREFILL_GRAPH_TRITON = Patch(
 PATCHES = (
     _PREFILL_GRAPH,
     _PREFILL_GRAPH_TRITON,
-    _ZERO_SYNC,
-    _CHUNK_INDICES,
-    _LIGHTNING_ROWS,
+    ZERO_SYNC,
+    CHUNK_INDICES,
+    LIGHTNING_ROWS,
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .references import RECORDED
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
 
-_SCHEDULE = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _RECORD = "_sglang_perf_patches_rows"
 
 
@@ -40,8 +41,9 @@ def _record(patching: Patching, record: Any) -> None:
 
         return prepare_for_extend
 
-    patching.override(f"{_SCHEDULE}.prepare_for_extend", prepare_for_extend)
-    patching.override(f"{_SCHEDULE}._mamba_radix_cache_v2_req_prepare_for_extend", record)
+    of_batch, of_request = RECORDED
+    patching.override(of_batch, prepare_for_extend)
+    patching.override(of_request, record)
 
 
 def _rows_from_lists(inner: Any) -> Any:

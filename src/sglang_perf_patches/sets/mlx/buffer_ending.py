@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-from .arena import doubled
+from .buffer_growth import doubled
 
 
 class Ending:

@@ -1,9 +1,19 @@
-"""A request's buffer grows when a batched decode reaches its end; from 0.5.15 on stock does so."""
+"""How a request's buffer grows.
+
+Up to 0.5.14 a batched decode that reaches its end loses tokens. From 0.5.15 on stock grows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+
+def doubled(room: int, length: int) -> int:
+    """The capacity after stock's growth, which doubles `room` until `length` fits."""
+    while room < length:
+        room *= 2
+    return room
 
 
 def growing(inner: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What MLX's device is, as far as bits depend on it."""
+"""What MLX's device is, as far as bits depend on it, and whether two arrays have the same bits."""
 
 from __future__ import annotations
 
@@ -17,3 +17,16 @@ def has_cuda(core: Any) -> bool:
 def attends_by_cudnn(core: Any) -> bool:
     """Whether a single request may be decoded by cuDNN's attention; `core` is ``mlx.core``."""
     return has_cuda(core) and os.environ.get(CUDNN_ATTENTION, "1") != "0"
+
+
+def same_bits(core: Any, one: Any, other: Any) -> bool:
+    """Whether two arrays are equal in shape, dtype and every bit; waits for both."""
+    return bool(equal_bits(core, one, other).item())
+
+
+def equal_bits(core: Any, one: Any, other: Any) -> Any:
+    """The same as an unevaluated array of one bool."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return core.array(False)
+    words = {1: core.uint8, 2: core.uint16, 4: core.uint32}[one.dtype.size]
+    return core.array_equal(one.view(words), other.view(words))

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from .references import WRAPPER
+
 if TYPE_CHECKING:
     from ...model.patching import Patching
-
-WRAPPER = "sglang.srt.hardware_backend.mlx.kv_cache.attention_wrapper"
-"""The module of the batched decode: its context, and the wrapper around each attention layer."""
-
-CORE = f"{WRAPPER}:mx"
-"""That module's name for ``mlx.core``."""
 
 _KEPT = "_sglang_perf_patches_arrays"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .tail_prealloc import DECODE, QUEUE
+from .references import DECODE, QUEUE
 from .window import ceil_align
 
 if TYPE_CHECKING:

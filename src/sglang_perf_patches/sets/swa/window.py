@@ -46,14 +46,32 @@ def unserved_by_tails(queue: Any) -> str | None:
 
 def _unpriced(queue: Any) -> str | None:
     """Why our own admission arithmetic, which knows one running batch, does not hold."""
-    arguments = queue.scheduler.server_args
-    if getattr(arguments, "pp_size", 1) > 1:
+    if _width(queue.scheduler, "pp_size") > 1:
         return "pipeline parallelism is on"
-    # From 0.5.19 on dp_size may be unresolved: distributed weights imply data parallelism.
-    replicas = max(getattr(arguments, name, 1) for name in ("dp_size", "dwdp_size"))
-    if queue.draft_token_to_kv_pool is not None and replicas > 1:
+    # One is what the other is, or implies it: each release has its own words for it.
+    ranks = ("dp_size", "attn_dp_size", "dwdp_size")
+    if queue.draft_token_to_kv_pool is not None and any(
+        _width(queue.scheduler, name) > 1 for name in ranks
+    ):
         return "data parallelism with a draft model is on"
     return None
+
+
+def _width(scheduler: Any, name: str) -> int:
+    """Over how many processes something is spread, as the release resolved it; 1 if it has no such.
+
+    From 0.5.17 on the process's context has what was resolved; what a scheduler has are the
+    arguments as they were given.
+    """
+    try:
+        from sglang.srt import runtime_context
+    except ImportError:
+        holder = scheduler.server_args
+    else:
+        context: Any = getattr(runtime_context, "get_context", lambda: None)()
+        has_groups = hasattr(context, "config_bag")
+        holder = context.config_bag("parallel") if has_groups else scheduler.server_args
+    return int(getattr(holder, name, None) or 1)
 
 
 def idle(queue: Any) -> bool:

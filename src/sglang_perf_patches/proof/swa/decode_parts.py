@@ -1,0 +1,271 @@
+"""What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
+
+Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
+`decode_worker.DecodeWorker`, which is made of these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from ..given import MORE, noted
+from .shape import LAYOUTS, Shape
+
+DECODE = "sglang.srt.disaggregation.decode"
+BATCHES = "sglang.srt.managers.schedule_batch"
+
+
+@dataclass
+class Transfers:
+    """In the place of ``DecodeTransferQueue``: what the prealloc queue reads of it."""
+
+    queue: list[Any] = field(default_factory=list)
+    enable_staging: bool = False
+    since: dict[str, int] = field(default_factory=dict)
+
+
+def publish(shape: Shape) -> Any:
+    """Publish the server that a worker is a rank of; what `given.MORE` adds gives way to it."""
+    from sglang.srt import server_args as module
+
+    own = {
+        "page_size": shape.page_size,
+        "disable_radix_cache": True,
+        "disaggregation_mode": "decode",
+        "disaggregation_transfer_backend": "fake",
+        "num_reserved_decode_tokens": shape.reserved,
+        "device": "cpu",
+        **LAYOUTS[shape.layout],
+    }
+    if shape.over_allocation:
+        own["speculative_algorithm"] = "EAGLE"
+    if shape.backup != "default":
+        own["disaggregation_decode_retraction_backup"] = shape.backup
+    known = inspect.signature(module.ServerArgs).parameters
+    asked = {"chunked_prefill_size": 8192} | MORE | own
+    told = {name: value for name, value in asked.items() if name in known}
+    arguments = module.ServerArgs(model_path="dummy", **told)
+    module.set_global_server_args_for_scheduler(noted(arguments))
+    if shape.draft:
+        names = ("num_draft_tokens", "num_steps", "eagle_topk")
+        _resolve(
+            arguments,
+            {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
+        )
+    _state_ranks()
+    return arguments
+
+
+def pools(shape: Shape) -> tuple[Any, Any]:
+    """A pool with one layer of each kind, and its allocator."""
+    import torch
+
+    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
+    more = {"enable_kvcache_transpose": False}
+    more = {k: v for k, v in more.items() if k in inspect.signature(module.SWAKVPool).parameters}
+    pool = module.SWAKVPool(
+        size=shape.full_tokens,
+        size_swa=shape.swa_tokens,
+        page_size=shape.page_size,
+        dtype=torch.float32,
+        head_num=1,
+        head_dim=2,
+        swa_attention_layer_ids=[0],
+        full_attention_layer_ids=[1],
+        device="cpu",
+        **more,
+    )
+    if not hasattr(module, "SWATokenToKVPoolAllocator"):
+        module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
+    allocator = module.SWATokenToKVPoolAllocator(
+        size=shape.full_tokens,
+        size_swa=shape.swa_tokens,
+        page_size=shape.page_size,
+        dtype=torch.float32,
+        device="cpu",
+        kvcache=pool,
+        need_sort=True,
+    )
+    return pool, allocator
+
+
+def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> Any:
+    """The cache without prefix sharing that a decode server has.
+
+    Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
+    """
+    parameters = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams(
+        disable=True,
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator,
+        page_size=shape.page_size,
+        sliding_window_size=shape.window,
+    )
+    if not has_host_pool:
+        try:
+            chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
+        except ImportError:
+            pass  # now there is one cache for all
+        else:
+            return chunked.SWAChunkCache(parameters)
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
+    return UnifiedRadixCache(parameters)
+
+
+def batch(worker: Any) -> Any:
+    """The release's ``ScheduleBatch`` of running requests, empty."""
+    algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    made = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
+    made.req_to_token_pool = worker.rows
+    made.token_to_kv_pool_allocator = worker.allocator
+    made.tree_cache = worker.tree_cache
+    made.model_config = SimpleNamespace(is_encoder_decoder=False)
+    made.spec_algorithm = algorithm.NONE
+    made.device = "cpu"
+    made.enable_overlap = False
+    made.filter_batch = worker.keep
+    return made
+
+
+def scheduler(worker: Any) -> Any:
+    """In the place of a ``Scheduler``: what the queue reads of it."""
+    from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
+
+    algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+
+    def output(reqs: Sequence[Any], *_: Any) -> None:
+        for req in reqs:
+            reason = req.finished_reason or req.to_finish
+            worker.rejected[req.rid] = reason.message
+            worker.counts.aborted += 1
+
+    runner = SimpleNamespace(
+        swa_max_total_num_tokens=worker.shape.swa_tokens,
+        max_token_pool_size=worker.shape.full_tokens,
+        kv_cache_dtype_str="auto",
+    )
+    ranks = SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0)
+    return SimpleNamespace(
+        running_batch=worker.batch,
+        waiting_queue=[],
+        last_batch=None,
+        server_args=worker.server_args,
+        sliding_window_size=worker.shape.window,
+        spec_algorithm=algorithm.EAGLE if worker.shape.over_allocation else algorithm.NONE,
+        tp_worker=SimpleNamespace(is_hybrid_swa=True, model_runner=runner),
+        metadata_indices=ReqToMetadataIdxAllocator(4 * worker.shape.in_transfer),
+        stream_output=output,
+        output_streamer=SimpleNamespace(stream_output=output),
+        metrics_reporter=SimpleNamespace(enable_metrics=False),
+        ps=ranks,
+        pp_size=1,
+        dp_rank=0,
+        gpu_id=0,
+        random_seed=0,
+        enable_hisparse=False,
+        enable_metrics=False,
+        enable_overlap=False,
+        enable_priority_scheduling=False,
+        enable_decode_hicache=False,
+        enable_lora=False,
+        decode_offload_manager=None,
+        kv_checksum_computer=None,
+        retire_unadmitted_request=lambda req: None,
+    )
+
+
+def queue(worker: Any) -> Any:
+    """The release's ``DecodePreallocQueue``, whose transfers are a stand-in's."""
+    from sglang.srt.disaggregation.utils import TransferBackend
+
+    stock = worker.decode.DecodePreallocQueue
+    given: dict[str, Any] = {
+        "req_to_token_pool": worker.rows,
+        "token_to_kv_pool_allocator": worker.allocator,
+        "draft_token_to_kv_pool": None,
+        "req_to_metadata_buffer_idx_allocator": worker.scheduler.metadata_indices,
+        "metadata_buffers": None,
+        "scheduler": worker.scheduler,
+        "transfer_queue": worker.transfers,
+        "tree_cache": worker.tree_cache,
+        "gloo_group": _gloo_group(),
+        "tp_rank": 0,
+        "tp_size": 1,
+        "dp_size": 1,
+        "gpu_id": 0,
+        "bootstrap_port": 1,
+        "max_total_num_tokens": worker.shape.full_tokens,
+        "prefill_pp_size": 1,
+        "pp_rank": 0,
+        "num_reserved_decode_tokens": worker.shape.reserved,
+        "transfer_backend": TransferBackend.FAKE,
+    }
+    kept = inspect.signature(stock.__init__).parameters
+    given = {name: value for name, value in given.items() if name in kept}
+    # The manager would connect to another machine; here there is none.
+    states = getattr(
+        importlib.import_module("sglang.srt.disaggregation.base.conn"), "StateType", None
+    )
+    kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
+    manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
+    original = vars(stock)["_init_kv_manager"]
+    stock._init_kv_manager = lambda queue: manager
+    try:
+        made = stock(**given)
+    finally:
+        stock._init_kv_manager = original
+    if worker.shape.layout == "stages" and hasattr(made, "pp_size"):
+        made.pp_size = 2
+    if worker.shape.layout == "replicas":
+        made.draft_token_to_kv_pool = object()
+    return made
+
+
+def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
+    """Set arguments as stock resolves them for its draft model, where the release keeps them."""
+    try:
+        from sglang.srt.runtime_context import get_context, get_spec
+    except ImportError:
+        resolves = False
+    else:
+        resolves = all(hasattr(get_spec(), name) for name in resolved)
+    if resolves:
+        get_context().override("the proof", **resolved)
+        return
+    for name, value in resolved.items():
+        setattr(arguments, name, value)
+
+
+def _state_ranks() -> None:
+    """Say, to releases that keep a register of it, that this process is the only one."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return
+    register = get_parallel()
+    if hasattr(register, "override_permanently"):
+        group = SimpleNamespace(cpu_group=_gloo_group())
+        register.override_permanently(
+            tp_rank=0, pp_rank=0, dp_rank=None, attn_tp_rank=0, attn_tp_group=group
+        )
+
+
+def _gloo_group() -> Any:
+    """A group of this process alone."""
+    import torch.distributed as distributed
+
+    if not distributed.is_initialized():
+        store = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{store.name}.store", rank=0, world_size=1
+        )
+    return distributed.group.WORLD

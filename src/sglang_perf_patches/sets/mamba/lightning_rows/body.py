@@ -1,0 +1,152 @@
+"""``mamba.lightning-rows``: which rows a lightning-attention prefill tracks, from the host."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from ..track_rows import record_from_entries
+from . import BACKEND
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+_KEPT = "_sglang_perf_patches_kept"
+
+
+def install_for_minimax(patching: Patching) -> None:
+    """0.5.10 to 0.5.12.post1: no layer tracks; those of ``minimax`` cut the batch by scalars."""
+    _select_by_rows(patching, ("minimax",), tracks=False)
+
+
+def install(patching: Patching) -> None:
+    """0.5.13 to 0.5.16: both kernels' layers select the tracked rows by the mask."""
+    record_from_entries(patching)
+    _select_by_rows(patching, ("seg_la", "minimax"))
+
+
+def install_with_track_store(patching: Patching) -> None:
+    """0.5.17 to 0.5.20: the layers of ``seg_la`` also plan the states that its kernel stores."""
+    record_from_entries(patching)
+    _plan_stores(patching)
+
+
+def install_on_own_lists(patching: Patching) -> None:
+    """0.5.21 on: the same, and the ForwardBatch has the lists."""
+    _plan_stores(patching)
+
+
+def _plan_stores(patching: Patching) -> None:
+    _select_by_rows(patching, ("minimax",))
+    patching.override(f"{BACKEND}._prepare_seg_la_track_store", _track_store(patching))
+
+
+def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: bool = True) -> None:
+    """Give a layer row numbers in place of the mask, and CPU tensors for what it slices by."""
+    from .. import host
+
+    patching.anytime("what it leaves on a forward's metadata is read by its own code only")
+    ran = patching.ran
+
+    def forward_extend(inner: Any) -> Any:
+        def forward_extend(
+            self: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            layer: Any,
+            forward_batch: Any,
+            *rest: Any,
+            **more: Any,
+        ) -> Any:
+            if self.linear_backend in kernels:
+                given = _kept(self.forward_metadata, "by rows", forward_batch, _by_rows)
+                if given is not None:
+                    ran.seen = True
+                    forward_batch = given
+            return inner(self, q, k, v, layer, forward_batch, *rest, **more)
+
+        return forward_extend
+
+    def _by_rows(forward_batch: Any) -> Any:
+        known = host.prefill(forward_batch)
+        if known is None:
+            return None
+        shadow = copy.copy(forward_batch)
+        for name in ("extend_start_loc", "extend_seq_lens"):
+            values = host.offsets(known.lens, getattr(forward_batch, name).dtype)
+            setattr(shadow, name, values[:-1] if name == "extend_start_loc" else values.diff())
+        if not tracks:
+            return shadow
+        if known.track is not None:
+            mask = forward_batch.mamba_track_mask
+            if not isinstance(mask, host.KnownMask):
+                mask = host.KnownMask.of(mask, known.track.mask)
+            shadow.mamba_track_mask = mask.nonzero(as_tuple=True)[0]
+        elif forward_batch.mamba_track_mask is not None:
+            return None
+        return shadow
+
+    def infer(inner: Any) -> Any:
+        def _prefill_and_mix_infer(
+            self: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            cache: Any,
+            slots: Any,
+            batch: Any,
+            layer: Any,
+            plan: Any,
+        ) -> Any:
+            if plan.num_decodes == 0:  # otherwise a kernel reads the slots
+                # Waits once per forward, not per request and layer; no host list has the slots.
+                slots = _kept(plan, "slots", slots, lambda held: held.cpu())
+            return inner(self, q, k, v, cache, slots, batch, layer, plan)
+
+        return _prefill_and_mix_infer
+
+    patching.override(f"{BACKEND}.forward_extend", forward_extend)
+    patching.override(f"{BACKEND}._prefill_and_mix_infer", infer)
+
+
+def _track_store(patching: Patching) -> Any:
+    """Stock's own planning once a forward, on the CPU, with row numbers for the slots."""
+    import torch
+
+    from .. import host
+
+    ran = patching.ran
+
+    def make(inner: Any) -> Any:
+        def _prepare_seg_la_track_store(self: Any, forward_batch: Any, metadata: Any) -> Any:
+            def plan(batch: Any) -> Any:
+                slots = metadata.track_ssm_h_dst
+                known = None if slots is None else host.prefill(batch)  # nothing is tracked
+                if slots is None or known is None or known.track is None:
+                    return None
+                ran.seen = True
+                shadow = copy.copy(metadata)
+                shadow.track_ssm_h_dst = torch.arange(slots.numel(), dtype=slots.dtype)
+                shadow.mamba_cache_indices = torch.empty(0)  # stock reads only its device
+                found = inner(self, host.batch_on_cpu(batch, known, known.track), shadow)
+                if found[0] is None:
+                    return found
+                lens, rows = host.to_device(found, slots.device)
+                stored = slots.index_select(0, rows.clamp(min=0))
+                return lens, torch.where(rows < 0, rows, stored)
+
+            found = _kept(metadata, "track store", forward_batch, plan)
+            return inner(self, forward_batch, metadata) if found is None else found
+
+        return _prepare_seg_la_track_store
+
+    return make
+
+
+def _kept(metadata: Any, name: str, key: Any, make: Any) -> Any:
+    """What `make` gives for a key, made once for each metadata, that is for each forward."""
+    kept = metadata.__dict__.setdefault(_KEPT, {})
+    if name not in kept or kept[name][0] is not key:
+        kept[name] = (key, make(key))
+    return kept[name][1]

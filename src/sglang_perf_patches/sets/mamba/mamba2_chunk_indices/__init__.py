@@ -1,0 +1,37 @@
+"""``mamba.mamba2-chunk-indices``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import PROVEN
+from ..references import LISTS, METADATA
+
+MAMBA2 = f"{METADATA}:Mamba2Metadata"
+
+
+def _variant(releases: tuple[str, ...], install: str) -> Variant:
+    return Variant(
+        releases=releases,
+        install=f"{__name__}.body:{install}",
+        targets=(
+            f"{MAMBA2}.prepare_mixed",
+            f"{MAMBA2}._query_start_loc_to_chunk_indices_offsets",
+        ),
+        depends=LISTS,
+    )
+
+
+PATCH = Patch(
+    id="mamba.mamba2-chunk-indices",
+    proven_with=PROVEN["mamba.mamba2-chunk-indices"],
+    summary="compute Mamba2's logical chunks on the host, without a sync",
+    worth=Worth(
+        "a",
+        "64 prompts with cached prefixes, Nemotron Nano: until all first tokens takes 0.934",
+        "tests/mamba/gpu/results.md",
+        "engine-chunks-64",
+    ),
+    variants=(
+        _variant(between("0.5.9", "0.5.13.post1") + between("0.5.15", "0.5.23"), "install"),
+        _variant(("0.5.14",), "install_masked"),
+    ),
+)

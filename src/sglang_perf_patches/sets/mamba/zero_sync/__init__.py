@@ -1,0 +1,51 @@
+"""``mamba.zero-sync``."""
+
+from ....model.patch import Marker, Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import PROVEN
+from ..references import (
+    ATTENTION,
+    BASE,
+    GDN,
+    HYBRID,
+    LISTS,
+    METADATA,
+    RECORDED,
+    chunk_depends,
+    chunk_targets,
+)
+
+FLA = f"{ATTENTION}.fla"
+
+PATCH = Patch(
+    id="mamba.zero-sync",
+    proven_with=PROVEN["mamba.zero-sync"],
+    summary="build a prefill's mamba metadata from the host's lists, without a sync",
+    worth=Worth("c", "sgl-project/sglang#20522"),
+    upstream=("sgl-project/sglang#20522",),
+    upstream_note="it queries the device once a forward; this patch, not at all",
+    built_in_since="0.5.11",
+    markers=(Marker(definition=f"{METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
+    variants=(
+        Variant(
+            releases=between("0.5.9", "0.5.10.post1"),
+            install=f"{__name__}.body:install",
+            targets=(
+                *RECORDED,
+                f"{BASE}._init_track_ssm_indices",
+                f"{BASE}._forward_metadata",
+                f"{BASE}._init_track_conv_indices",
+                *chunk_targets(FLA),
+            ),
+            depends=(
+                *LISTS,
+                f"{BASE}._track_mamba_state_extend",
+                f"{METADATA}:ForwardMetadata",
+                *chunk_depends(FLA),
+                # The second one is 0.5.9's.
+                f"{GDN}.forward_extend",
+                f"{HYBRID}:GDNAttnBackend.forward_extend",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,53 @@
+"""``mla.page-table-bound``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import METADATA
+from ..references import ATTENTION, BEFORE_GRAPH, EXTEND_KERNEL, FLASH, FLASH_MODULE
+
+FITS = f"{ATTENTION}.utils:assert_buffer_fits"
+
+_EAGER = f"{FLASH}.init_forward_metadata"
+_MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
+_DEPENDS = (
+    f"{FLASH}.__init__",
+    _EAGER,
+    f"{FLASH}.init_forward_metadata_capture_cuda_graph",
+    f"{FLASH}.init_forward_metadata_replay_cuda_graph",
+    *BEFORE_GRAPH,
+    f"{FLASH}.init_forward_metadata_in_graph",
+    f"{ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
+    f"{ATTENTION}.triton_ops.{_MHA_TABLE}",
+    "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
+    EXTEND_KERNEL,
+    f"sglang.kernels.ops.kvcache.{_MHA_TABLE}",
+)
+
+
+def _variant(
+    releases: tuple[str, ...], install: str, *targets: str, depends: tuple[str, ...] = ()
+) -> Variant:
+    return Variant(
+        releases=releases,
+        install=f"{__name__}.body:{install}",
+        targets=(f"{FLASH}.init_cuda_graph_state", *targets),
+        depends=(*(name for name in _DEPENDS if name not in targets), *depends),
+    )
+
+
+PATCH = Patch(
+    id="mla.page-table-bound",
+    proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
+    summary="FlashAttention's page tables have room for a speculative step at the context limit",
+    worth=Worth("b", "a server near its context limit dies of an illegal memory access in stock"),
+    upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
+    variants=(
+        _variant(
+            between("0.5.9", "0.5.12.post1") + between("0.5.15", "0.5.15.post1"),
+            "install_graphs",
+            depends=(f"{FLASH_MODULE}:normal_decode_set_metadata",),
+        ),
+        _variant(between("0.5.13", "0.5.14"), "install_checked_graphs", FITS),
+        _variant(between("0.5.16", "0.5.23"), "install", _EAGER),
+    ),
+)

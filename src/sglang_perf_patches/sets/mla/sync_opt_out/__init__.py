@@ -1,0 +1,110 @@
+"""``mla.sync-opt-out``."""
+
+from ....model.patch import Marker, Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import METADATA
+from ..references import (
+    ATTENTION,
+    BASE,
+    COMMON,
+    FORWARD_BATCH,
+    SPECULATIVE,
+    TRTLLM,
+    TRTLLM_DRAFT,
+    WORKER,
+)
+
+_OVERLAP = "sglang.srt.managers.overlap_utils"
+DECIDE = f"{_OVERLAP}:decide_needs_cpu_seq_lens"
+BUILD_TREE = f"{SPECULATIVE}.eagle_utils:build_tree_kernel_efficient"
+
+_HYBRID = f"{ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
+_TRITON = f"{ATTENTION}.triton_backend:TritonAttnBackend"
+_LAYERED = f"{SPECULATIVE}.multi_layer_eagle_worker_v2"
+_PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner"
+_FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner"
+_DEPENDS = (
+    # They keep the host's lengths of a speculative batch exact.
+    f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",
+    "sglang.srt.managers.scheduler:Scheduler.init_overlap",
+    f"{WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
+    f"{_LAYERED}:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
+    f"{SPECULATIVE}.draft_utils:DraftBackendFactory",
+    f"{BASE}.needs_cpu_seq_lens",
+    f"{_HYBRID}.__init__",
+    f"{_HYBRID}._select_backend",
+    f"{_HYBRID}.init_cuda_graph_state",
+    f"{_TRITON}.needs_cpu_seq_lens",
+    f"{_TRITON}.init_forward_metadata",
+    f"{_TRITON}.init_forward_metadata_out_graph",
+    f"{_TRITON}._update_target_verify_buffers",
+    f"{_TRITON}._build_cuda_graph_forward_metadata",
+    f"{ATTENTION}.triton_backend:TritonMultiStepDraftBackend",
+)
+# Up to 0.5.15.post1 the workers draft themselves, and TRT-LLM MLA opts out too.
+_DRAFTS = (
+    f"{WORKER}:EagleDraftWorker.draft",
+    f"{_LAYERED}:MultiLayerEagleDraftWorker.draft",
+    f"{TRTLLM}.needs_cpu_seq_lens",
+    f"{TRTLLM}.init_cuda_graph_state",
+    f"{TRTLLM}.get_verify_buffers_to_fill_after_draft",
+    f"{TRTLLM}.init_forward_metadata",
+    f"{TRTLLM}.init_forward_metadata_out_graph",
+    f"{TRTLLM}._apply_cuda_graph_metadata",
+    TRTLLM_DRAFT,
+)
+_PIECEWISE_GRAPHS = (
+    f"{SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin",
+    f"{SPECULATIVE}.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify",
+    f"{FORWARD_BATCH}:ForwardBatch.init_new",
+    f"{_PIECEWISE}.can_run",
+    f"{_FORWARD}.init_piecewise_cuda_graphs",
+    f"{_FORWARD}.forward_extend",
+)
+
+
+def _variant(first: str, last: str, install: str, *depends: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{__name__}.body:{install}",
+        targets=(
+            DECIDE,
+            f"{BASE}.get_verify_buffers_to_fill_after_draft",
+            f"{BASE}.update_verify_buffers_to_fill_after_draft",
+            BUILD_TREE,
+        ),
+        depends=(*_DEPENDS, *depends),
+        awaits=(FORWARD_BATCH,),
+    )
+
+
+PATCH = Patch(
+    id="mla.sync-opt-out",
+    proven_with=dict.fromkeys(METADATA, "verify"),
+    summary="no wait for sequence lengths that no backend of a speculative step reads",
+    worth=Worth("c", "sgl-project/sglang#26824"),
+    upstream=(
+        "sgl-project/sglang#26824",
+        "sgl-project/sglang#28633",
+        "sgl-project/sglang#26128",
+    ),
+    built_in_since="0.5.17",
+    markers=(
+        Marker(
+            definition=f"{_HYBRID}.__init__",
+            contains="self.spec_attn_is_prefill and prefill_backend.needs_cpu_seq_lens",
+        ),
+    ),
+    anchors=(DECIDE,),
+    absent_because=(
+        "before 0.5.13 the step waits in other code (#26128 replaced it). That wait also keeps the "
+        "preparation of the next batch from rewriting req_to_token while the running step still "
+        "reads it. Without it, and without the barrier that upstream built, the KV of a shared "
+        "prefix could be overwritten, so it is not backported"
+    ),
+    variants=(
+        _variant("0.5.13", "0.5.13.post1", "install_piecewise", *_DRAFTS, *_PIECEWISE_GRAPHS),
+        _variant("0.5.14", "0.5.15.post1", "install_hybrid", *_DRAFTS),
+        _variant("0.5.16", "0.5.16", "install_triton_hybrid", f"{COMMON}:build_eagle_verify_input"),
+    ),
+)

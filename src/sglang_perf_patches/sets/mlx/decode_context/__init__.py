@@ -1,0 +1,33 @@
+"""``mlx.decode-context``."""
+
+from ....model.patch import Marker, Patch, Variant, Worth
+from ..proven import ANY, WITHOUT_CACHE
+from ..references import BATCHED_DECODE, CORE, USERS, WRAPPER
+
+PATCH = Patch(
+    id="mlx.decode-context",
+    proven_with=ANY | WITHOUT_CACHE,
+    summary=(
+        "for one unreleased commit only, and without gain: arrays of the sequence lengths are "
+        "made once per decode step"
+    ),
+    worth=Worth("c", "sgl-project/sglang#23470"),
+    upstream=("sgl-project/sglang#23470",),
+    built_in_since="0.5.11",
+    markers=(
+        Marker(
+            definition=f"{WRAPPER}:BatchedDecodeContext.__post_init__",
+            contains="self.valid_lens =",
+        ),
+        Marker(definition=BATCHED_DECODE, contains="ctx.offsets"),
+    ),
+    absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+    variants=(
+        Variant(
+            releases=("git-5b9fbc51dcff",),
+            install=f"{__name__}.body:install",
+            targets=(CORE,),
+            depends=USERS,
+        ),
+    ),
+)

@@ -1,0 +1,79 @@
+"""``mlx.kv-arena``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import PREFILL_AND_DECODE
+from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE, RUNNER, USERS
+
+RELEASE = f"{RUNNER}._release_cache"
+CHAINED = f"{RUNNER}.decode_batch_start_chained"
+
+# Beyond its targets, everything that passes a request's caches on.
+_DEPENDS = (
+    *USERS,
+    f"{RUNNER}._acquire_cache",
+    f"{RUNNER}.decode_batch",
+    f"{RUNNER}.decode_batch_start",
+    f"{RUNNER}.prefill_start",
+    f"{RUNNER}.extend_start",
+    f"{RUNNER}._sync_new_kv_to_pool",
+    f"{RUNNER}._sync_decode_kv_to_pool",
+    f"{RUNNER}.remove_request",
+    f"{RUNNER}._cache_state_arrays",
+    f"{RUNNER}._decode_with_batched_attention",
+    f"{RUNNER}._decode_with_hybrid_batching",
+    f"{RUNNER}._build_batched_decode_context",
+    f"{RUNNER}._materialize_pool_backed_attention",
+    f"{RUNNER}._cache_arrays",
+    f"{RUNNER}.clear",
+)
+
+
+def _variant(first: str, last: str, install: str, cache: str, *targets: str, note: str) -> Variant:
+    return Variant(
+        releases=between(first, last),
+        install=f"{__name__}.body:{install}",
+        targets=(CORE, BATCHED_DECODE, RELEASE, CHAINED, *targets),
+        depends=(*_DEPENDS, cache),
+        note=note,
+    )
+
+
+PATCH = Patch(
+    id="mlx.kv-arena",
+    proven_with=PREFILL_AND_DECODE,
+    summary="a batch's KV stays in one buffer per layer across decode steps",
+    worth=Worth(
+        "a",
+        "a token of 16 clients, unique prompts, takes a server 32.2 and 38.0 ms, not 78.2 ms",
+        "tests/mlx/served.md",
+        "served-unique-16",
+    ),
+    anchors=(BATCHED_DECODE,),
+    absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+    requires=("mlx.pool-write",),
+    variants=(
+        _variant(
+            *("0.5.11", "0.5.12.post1", "install_contiguous", CONTIGUOUS),
+            f"{CONTIGUOUS}.write_token",
+            note="for every layer; a batched decode also goes on past a buffer's end",
+        ),
+        _variant(
+            *("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION),
+            f"{ATTENTION}.write_token",
+            note="as on 0.5.15; a batched decode also goes on past a buffer's end, as stock "
+            "does itself from 0.5.15 on",
+        ),
+        _variant(
+            *("0.5.15", "0.5.17", "install_attention", ATTENTION),
+            note="for every attention layer, also gated ones and those of hybrid models; "
+            "stock's code runs with the fused RoPE kernel",
+        ),
+        _variant(
+            *("0.5.18", "0.5.23", "install_attention", ATTENTION),
+            note="for every attention layer without a window, also with sinks or gates and in "
+            "hybrid models; stock's code runs with a sliding window, and with the fused "
+            "RoPE kernel",
+        ),
+    ),
+)

@@ -1,0 +1,254 @@
+"""A batch's KV in buffers that outlive the decode step: per layer, one for K and one for V.
+
+A request is a row, padded on the right as in stock. While an arena holds a request's KV, its cache
+objects are `Row`s: stock's own objects with their class set to a subclass that reads from the
+arena. Before anything but a batched decode touches the KV, the subclass copies it back into a
+buffer like stock's.
+
+`Rows` implements what a row can do, `arena_moves` moves the KV of many requests at once, and
+`arena_choice` decides which steps an arena serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+from ..buffer_growth import doubled
+
+CUDNN_STEP = 256
+"""MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
+
+STOCK_ROOM = 4096
+"""Minimum capacity of a request's buffers in stock, in tokens."""
+
+AT_MOST = 2
+"""Padded rows may take this many times the capacity of stock's buffers."""
+
+_ROUND = 64
+_ASIDE = 8
+
+
+class Layer:
+    """One layer's buffers.
+
+    Attributes:
+        arena: the arena that the layer belongs to.
+        caches: the rows' cache objects.
+        held: how many of them still have their KV here; the buffers are freed with the last one.
+        keys: (batch, n_kv_heads, capacity, head_dim).
+        values: (batch, n_kv_heads, capacity, head_dim).
+    """
+
+    __slots__ = ("__weakref__", "arena", "caches", "held", "keys", "values")
+
+    def __init__(self, arena: Arena, caches: list[Any], keys: Any, values: Any) -> None:
+        """Set up a layer; its buffers hold the rows in the order of the caches."""
+        self.arena, self.caches, self.keys, self.values = arena, caches, keys, values
+        self.held = len(caches)
+
+
+@dataclass(eq=False)
+class Arena:
+    """The buffers of one batch.
+
+    Attributes:
+        capacity: capacity of a row, in tokens.
+        lengths: tokens of each row.
+        intact: every row is still here.
+        lasts: its batch was decoded twice or more.
+        layers: indexed like the layers of a decode context; None for a layer that stock serves.
+    """
+
+    capacity: int
+    lengths: list[int]
+    intact: bool = True
+    lasts: bool = False
+    layers: list[Layer | None] = field(default_factory=list)
+
+
+def capacity_for(length: int, most: int) -> int:
+    """Capacity for `length` tokens and some more, if possible at most `most`, in tokens.
+
+    A buffer grows by a sixteenth, at most once in 64 tokens, so copies cost a constant per token.
+    The capacity is never a multiple of 256. For such a length MLX's CUDA backend would use another
+    kernel than for the arrays that stock attends to.
+    """
+    capacity = -(-(length + _ROUND + length // 16) // _ROUND) * _ROUND
+    capacity = max(length, min(capacity, most))
+    if capacity % CUDNN_STEP:
+        return capacity
+    return capacity - _ASIDE if capacity - _ASIDE >= length else capacity + _ASIDE
+
+
+class Rows:
+    """Reads, writes and removes one row of an arena.
+
+    Attributes:
+        core: ``mlx.core``.
+        cache_class: stock's cache of one request and layer.
+        row_class: the subclass of `cache_class` for a cache whose KV is in an arena.
+    """
+
+    def __init__(self, core: Any, cache_class: Any) -> None:
+        """`core` is ``mlx.core``."""
+        self.core = core
+        self.cache_class = cache_class
+        # While a cache is a row, stock's two slots hold its layer and its number in that layer.
+        self._keys, self._values = cache_class.keys, cache_class.values
+        self.row_class = _row_class(self, cache_class)
+        self._layers: WeakSet[Layer] = WeakSet()
+
+    def has_any(self) -> bool:
+        """Whether some request's KV is in an arena; any thread may ask."""
+        try:
+            return any(layer.keys is not None for layer in self._layers)
+        except RuntimeError:  # the set has grown meanwhile
+            return True
+
+    def forget(self, layer: Layer) -> None:
+        """A layer's rows are copies of requests' caches, and no request's."""
+        self._layers.discard(layer)
+
+    def put(self, cache: Any, layer: Layer, number: int) -> None:
+        """Turn a cache into a row of a layer, or move a row to another place."""
+        cache.__class__ = self.row_class
+        self._layers.add(layer)
+        self._keys.__set__(cache, layer)
+        self._values.__set__(cache, number)
+
+    def layer_if_row(self, cache: Any) -> Layer | None:
+        """The layer that holds a row; None for a cache that is not a row."""
+        return self.layer_of(cache) if type(cache) is self.row_class else None
+
+    def empty(self, like: Any, room: int) -> Any:
+        """An unevaluated buffer for one request, (1, n_kv_heads, room, head_dim)."""
+        return self.core.zeros((1, like.shape[1], room, like.shape[3]), dtype=like.dtype)
+
+    def widened(self, array: Any, capacity: int) -> Any:
+        """The rows, padded with zeros to `capacity` tokens."""
+        batch, heads, length, head_dim = array.shape
+        if length == capacity:
+            return array
+        zeros = self.core.zeros((batch, heads, capacity - length, head_dim), dtype=array.dtype)
+        return self.core.concatenate([array, zeros], axis=2)
+
+    def layer_of(self, row: Any) -> Layer:
+        """The layer that holds a row."""
+        layer: Layer = self._keys.__get__(row)
+        return layer
+
+    def number_of(self, row: Any) -> int:
+        """The row's place in its batch."""
+        number: int = self._values.__get__(row)
+        return number
+
+    def of(self, row: Any, array: Any) -> Any:
+        """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""
+        if array.shape[0] == 1:
+            return array  # saves a graph node per read
+        number = self.number_of(row)
+        return array[number : number + 1]
+
+    def append(self, row: Any, k: Any, v: Any) -> None:
+        """Write one token of a row in place; k and v are (1, n_kv_heads, 1, head_dim)."""
+        layer, number, at = self.layer_of(row), self.number_of(row), row.offset
+        layer.arena.intact = False
+        layer.keys[number : number + 1, :, at : at + 1] = k
+        layer.values[number : number + 1, :, at : at + 1] = v
+        row.offset = at + 1
+
+    def take_back(self, row: Any) -> None:
+        """Copy a row back into its own buffer, with the capacity it would have in stock."""
+        layer, number, length = self.layer_of(row), self.number_of(row), row.offset
+        tokens = (slice(number, number + 1), slice(None), slice(length))
+        keys, values = layer.keys[tokens], layer.values[tokens]
+        self.drop(row)
+        if length:
+            row.max_seq_len = room = doubled(row.max_seq_len, length)
+            row.keys, row.values = self.widened(keys, room), self.widened(values, room)
+
+    def take_all_back(self, caches: Sequence[Sequence[Any]]) -> None:
+        """Copy every row back into its own buffer, before a step that stock serves."""
+        for of_layer in caches:
+            for cache in of_layer:
+                if type(cache) is self.row_class:
+                    self.take_back(cache)
+
+    def drop(self, row: Any) -> None:
+        """Discard a row's KV, leaving a cache of the same dtype that stock fills again.
+
+        Stock reuses the buffers. Where the pool's dtype differs from the model's, the buffers'
+        dtype decides the dtype of the next request. Zeros take no memory until they are used.
+        """
+        layer = self.layer_of(row)
+        layer.arena.intact = False
+        row.__class__ = self.cache_class
+        row.keys = self.empty(layer.keys, row.max_seq_len)
+        row.values = self.empty(layer.values, row.max_seq_len)
+        layer.held -= 1
+        if not layer.held:
+            layer.keys = layer.values = None  # free now, not when Python collects cycles
+
+
+def _row_class(rows: Rows, cache_class: Any) -> Any:
+    """A subclass without fields of its own, so that a cache can switch between the classes."""
+    held_keys, held_values = cache_class.keys, cache_class.values
+
+    class Row(cache_class):  # type: ignore[misc]
+        __slots__ = ()
+
+        @property
+        def keys(self) -> Any:
+            return rows.of(self, rows.layer_of(self).keys)
+
+        @keys.setter
+        def keys(self, value: Any) -> None:
+            rows.take_back(self)
+            held_keys.__set__(self, value)
+
+        @property
+        def values(self) -> Any:
+            return rows.of(self, rows.layer_of(self).values)
+
+        @values.setter
+        def values(self, value: Any) -> None:
+            rows.take_back(self)
+            held_values.__set__(self, value)
+
+        @property
+        def state(self) -> tuple[()]:
+            """Nothing for ``mx.eval``: the tokens of a step depend on everything that it writes.
+
+            Stock collects these arrays with a function that refers to itself, so they would live
+            until Python collects cycles. Meanwhile MLX would copy the buffers, since it updates
+            them in place only if nothing else references them.
+            """
+            return ()
+
+        def write_token(self, k: Any, v: Any) -> None:
+            """Write a token in a step that stock serves and then reads with ``get_kv``.
+
+            With rows that share a buffer, MLX would copy it for each row but one.
+            """
+            if self.offset < rows.layer_of(self).arena.capacity:
+                rows.append(self, k, v)
+            else:
+                rows.take_back(self)
+                self.write_token(k, v)
+
+        def update_and_fetch(self, keys: Any, values: Any) -> Any:
+            rows.take_back(self)
+            return self.update_and_fetch(keys, values)
+
+        def reset(self) -> None:
+            rows.drop(self)
+            self.reset()
+
+        def leave_arena(self) -> None:
+            """Copy the KV back into its own buffer, for code that keeps the cache."""
+            rows.take_back(self)
+
+    return Row

@@ -1,0 +1,150 @@
+"""Decides which steps of a batched decode an arena serves; stock serves the others.
+
+A batch is identified by its requests' caches. The decision depends on the caches, and on whether
+stock served the same batch in the step before:
+
+| caches | batch | decision |
+| --- | --- | --- |
+| all rows of one arena, in order | the arena's | the arena serves the step |
+| anything else | served by stock in the step before | build an arena |
+| some rows share buffers, all in arenas that last | another | build an arena at once |
+| some rows share a buffer in an arena that does not last | another | stock; a buffer for each row |
+| no rows, or rows with a buffer each | another | stock |
+
+A build copies the KV once, as stock does at each step, so it pays from the second step on. An
+arena lasts once it has served a second step. Stock reads and writes row by row, and MLX would copy
+a shared buffer each time; so before such a step each row gets its own buffer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..buffer_growth import doubled
+from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for
+from .moves import Moves
+
+COUNTS: Counter[str] = Counter()
+"""Counts for this process: ``steps`` that an arena served, and the attention ``layers`` in them;
+``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
+too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, which separate their
+rows before a step that stock serves."""
+
+Caches = Sequence[Sequence[Any]]
+"""The requests' caches, indexed by attention layer, then by request."""
+
+
+class Choice:
+    """Implements the table above."""
+
+    def __init__(self, rows: Rows, moves: Moves) -> None:
+        """`rows` recognizes rows, `moves` builds arenas."""
+        self._rows, self._moves = rows, moves
+        self._expected: tuple[list[int], list[int]] = [], []
+
+    def leave(self, caches: Caches) -> None:
+        """Copy all rows back, for stock, which attends to each request's own buffer."""
+        self._rows.take_all_back(caches)
+
+    def arena_for(self, caches: Caches, lengths: list[int]) -> Arena | None:
+        """The arena that serves a step, with room for the new tokens; None for stock."""
+        most = self.most(caches, lengths)
+        needed = max(lengths) + 1
+        arena = self._arena_of(caches, lengths)
+        can_hold = [arena is not None or self._can_hold(each, lengths) for each in caches]
+        if needed > most or not any(can_hold):
+            self.leave(caches)
+            COUNTS["stock steps"] += 1
+            return None
+        if arena is not None:
+            arena.lasts = True
+            if needed > arena.capacity:
+                self._moves.grow(arena, capacity_for(needed, most))
+                COUNTS["growths"] += 1
+            return arena
+        is_expected = self.is_expected(caches, lengths)
+        if not is_expected and not self._has_lasting_rows(caches):
+            if self._moves.set_apart(caches):
+                COUNTS["partings"] += 1
+            COUNTS["stock steps"] += 1
+            return None
+        arena = self.build(caches, lengths)
+        arena.lasts = is_expected
+        return arena
+
+    def build(self, caches: Caches, lengths: list[int]) -> Arena:
+        """An arena of these caches; stock serves layers whose caches can't share a buffer."""
+        capacity = self._capacity_for(caches, max(lengths) + 1, self.most(caches, lengths))
+        can_hold = [self._can_hold(of_layer, lengths) for of_layer in caches]
+        room = self._room_in_stock(caches, lengths)
+        COUNTS["builds"] += 1
+        return self._moves.build(caches, lengths, can_hold, capacity, room)
+
+    def most(self, caches: Caches, lengths: Sequence[int]) -> int:
+        """Maximum capacity of a row in tokens, so that padding stays near stock's memory use."""
+        return AT_MOST * self._room_in_stock(caches, lengths) // len(lengths)
+
+    def is_expected(self, caches: Caches, lengths: list[int]) -> bool:
+        """Whether the step checked before this one was of the same batch."""
+        # Compares ids: a reference kept here would outlive its request.
+        batch, before = [id(cache) for cache in caches[0]], self._expected
+        self._expected = batch, [length + 1 for length in lengths]
+        return before == (batch, lengths)
+
+    def _arena_of(self, caches: Caches, lengths: list[int]) -> Arena | None:
+        """The arena that holds exactly these rows with these lengths."""
+        for of_layer in caches:
+            found = self._rows.layer_if_row(of_layer[0])
+            if found is not None:
+                arena = found.arena
+                same = arena.intact and arena.lengths == lengths
+                if same and len(arena.layers) == len(caches):
+                    pairs = zip(arena.layers, caches, strict=True)
+                    if all(layer is None or layer.caches == of_layer for layer, of_layer in pairs):
+                        return arena
+                return None
+        return None
+
+    def _has_lasting_rows(self, caches: Caches) -> bool:
+        """Whether some rows share buffers, all of them in arenas that last."""
+        shared = self._moves.shared(caches)
+        return bool(shared) and all(layer.arena.lasts for layer in shared)
+
+    def _can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
+        """Whether one layer's caches can share a buffer: stock's class, filled, same shape."""
+        kinds = set()
+        for cache, length in zip(caches, lengths, strict=True):
+            holder = self._rows.layer_if_row(cache)
+            if holder is None:
+                if type(cache) is not self._rows.cache_class:
+                    return False
+                holder = cache
+            keys, values = holder.keys, holder.values
+            if keys is None or cache.offset != length:
+                return False
+            kinds.add((keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype))
+        return len(kinds) == 1
+
+    def _room_in_stock(self, caches: Caches, lengths: Sequence[int]) -> int:
+        """Total capacity of stock's buffers of a layer after the next token, in tokens.
+
+        Counts stock's capacity even where mlx.first-buffer makes smaller buffers.
+        """
+        if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
+            return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
+        return 0
+
+    def _capacity_for(self, caches: Caches, length: int, most: int) -> int:
+        """The capacity from `capacity_for`, or the rows' current one if it is close.
+
+        Rows of equal capacity are copied once, others twice.
+        """
+        wanted = capacity_for(length, most)
+        for of_layer in caches:
+            rows = [found for found in map(self._rows.layer_if_row, of_layer) if found is not None]
+            if rows:
+                held = max(layer.arena.capacity for layer in rows)
+                return held if length <= held <= min(most, wanted + wanted // 4) else wanted
+        return wanted

@@ -1,0 +1,230 @@
+"""``mlx.last-row``: in a prefill, the model's head computes only the last position.
+
+Stock's own function runs and calls the model as usual. The trunk is the part of the model before
+its head. The patch makes it return only its last position, so the head computes no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..device import same_bits
+from ..references import RUNNER
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+logger = logging.getLogger(__name__)
+
+COUNTS: Counter[str] = Counter()
+"""Counts for this process: ``cut`` prefills, whose head computed fewer positions than stock's;
+``whole`` ones, which stock served; and ``checks`` of one against the other."""
+
+_TRUNK = "model"
+"""The trunk's attribute name in almost all of mlx-lm's models."""
+
+_ROWS = (1, 32, 256)
+"""Candidate numbers of positions for the head; the first one that gives stock's bits is used. A GPU
+uses different matrix kernels for one row, for some rows and for thousands of rows."""
+
+_EXACT = 32
+"""Up to so many positions each number has a verdict of its own; beyond, each power of two has.
+Metal's kernels for quantized matrices change at 6, 10 or 12 rows, by the device."""
+
+_PROBES = (33, 128, 512), (65, 256, 512)
+"""Matrix products that show the difference, as rows, inner size and columns."""
+
+
+def install_lazy(patching: Patching) -> None:
+    """Serve releases from 0.5.11 on, which build a prefill's graph before evaluating it."""
+    _install(patching, ("prefill_start", "extend_start"))
+
+
+def install_eager(patching: Patching) -> None:
+    """Serve 0.5.10, which evaluates a prefill at once."""
+    _install(patching, ("prefill",))
+
+
+def _install(patching: Patching, methods: tuple[str, ...]) -> None:
+    heads = _Heads(patching)
+    patching.anytime("a prefill's graph is built within one call, which gives the model back")
+
+    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def start(self: Any, *arguments: Any, **options: Any) -> Any:
+            """Prefill with a model whose head computes only the last position."""
+            model = self.model
+            self.model = _Prefilled(model, heads)
+            try:
+                return inner(self, *arguments, **options)
+            finally:
+                self.model = model
+
+        return start
+
+    for method in methods:
+        patching.override(f"{RUNNER}.{method}", make)
+
+
+def gives_rows_alone(core: Any) -> bool:
+    """Whether a single row times a matrix gives the same bits as among other rows, in float32.
+
+    On a CPU that depends on the BLAS that MLX was built with. The BLAS in MLX's Linux wheels sums
+    each row independently; OpenBLAS uses another kernel for few rows. For other dtypes MLX uses
+    its own kernels.
+    """
+    for rows, inner, columns in _PROBES:
+        left = core.random.normal((rows, inner), key=core.random.key(rows))
+        right = core.random.normal((columns, inner), key=core.random.key(columns)).T
+        if not same_bits(core, core.matmul(left, right)[-1:], core.matmul(left[-1:], right)):
+            return False
+    return True
+
+
+class _Heads:
+    """Chooses how many positions a head computes, by the number that it computes in stock."""
+
+    def __init__(self, patching: Patching) -> None:
+        self._core: Any = patching.module("mlx.core")
+        self._gate = patching.gate
+        self._ran = patching.ran
+        self._rows: dict[tuple[int, int], int] = {}
+        self._is_off = False
+        self._is_proven: bool | None = None
+
+    def call(self, model: Any, arguments: Any, options: Any) -> Any:
+        """The output for one request's prompt, (1, number of last positions, vocabulary)."""
+        owner = _owner_of_trunk(model)
+        tokens = arguments[0].shape[1]
+        if owner is None or self._is_off or tokens == 1:
+            if owner is None:
+                self._leave(model, "its trunk has another name")
+            COUNTS["whole"] += 1
+            return model(*arguments, **options)
+        if self._is_proven is None:
+            # On CPUs: proven in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
+            on_cpu = self._core.default_device() == self._core.Device(self._core.cpu)
+            self._is_proven = on_cpu and gives_rows_alone(self._core)
+        # The size of a matrix product selects its kernel.
+        size = id(model), _size(tokens)
+        rows = _ROWS[0] if self._is_proven else self._rows.get(size)
+        trunk = _Trunk(owner[_TRUNK], rows)
+        with _in_place_of(owner, trunk):
+            found = model(*arguments, **options)
+        if not trunk.can_cut:
+            self._leave(model, "its trunk returns something other than hidden states")
+        if trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
+            self._leave(model, "its head is in float32, for which the kernel changes with the size")
+        elif trunk.hidden is not None:
+            self._rows[size] = self._checked(model, owner, trunk, arguments, options, found)
+        COUNTS["cut" if trunk.was_cut else "whole"] += 1
+        self._ran.seen |= trunk.was_cut
+        return found
+
+    def _checked(
+        self, model: Any, owner: Any, trunk: _Trunk, arguments: Any, options: Any, whole: Any
+    ) -> int:
+        """The fewest positions for which the last one's logits equal stock's bit by bit.
+
+        The trunk does not run again: its hidden states are reused.
+        """
+        COUNTS["checks"] += 1
+        hidden = trunk.hidden
+        tokens: int = hidden.shape[1]
+        for rows in _ROWS:
+            if rows < tokens:
+                cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
+                with _in_place_of(owner, cut):
+                    few = model(*arguments, **options)
+                if same_bits(self._core, _last(whole), _last(few)):
+                    return rows
+        if tokens > _ROWS[-1]:
+            device = self._core.default_device()
+            self._leave(model, f"its head gives other bits for a few positions on {device}")
+        return _size(tokens)
+
+    def _leave(self, model: Any, why: str) -> None:
+        if not self._is_off:
+            self._is_off = True
+            reason = f"{type(model).__module__} runs stock's code: {why}"
+            logger.warning("mlx.last-row: %s", reason)
+            self._gate(reason)
+
+
+class _Prefilled:
+    """Replaces the model during a prefill; forwards everything but the call."""
+
+    def __init__(self, model: Any, heads: _Heads) -> None:
+        self._model, self._heads = model, heads
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._heads.call(self._model, arguments, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class _Trunk:
+    """Replaces a model's trunk and returns only its last positions.
+
+    Attributes:
+        module: the trunk; serves every attribute, since its embedding may be the head.
+        hidden: the hidden states of all positions, (1, tokens, hidden), if none were left out.
+        can_cut: the trunk returned hidden states, or was not called.
+        was_cut: positions were left out.
+    """
+
+    def __init__(self, trunk: Any, rows: int | None, module: Any = None) -> None:
+        """`rows` is how many last positions to return; None for all of them."""
+        self._trunk, self._rows = trunk, rows
+        self.module = trunk if module is None else module
+        self.hidden: Any = None
+        self.can_cut, self.was_cut = True, False
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        hidden = self._trunk(*arguments, **options)
+        if getattr(hidden, "ndim", 0) != 3:
+            self.can_cut = False
+            return hidden
+        if self._rows is None:
+            self.hidden = hidden
+            return hidden
+        self.was_cut = hidden.shape[1] > self._rows
+        return hidden[:, -self._rows :] if self.was_cut else hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+@contextmanager
+def _in_place_of(owner: Any, trunk: _Trunk) -> Iterator[None]:
+    """Put a trunk into a model for one call; a module of mlx.nn is a dictionary of its parts."""
+    before = owner[_TRUNK]
+    dict.__setitem__(owner, _TRUNK, trunk)
+    try:
+        yield
+    finally:
+        dict.__setitem__(owner, _TRUNK, before)
+
+
+def _size(tokens: int) -> int:
+    """The most positions that have the same verdict as so many."""
+    return tokens if tokens <= _EXACT else 1 << (tokens - 1).bit_length()
+
+
+def _owner_of_trunk(model: Any) -> Any:
+    """The module that applies the head to the trunk: a model, or its language model."""
+    owner = model
+    while isinstance(owner, dict):
+        if callable(owner.get(_TRUNK)):
+            return owner
+        owner = owner.get("language_model")
+    return None
+
+
+def _last(output: Any) -> Any:
+    logits = output[0] if isinstance(output, tuple) else output
+    return logits[:, -1]

@@ -1,0 +1,314 @@
+"""``mlx.next-turn``: keeps a finished request's caches for the next turn of its conversation.
+
+Stock's own functions run. If a prompt begins with the tokens of a finished request, its prefill
+gets that request's caches and runs only the rest of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+from ..buffer_ending import Ending
+from ..references import ATTENTION, CONTIGUOUS, RUNNER
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+
+MOST = 16
+"""Maximum number of finished requests whose caches are kept."""
+
+MOST_BYTES = 2 << 30
+"""Maximum total size of the kept caches, in bytes."""
+
+COUNTS: Counter[str] = Counter()
+"""Counts for this process: finished requests that were ``kept``, prefills ``continued`` from one,
+and kept requests ``let go`` for others."""
+
+_WORTH = 64
+"""Minimum advantage in tokens over the radix cache's prefix, for a prefill to use it."""
+
+
+def install(patching: Patching) -> None:
+    """Serve releases from 0.5.15 on, whose batched decode grows a buffer."""
+    _install(patching, lambda runner, caches: None)
+
+
+def install_contiguous(patching: Patching) -> None:
+    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
+    _install_without_growth(patching, CONTIGUOUS)
+
+
+def install_attention_without_growth(patching: Patching) -> None:
+    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
+    _install_without_growth(patching, ATTENTION)
+
+
+def _install_without_growth(patching: Patching, cache: str) -> None:
+    ending = Ending(patching.module("mlx.core"), patching.get(cache), patching.is_leaving)
+    # Of the time when mlx.first-buffer was on, which may have been taken off since.
+    _install(patching, lambda runner, caches: ending.widen(caches, runner._max_seq_len))
+
+
+def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> None:
+    """Keep caches, hand them to prefills, and drop them when stock flushes its cache.
+
+    Args:
+        patching: names in, changes out.
+        widen: called with a runner and the caches that a prefill of it gets.
+    """
+    ran = patching.ran
+    # Here and on no object of stock's: kept turns are no requests, and go with the patch.
+    turns_by_runner: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
+    patching.anytime("kept turns are no requests; they are freed with the patch")
+
+    def turns_of(runner: Any) -> _Turns:
+        turns = turns_by_runner.get(runner)
+        if turns is None:
+            turns = turns_by_runner[runner] = _Turns()
+        return turns
+
+    def make_remove(inner: Callable[..., None]) -> Callable[..., None]:
+        def remove_request(self: Any, req_id: str) -> None:
+            """Note the tokens of the request whose caches stock is about to release."""
+            turns = turns_of(self)
+            slots = turns.slots.pop(req_id, None)
+            if slots:
+                turns.leaving = list(self._req_token_ids.get(req_id, ())), slots
+            try:
+                inner(self, req_id)
+            finally:
+                turns.leaving = None
+
+        return remove_request
+
+    def make_release(inner: Callable[..., None]) -> Callable[..., None]:
+        def release_cache(self: Any, cache: list[Any]) -> None:
+            """Keep a finished request's caches; stock releases others and the oldest ones."""
+            turns = turns_of(self)
+            if turns.leaving is None or not turns.keep(*turns.leaving, cache):
+                inner(self, cache)
+            for released in turns.take_surplus():
+                inner(self, released)
+
+        return release_cache
+
+    def make_acquire(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def acquire_cache(self: Any) -> list[Any]:
+            """Caches for a prefill: those of the previous turn, if there are any."""
+            handed, turns_of(self).handed = turns_of(self).handed, None
+            return inner(self) if handed is None else handed
+
+        return acquire_cache
+
+    def make_prefill(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def prefill_start(
+            self: Any,
+            req_id: str,
+            new_token_ids: list[int],
+            full_token_ids: list[int],
+            prefix_slot_ids: list[int],
+            new_slot_ids: list[int],
+            *more: Any,
+            **options: Any,
+        ) -> Any:
+            """Run only the tokens that are new since the previous turn."""
+            turns, prefix = turns_of(self), len(prefix_slot_ids)
+            tokens = list(full_token_ids)
+            _watch(self, turns)
+            turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
+            found = turns.find(tokens, prefix_slot_ids)
+            if found is None or len(new_token_ids) + prefix != len(tokens):
+                words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
+                return inner(self, req_id, *words, *more, **options)
+            start, turns.handed = found
+            widen(self, turns.handed)
+            COUNTS["continued"] += 1
+            ran.seen = True
+            # Why this trick: without a prefix and without slots, stock acquires caches that it
+            # assumes to be empty, runs the tokens from the caches' end on, and writes nothing into
+            # the pool.
+            try:
+                pending = inner(self, req_id, tokens[start:], tokens, [], [], *more, **options)
+            finally:
+                turns.handed = None
+            if new_slot_ids and not self.disable_radix_cache:
+                self._sync_new_kv_to_pool(pending.cache, prefix, new_slot_ids)
+                pending.synced_offset = prefix + len(new_slot_ids)
+            return pending
+
+        return prefill_start
+
+    patching.override(f"{RUNNER}.remove_request", make_remove)
+    patching.override(f"{RUNNER}._release_cache", make_release)
+    patching.override(f"{RUNNER}._acquire_cache", make_acquire)
+    patching.override(f"{RUNNER}.prefill_start", make_prefill)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A finished request.
+
+    Attributes:
+        tokens: the tokens that its caches were computed from.
+        slots: the radix cache's slots of its prompt, or of the prompt's first chunk.
+        caches: stock's caches, by layer.
+        size: size of the caches, in bytes.
+    """
+
+    tokens: list[int]
+    slots: list[int]
+    caches: list[Any]
+    size: int
+
+
+class _Turns:
+    """The turns that one runner keeps, the longest unused first.
+
+    Attributes:
+        slots: for each running request, those of its prompt.
+        leaving: tokens and slots of the request that stock is removing; None at other times.
+        handed: the caches for the current prefill.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, _Turn] = OrderedDict()
+        self.slots: dict[str, list[int]] = {}
+        self.leaving: tuple[list[int], list[int]] | None = None
+        self.handed: list[Any] | None = None
+        self.watched: Callable[[], Any] = lambda: None
+
+    def forget(self) -> None:
+        """Drop all turns, also those of requests that are still to be removed."""
+        self._kept.clear()
+        self.slots.clear()
+
+    def keep(self, tokens: Sequence[int], slots: list[int], caches: list[Any]) -> bool:
+        """Keep caches that start at the first token; False if they can't be continued."""
+        lengths = {cache.offset for cache in caches if hasattr(cache, "offset")}
+        # A layer without an offset has a recurrent state, which can't be truncated to a prefix.
+        if len(lengths) != 1 or not all(hasattr(cache, "offset") for cache in caches):
+            return False
+        (length,) = lengths
+        if not 0 < length <= len(tokens):
+            return False
+        for cache in caches:
+            leave = getattr(cache, "leave_arena", None)
+            if leave is not None:
+                leave()
+        size = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+        turn = _Turn(list(tokens[:length]), slots[:length], caches, size)
+        self._kept[id(turn)] = turn
+        COUNTS["kept"] += 1
+        return True
+
+    def take_surplus(self) -> list[list[Any]]:
+        """Remove what exceeds the limits, the longest unused first."""
+        surplus = []
+        while self._kept and (
+            len(self._kept) > MOST or sum(turn.size for turn in self._kept.values()) > MOST_BYTES
+        ):
+            surplus.append(self._kept.popitem(last=False)[1].caches)
+            COUNTS["let go"] += 1
+        return surplus
+
+    def find(
+        self, prompt: Sequence[int], prefix_slots: Sequence[int]
+    ) -> tuple[int, list[Any]] | None:
+        """The end of a prompt's longest kept prefix, and the caches truncated to it.
+
+        Only a turn that is in the radix cache counts, in the same slots. The radix cache separates
+        prompts by `extra_key` and `cache_salt`, each with slots of its own. So nobody can tell from
+        the time that a prompt takes what somebody else has sent, or what was sent before a flush.
+
+        Args:
+            prompt: the tokens of the whole prompt.
+            prefix_slots: the slots of those that the radix cache has.
+
+        Returns:
+            None where stock runs as few tokens by itself.
+        """
+        best, most, prefix = None, 0, len(prefix_slots)
+        for turn in self._kept.values():
+            seen = min(len(turn.slots), prefix)
+            if not seen or turn.slots[:seen] != list(prefix_slots[:seen]):
+                continue
+            common = min(_common(turn.tokens, prompt), len(prompt) - 1)
+            start = _start(turn.caches, common, prefix)
+            if start > most:
+                best, most = turn, start
+        if best is None:
+            return None
+        del self._kept[id(best)]
+        for cache in best.caches:
+            _cut_back(cache, most)
+        return most, best.caches
+
+
+def _watch(runner: Any, turns: _Turns) -> None:
+    """Drop the turns when stock flushes its cache.
+
+    A flush calls nothing of the MLX backend. It clears the scheduler's pool of requests, which the
+    runner has too. So the pool, one object, gets a `clear` of its own, which goes with the turns.
+    """
+    pool = runner._req_to_token_pool
+    if pool is None or turns.watched() is pool:
+        return
+    turns.watched = ref(pool)
+    watched: Callable[[], Any] = turns.watched
+    kept = ref(turns)
+
+    def clear() -> None:
+        """Free all rows, as the pool's class does, and drop the turns."""
+        pool, turns = watched(), kept()
+        assert pool is not None  # it is called on the pool
+        if turns is None:  # the patch has been taken off
+            vars(pool).pop("clear", None)
+        else:
+            turns.forget()
+        type(pool).clear(pool)
+
+    vars(pool)["clear"] = clear
+
+
+def _start(caches: Sequence[Any], common: int, prefix: int) -> int:
+    """The token at which to start a prompt with `common` tokens in the caches; 0 for stock.
+
+    Where stock would read the pool, the start is the same as stock's, so the result is the same;
+    unless the radix cache has evicted much of what is kept.
+    """
+    if any(hasattr(cache, "window") for cache in caches):
+        return common if all(_can_be_cut_back(cache, common) for cache in caches) else 0
+    if common < prefix:
+        return 0
+    return prefix if prefix and common - prefix < _WORTH else common
+
+
+def _can_be_cut_back(cache: Any, length: int) -> bool:
+    """Whether a cache can be truncated to its state after `length` tokens.
+
+    A cache with a sliding window holds the window and some more tokens.
+    """
+    if not hasattr(cache, "window"):
+        return True
+    held: int = cache._local - (cache.offset - length)
+    wanted: int = min(cache.window, length)
+    return held >= wanted
+
+
+def _cut_back(cache: Any, length: int) -> None:
+    if hasattr(cache, "window"):
+        cache._local -= cache.offset - length
+    cache.offset = length
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The length of the common prefix of two sequences."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(at for at in range(most) if one[at] != other[at])

@@ -1,0 +1,188 @@
+"""``mlx.pool-write``: a request writes a copy of its tokens into the radix cache's pool.
+
+Stock queues the write: the pool's next array references the request's buffers until something
+reads the pool. Meanwhile MLX keeps all of those buffers, and copies them on each write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from ..references import RUNNER
+from . import ATTENTION_POOL, KV_POOL
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+_WRITES = "_sglang_perf_patches_writes"
+
+
+def install_contiguous(patching: Patching) -> None:
+    """Serve 0.5.11 to 0.5.12.post1."""
+    _install(patching, KV_POOL, "_kv_pool")
+
+
+def install_attention(patching: Patching) -> None:
+    """Serve releases from 0.5.13 on."""
+    _install(patching, ATTENTION_POOL, "_attention_kv_pool")
+
+
+class _Writes:
+    """The writes into a pool since its last evaluation.
+
+    Attributes:
+        waiting: all that have something postponed or copied; this one enters and leaves it.
+        postponed: writes to queue when the device has its work, instead of before.
+        copies: unevaluated copies of the tokens, (layers, tokens, n_kv_heads, head_dim).
+        is_read: an unfinished prefill reads the pool. Until it is done, MLX would copy the pool
+            to write into it.
+        is_queued: the pool has unevaluated writes.
+    """
+
+    def __init__(self, waiting: WeakSet[_Writes]) -> None:
+        self.waiting = waiting
+        self.postponed: list[Callable[[], None]] = []
+        self.copies: list[Any] = []
+        self.is_read = self.is_queued = False
+
+    def postpone(self, write: Callable[[], None]) -> None:
+        """Queue a write later."""
+        self.waiting.add(self)
+        self.postponed.append(write)
+
+    def queue(self) -> None:
+        """Queue the postponed writes, in their order."""
+        while self.postponed:
+            self.postponed.pop(0)()
+
+    def copy(self, core: Any) -> None:
+        """Evaluate the copies, so that no write references a request's buffers."""
+        self.queue()
+        if self.copies:
+            core.async_eval(self.copies)
+            self.copies = []
+        self.waiting.discard(self)
+
+    def evaluate(self, core: Any, pool: Any) -> None:
+        """Write; while a prefill reads the pool, only copy: a later write or read evaluates it."""
+        self.queue()
+        if self.is_queued and not self.is_read:
+            core.async_eval(pool.k_buffer, pool.v_buffer)
+            self.copies, self.is_queued = [], False
+        self.copy(core)
+
+
+def _install(patching: Patching, pool: str, attribute: str) -> None:
+    core: Any = patching.module("mlx.core")
+    ran = patching.ran
+    waiting: WeakSet[_Writes] = WeakSet()
+    # Without the patch nothing does a postponed write, and later prefix hits would read slots that
+    # hold other tokens. The prefill's end does it, or whatever reads or writes the pool next.
+    patching.drain(lambda: not waiting, "what a prefill has computed is in the pool")
+
+    def writes_of(pool: Any) -> _Writes:
+        writes: _Writes | None = vars(pool).get(_WRITES)
+        if writes is None or writes.waiting is not waiting:
+            writes = vars(pool)[_WRITES] = _Writes(waiting)
+        return writes
+
+    def make_postponed(inner: Callable[..., None]) -> Callable[..., None]:
+        def _sync_new_kv_to_pool(self: Any, cache: Any, cache_start: int, slot_ids: Any) -> None:
+            """Postpone the write of a prompt's tokens until the device has the prompt.
+
+            Building the write's graph takes the host an eighth of the time that it takes to build
+            a prefill. The tokens are the same then: nothing but the request's next steps appends
+            to its buffers.
+            """
+            pool = getattr(self, attribute)
+            if pool is None or not slot_ids:
+                inner(self, cache, cache_start, slot_ids)
+                return
+            writes_of(pool).postpone(partial(inner, self, cache, cache_start, slot_ids))
+
+        return _sync_new_kv_to_pool
+
+    def make_set(inner: Callable[..., None]) -> Callable[..., None]:
+        def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any) -> None:
+            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
+
+            Stock takes each layer's tokens by a number, which copies them; a slice does not.
+            """
+            inner(self, slots, _layers(k_all), _layers(v_all))
+            ran.seen = True
+            writes = writes_of(self)
+            waiting.add(writes)
+            writes.copies += [k_all, v_all]
+            writes.is_queued = True
+
+        return set_kv_all_layers
+
+    def make_get(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def get_kv(self: Any, layer_id: int, slots: Any) -> Any:
+            """Note that a prefill reads the pool, and queue what it may read."""
+            writes = writes_of(self)
+            writes.queue()
+            writes.is_read = True
+            return inner(self, layer_id, slots)
+
+        return get_kv
+
+    def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
+        def clear(self: Any) -> None:
+            """Forget the writes, and zero all buffers."""
+            writes = vars(self).pop(_WRITES, None)
+            if writes is not None:
+                writes.waiting.discard(writes)
+            inner(self)
+
+        return clear
+
+    def make_prefill(inner: Callable[..., int]) -> Callable[..., int]:
+        def prefill_finalize(self: Any, pending: Any) -> int:
+            """Copy while stock waits for the prefill's token; the next step writes the buffers."""
+            read = getattr(self, attribute)
+            if read is None:
+                return inner(self, pending)
+            writes = writes_of(read)
+            writes.copy(core)
+            token = inner(self, pending)
+            writes.is_read = False
+            return token
+
+        return prefill_finalize
+
+    def make_extend(inner: Callable[..., int]) -> Callable[..., int]:
+        def extend_finalize(self: Any, pending: Any) -> int:
+            """Write while stock waits for the chunk."""
+            written = getattr(self, attribute)
+            if written is not None:
+                writes_of(written).evaluate(core, written)
+            return inner(self, pending)
+
+        return extend_finalize
+
+    def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
+        def sync_decode_kv_to_pool(self: Any, *arguments: Any, **options: Any) -> None:
+            """When a request ends, write its decoded tokens and the queued ones of its prompt."""
+            inner(self, *arguments, **options)
+            written = getattr(self, attribute)
+            if written is not None:
+                writes_of(written).evaluate(core, written)
+
+        return sync_decode_kv_to_pool
+
+    patching.override(f"{RUNNER}._sync_new_kv_to_pool", make_postponed)
+    patching.override(f"{pool}.set_kv_all_layers", make_set)
+    patching.override(f"{pool}.get_kv", make_get)
+    patching.override(f"{pool}.clear", make_clear)
+    patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
+    patching.override(f"{RUNNER}.extend_finalize", make_extend)
+    patching.override(f"{RUNNER}._sync_decode_kv_to_pool", make_sync)
+
+
+def _layers(stacked: Any) -> list[Any]:
+    """Each layer's part of an array, without a copy."""
+    return [stacked[layer : layer + 1].squeeze(0) for layer in range(stacked.shape[0])]

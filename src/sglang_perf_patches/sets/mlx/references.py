@@ -1,0 +1,25 @@
+"""References to stock's definitions that several patches of this set name."""
+
+MLX = "sglang.srt.hardware_backend.mlx"
+RUNNER = f"{MLX}.model_runner:MlxModelRunner"
+
+WRAPPER = f"{MLX}.kv_cache.attention_wrapper"
+"""The module of the batched decode: its context, and the wrapper around each attention layer."""
+
+CORE = f"{WRAPPER}:mx"
+"""That module's name for ``mlx.core``."""
+
+USERS = (
+    f"{WRAPPER}:MLXAttentionWrapper",
+    f"{WRAPPER}:BatchedDecodeContext",
+    f"{WRAPPER}:get_context",
+)
+"""Everything in that module that uses ``mlx.core`` through the name."""
+
+BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
+
+CONTIGUOUS = f"{MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
+"""The cache of one request and layer, up to 0.5.12.post1."""
+
+ATTENTION = f"{MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
+"""The same cache, from 0.5.13 on."""

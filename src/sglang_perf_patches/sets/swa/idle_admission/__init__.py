@@ -1,0 +1,38 @@
+"""``swa.idle-admission``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import DECODING, TREES
+from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE, of
+
+# What a request needs until its end, and what can make room for it.
+_DECODES = (
+    *EVICTS,
+    *of(BATCH, "retract_decode", "new_tokens_required_next_decode"),
+    f"{DECODE}:DecodeReqToTokenPool.available_size",
+)
+
+PATCH = Patch(
+    id="swa.idle-admission",
+    proven_with=DECODING | TREES,
+    summary="an idle server admits a request that fits its sliding-window pool",
+    worth=Worth("b", "requests that fit an idle decode server's pool are never answered in stock"),
+    anchors=ADMITTED,
+    requires=("swa.tail-prealloc",),
+    variants=(
+        Variant(
+            releases=between("0.5.9", "0.5.11"),
+            install=f"{__name__}.body:install",
+            targets=(),
+            adds=(f"{QUEUE}._swa_peak_tokens",),
+            depends=(*ADMITTED, *_DECODES),
+            awaits=(DECODE,),
+        ),
+        Variant(
+            releases=between("0.5.12", "0.5.23"),
+            install=f"{__name__}.body:install_in_stock_rule",
+            targets=of(QUEUE, "_prealloc_kv_lens", "_prealloc_required_tokens"),
+            depends=(*STOCK_RULE, *_DECODES, f"{DECODE}:CLIP_MAX_NEW_TOKEN"),
+        ),
+    ),
+)

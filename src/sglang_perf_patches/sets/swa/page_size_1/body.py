@@ -1,0 +1,149 @@
+"""swa.page-size-1: what swa.tail-prealloc does, at page size 1, where upstream leaves it off.
+
+Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants a page size above
+1, which is CUDA's default unless an attention backend needs another.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....model.patching import MISSING
+from .. import leaving
+from ..references import DECODE, QUEUE
+from ..tail_allocation import record_evicted, tail_only
+from ..window import fill_length, unserved, unserved_by_tails
+from . import host_copies
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+
+def install(patching: Patching) -> None:
+    """Before 0.5.12: swa.tail-prealloc does everything but check for a page size above 1."""
+    _install_condition(patching, unserved)
+
+
+def _install_condition(patching: Patching, reason: Callable[[Any], str | None]) -> None:
+    patching.drain(leaving.is_idle, leaving.WAITS_FOR)
+
+    def make(inner: Any) -> Any:
+        return _uses_swa_tail_prealloc(patching, inner, reason)
+
+    patching.override(f"{QUEUE}._uses_swa_tail_prealloc", make)
+
+
+def _install_limit(patching: Patching) -> None:
+    """From 0.5.12: the longest prompt is one that the full pool holds, while the patch is on.
+
+    Stock decides on it once, when the queue is made, by the same condition.
+    """
+
+    def make_init(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+            inner(self, *args, **named)
+            unpaged = self.token_to_kv_pool_allocator.page_size == 1
+            if unpaged and self._uses_swa_tail_prealloc():
+                windows = self.scheduler.tp_worker.model_runner.swa_max_total_num_tokens
+                longest = self.max_total_num_tokens
+                leaving.keep_limit(self, longest, min(longest, windows))
+
+        return __init__
+
+    def make_check(inner: Any) -> Any:
+        def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
+            if "_swa_longest" not in vars(self):
+                return bool(inner(self, req))
+            with leaving.longer(self):
+                exceeds = bool(inner(self, req))
+            if not exceeds:
+                leaving.hold_if_long(self, req)
+            return exceeds
+
+        return _check_if_req_exceed_kv_capacity
+
+    patching.override(f"{QUEUE}.__init__", make_init)
+    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+
+
+def install_in_queue(patching: Patching) -> None:
+    """0.5.12 to 0.5.15.post1: the queue's own method allocates."""
+    _install_condition(patching, unserved_by_tails)
+    _install_limit(patching)
+    decode = patching.module(DECODE)
+
+    def make(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            allocator = self.token_to_kv_pool_allocator
+            if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
+                return inner(self, req, *args, **named)
+            length = fill_length(req)
+            tail = self._swa_tail_len(length)
+            with tail_only(allocator, tail):
+                slots = inner(self, req, *args, **named)
+            record_evicted(decode, req, length - tail)
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{QUEUE}._pre_alloc", make)
+
+
+def install_in_function(patching: Patching) -> None:
+    """From 0.5.16: a function of the module allocates."""
+    _install_condition(patching, unserved_by_tails)
+    _install_limit(patching)
+    decode = patching.module(DECODE)
+
+    def make(inner: Any) -> Any:
+        def alloc_for_decode_prealloc(allocator: Any, **named: Any) -> Any:
+            if allocator.page_size > 1 or not named["uses_swa_tail"] or named["total_prefix_len"]:
+                return inner(allocator, **named)
+            length, tail = named["fill_len"], named["swa_tail_len"]
+            with tail_only(allocator, tail):
+                slots = inner(allocator, **named)
+            if slots is not None:
+                record_evicted(decode, named["req"], length - tail)
+            return slots
+
+        return alloc_for_decode_prealloc
+
+    patching.override(f"{DECODE}:alloc_for_decode_prealloc", make)
+
+
+def install_with_old_copies(patching: Patching) -> None:
+    """0.5.18 to 0.5.20: besides, retracted KV goes to a host pool that may be full."""
+    install_in_function(patching)
+    host_copies.keep_beside_the_pool(patching, host_copies.OLD_NAMES)
+
+
+def install_with_copies(patching: Patching) -> None:
+    """From 0.5.21: as `install_with_old_copies`, by other names."""
+    install_in_function(patching)
+    host_copies.keep_beside_the_pool(patching, host_copies.NAMES)
+
+
+def _uses_swa_tail_prealloc(
+    patching: Patching, inner: Any, why_not: Callable[[Any], str | None]
+) -> Any:
+    def uses_swa_tail_prealloc(self: Any) -> bool:
+        """Whether this queue sizes sliding-window KV by the window; settled once for page size 1.
+
+        Decided once, because stock checks several times for each request of each step.
+        """
+        if self.token_to_kv_pool_allocator.page_size > 1:
+            return inner is not MISSING and bool(inner(self))
+        if "_swa_tail_served_unpaged" not in vars(self):
+            reason = why_not(self)
+            self._swa_tail_served_unpaged = reason is None
+            if reason is None:
+                patching.ran.seen = True
+                self.token_to_kv_pool_allocator._swa_tails_unpaged = True
+            else:
+                patching.gate(reason)
+        return bool(self._swa_tail_served_unpaged)
+
+    return uses_swa_tail_prealloc

@@ -1,0 +1,84 @@
+"""Retracted KV that the host's pool can't hold is kept as tensors, as releases before 0.5.18 do.
+
+From 0.5.19 on a decode server backs retracted KV up in a host pool of 0.2 of the device's, and
+aborts a request that does not fit (``backup_kv_cache``, ``sglang.srt.mem_cache.common``). On 0.5.18
+that pool is as large as the device's, and a request that does not fit ends the scheduler. With
+tails more requests run, so more may be retracted than stock's few ever fill that pool with.
+
+While a request is retracted stock admits none. So what is kept is at most the KV of the requests
+that were live when the first of them was retracted, and of what they decode meanwhile. How much
+the host has left is not asked: the ranks of a server have to decide alike, and each sees another
+figure.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from .. import leaving
+from . import CACHE
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+OLD_NAMES = ("retraction_backup", "retraction_restore", "retraction_discard")
+"""0.5.18 to 0.5.20: what backs a request up, restores it and forgets the copy, in the cache."""
+
+NAMES = ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup")
+"""The same from 0.5.21 on."""
+
+
+class Kept(SimpleNamespace):
+    """What stock's ``RetractionBackup`` holds, in tensors; a tuple has no weak references."""
+
+
+def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> None:
+    """Where the host's pool is full, back a request up as stock's other backend does.
+
+    Args:
+        patching: as an install gets it.
+        names: `NAMES`, or `OLD_NAMES`.
+    """
+
+    def make_backup(inner: Any) -> Any:
+        def backup(self: Any, req: Any) -> Any:
+            if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
+                return inner(self, req)
+            try:
+                saved = inner(self, req)
+            except RuntimeError as error:
+                # 0.5.18, which has given back by then whatever it had taken.
+                if not str(error).startswith("Retraction "):
+                    raise
+                saved = None
+            return _in_tensors(self, req) if saved is None else saved
+
+        return backup
+
+    def make_restore(inner: Any) -> Any:
+        def restore(self: Any, req: Any, backup: Any) -> Any:
+            if not isinstance(backup, Kept):
+                return inner(self, req, backup)
+            return req.load_kv_cache(self.req_to_token_pool, self.token_to_kv_pool_allocator)
+
+        return restore
+
+    def make_discard(inner: Any) -> Any:
+        def discard(self: Any, backup: Any) -> Any:
+            # Stock's caller drops the tensors: they have no slots to give back.
+            return None if isinstance(backup, Kept) else inner(self, backup)
+
+        return discard
+
+    for name, make in zip(names, (make_backup, make_restore, make_discard), strict=True):
+        patching.override(f"{CACHE}.{name}", make)
+
+
+def _in_tensors(cache: Any, req: Any) -> Kept:
+    """Copy a request's KV as stock's other backend does."""
+    req.offload_kv_cache(cache.req_to_token_pool, cache.token_to_kv_pool_allocator)
+    holder = req if hasattr(req, "retraction_backup") else req.kv
+    kept = Kept(**holder.retraction_backup._asdict())
+    leaving.COPIES.add(kept)
+    return kept

@@ -1,0 +1,33 @@
+"""``swa.pool-ratio``."""
+
+from ....model.patch import Patch, Variant
+from ....model.releases import between
+from ..proven import BESIDE
+from ..references import EVICTS, of
+
+_CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
+CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
+
+PATCH = Patch(
+    id="swa.pool-ratio",
+    proven_with=BESIDE | {"pages": "verify", "no-radix-cache": "verify"},
+    kind="policy",
+    summary="the sliding-window pool is sized by running requests and window",
+    variants=(
+        Variant(
+            releases=between("0.5.11", "0.5.23"),
+            install=f"{__name__}.body:install",
+            targets=of(
+                CONFIGURATOR,
+                "__init__",
+                "calculate_pool_sizes",
+                "calculate_pool_sizes_from_max_tokens",
+            ),
+            depends=(
+                *of(CONFIGURATOR, "_solve_pool_sizes", "_recompute_cell_size", "_swa_cell_bytes"),
+                f"{_CONFIGURATORS}:create_memory_pool_configurator",
+                *EVICTS,
+            ),
+        ),
+    ),
+)

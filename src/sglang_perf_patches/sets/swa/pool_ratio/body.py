@@ -1,0 +1,167 @@
+"""swa.pool-ratio: the sliding-window pool is sized by requests and window, not by a fixed ratio.
+
+Stock does so for DeepSeek-V4 (``DSV4PoolConfigurator``), and for other models if the prefix
+cache is off (``SWAChunkCapPoolConfigurator``, later ``SWARequestCapPoolConfigurator``).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .. import growth
+from ..growth import setting
+from . import CONFIGURATOR
+from . import hint as pool_hint
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+logger = logging.getLogger("sglang_perf_patches")
+
+
+def install(patching: Patching) -> None:
+    """Give stock's own arithmetic another ratio, if the operator set none."""
+    patching.anytime("pools keep the sizes that they were made with, whoever computed them")
+
+    def make_init(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def __init__(self: Any, runner: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+            inner(self, runner, *args, **named)
+            self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
+            reason = unserved(self, runner)
+            self._swa_needs = None if reason else needs(runner)
+            if reason:
+                patching.gate(reason)
+
+        return __init__
+
+    def make_by_bytes(inner: Any) -> Any:
+        def calculate_pool_sizes(self: Any, available_bytes: int, *args: Any, **named: Any) -> Any:
+            pools = None
+            if self._swa_needs is not None:
+                ratio, cell = self._swa_stock
+                swa_cell = swa_cell_bytes(self)
+                pools = pool_hint.fit(
+                    self._swa_needs,
+                    full_cell=cell - ratio * swa_cell,
+                    swa_cell=swa_cell,
+                    ratio=ratio,
+                    available=available_bytes,
+                )
+            _bend(self, pools, patching)
+            return inner(self, available_bytes, *args, **named)
+
+        return calculate_pool_sizes
+
+    def make_by_tokens(inner: Any) -> Any:
+        def calculate_pool_sizes_from_max_tokens(
+            self: Any, max_total_num_tokens: int, *args: Any, **named: Any
+        ) -> Any:
+            pools = None
+            if self._swa_needs is not None and max_total_num_tokens > 0:
+                pools = pool_hint.fit_tokens(
+                    self._swa_needs, ratio=self._swa_stock[0], full=max_total_num_tokens
+                )
+            _bend(self, pools, patching)
+            return inner(self, max_total_num_tokens, *args, **named)
+
+        return calculate_pool_sizes_from_max_tokens
+
+    patching.override(f"{CONFIGURATOR}.__init__", make_init)
+    patching.override(f"{CONFIGURATOR}.calculate_pool_sizes", make_by_bytes)
+    patching.override(f"{CONFIGURATOR}.calculate_pool_sizes_from_max_tokens", make_by_tokens)
+
+
+def unserved(configurator: Any, runner: Any) -> str | None:
+    """Why a server's pools are left to stock; None if the ratio is derived.
+
+    Args:
+        configurator: a ``HybridSWAPoolConfigurator`` that stock has initialised.
+        runner: what it was made from: a ``ModelRunner``, later a ``KVCacheConfigurator``.
+    """
+    if type(configurator).__name__ != "HybridSWAPoolConfigurator":
+        return "stock sizes the sliding-window pool by the running requests"
+    if not configurator._full_layers_num:
+        return "every layer has a sliding window"
+    if getattr(configurator, "_enable_unified_memory", False):
+        return "both pools share one memory"
+    if configurator._swa_full_tokens_ratio != pool_hint.STOCK_RATIO:
+        return "the ratio is the operator's or the model's own"
+    if setting(runner, "_swa_full_tokens_ratio_explicitly_set"):
+        return "the operator gave --swa-full-tokens-ratio"
+    if not setting(runner, "max_running_requests"):
+        return "--max-running-requests is not given"
+    if not runner.sliding_window_size or runner.sliding_window_size < 0:
+        return "the model has no sliding window"
+    if (setting(runner, "chunked_prefill_size") or 0) <= 0:
+        return "prefill is not chunked"
+    if (setting(runner, "disaggregation_mode") or "null") != "null":
+        return "the server is disaggregated"
+    if (setting(runner, "pp_size") or 1) > 1:
+        return "pipeline parallelism is on"
+    if setting(runner, "enable_hierarchical_cache"):
+        return "the hierarchical cache is on"
+    return None
+
+
+def needs(runner: Any) -> pool_hint.Needs:
+    """What a server's sliding-window pool is to hold, from its arguments."""
+    page = runner.page_size
+    window = runner.sliding_window_size
+    step, ahead = 1, page
+    if setting(runner, "speculative_algorithm"):
+        step, ahead = growth.drafted(runner, page)
+    chunks = 1 if setting(runner, "disable_overlap_schedule") else 2
+    tails = 0 if setting(runner, "disable_radix_cache") else setting(runner, "swa_prefix_tails")
+    return pool_hint.Needs(
+        requests=max(1, setting(runner, "max_running_requests") // replicas(runner)),
+        window=window,
+        page_size=page,
+        interval=growth.eviction_interval(window, page) + growth.kept_margin(page),
+        a_step=step,
+        ahead=ahead,
+        chunks=chunks * setting(runner, "chunked_prefill_size"),
+        tails=tails,
+    )
+
+
+def replicas(runner: Any) -> int:
+    """Over how many ranks of data parallelism the running requests are spread."""
+    ranks = getattr(runner, "ps", runner)
+    for name in ("attn_dp_size", "dp_size"):
+        if isinstance(getattr(ranks, name, None), int):
+            return max(1, int(getattr(ranks, name)))
+    return max(1, setting(runner, "dp_size") or 1)
+
+
+def swa_cell_bytes(configurator: Any) -> float:
+    """Bytes of a token in the sliding-window pool, over all layers, as stock's cell counts it."""
+    if hasattr(configurator, "_swa_cell_bytes"):
+        return float(configurator._swa_cell_bytes())
+    layers = configurator._swa_layers_num + getattr(configurator, "_draft_swa_layers_num", 0)
+    return float(configurator._swa_per_token * layers)
+
+
+def _bend(configurator: Any, pools: pool_hint.Pools | None, patching: Patching) -> None:
+    """Set the ratio, and the bytes of a token that follow from it, before stock reads both.
+
+    Why this trick: stock solves its equation with these two attributes and nothing else, so that
+    all it derives from the solution stays its own.
+    """
+    ratio, cell = configurator._swa_stock
+    configurator._swa_full_tokens_ratio, configurator._cell_size = ratio, cell
+    if pools is None:
+        return
+    patching.ran.seen = True
+    configurator._swa_full_tokens_ratio = pools.ratio
+    configurator._cell_size = cell - (ratio - pools.ratio) * swa_cell_bytes(configurator)
+    logger.info(
+        "swa.pool-ratio: %.4f instead of %s, sliding-window KV for %d tokens, of which %d cached "
+        "prefixes",
+        pools.ratio,
+        ratio,
+        pools.swa,
+        pools.tails,
+    )

@@ -1,0 +1,408 @@
+"""swa.tail-prealloc: sliding-window KV of a request in transfer is as long as its window.
+
+Upstream's change is sgl-project/sglang#24857 (first in 0.5.12), with the fixes #25805, #27779,
+#28085 and #33794. `install` adds it to releases before 0.5.12; the other functions add the
+fixes to releases that have the change without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from .. import leaving, tail_allocation
+from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
+from ..window import ceil_align, fill_length, idle, tail_length, unserved
+from . import cpu_copy
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+logger = logging.getLogger("sglang_perf_patches")
+
+
+def install(patching: Patching) -> None:
+    """The change itself, on releases before 0.5.12."""
+    patching.drain(leaving.is_idle, leaving.WAITS_FOR)
+    _install_allocation(patching)
+    _install_condition(patching)
+    _install_capacity(patching)
+    _install_admission(patching)
+
+
+def _install_allocation(patching: Patching) -> None:
+    """A request gets sliding-window slots for its tail; copies and frees know that it did."""
+    patching.add(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", tail_allocation.alloc_extend_swa_tail)
+    patching.override(f"{OLD_ALLOCATOR}.free_swa", _free_swa)
+    patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
+    patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
+
+    def make_pre_alloc(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            allocator = self.token_to_kv_pool_allocator
+            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
+            if prefix_length or not self._uses_swa_tail_prealloc():
+                return inner(self, req, *args, **named)
+            patching.ran.seen = True
+            length = fill_length(req)
+            tail = _tail(self, length)
+            with tail_allocation.tail_only(allocator, tail):
+                slots = inner(self, req, *args, **named)
+            req.swa_evicted_seqlen = length - tail
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+
+
+def _install_condition(patching: Patching) -> None:
+    """Which queues are served, and what stock's rule wants of a request: others ask both."""
+    decode = patching.module(DECODE)
+
+    def uses_swa_tail_prealloc(self: Any) -> bool:
+        """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
+        if "_swa_tail_served" not in vars(self):
+            paged = self.token_to_kv_pool_allocator.page_size > 1
+            self._swa_tail_served = paged and unserved(self) is None
+        return bool(self._swa_tail_served)
+
+    def peak(self: Any, req: Any, held: int, idle: bool) -> int:
+        """Sliding-window tokens that stock's rule wants for a request until it ends.
+
+        Whether the server is idle makes no difference here: swa.idle-admission checks that.
+        """
+        new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
+        return held + new
+
+    patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
+    patching.add(f"{QUEUE}._swa_peak_tokens", peak)
+
+
+def _install_capacity(patching: Patching) -> None:
+    """The longest request is one that the full pool holds; what never fits is answered so."""
+    decode = patching.module(DECODE)
+
+    def make_init(inner: Any) -> Any:
+        signature = inspect.signature(inner)
+
+        @functools.wraps(inner)
+        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+            inner(self, *args, **named)
+            if self._uses_swa_tail_prealloc():
+                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
+                given = signature.bind(self, *args, **named).arguments
+                leaving.keep_limit(self, given["max_total_num_tokens"], self.max_total_num_tokens)
+            else:
+                patching.gate(unserved(self) or "the page size is 1")
+
+        return __init__
+
+    def make_check(inner: Any) -> Any:
+        def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
+            with leaving.longer(self):
+                if inner(self, req):
+                    return True
+            if not self._uses_swa_tail_prealloc():
+                return False
+            message = _never_fits(self, req)
+            if message is None:
+                leaving.hold_if_long(self, req)
+                return False
+            logger.error(message)
+            decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
+            self.scheduler.stream_output([req], req.return_logprob)
+            return True
+
+        return _check_if_req_exceed_kv_capacity
+
+    patching.override(f"{QUEUE}.__init__", make_init)
+    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+
+
+def _install_admission(patching: Patching) -> None:
+    """Each pool has a budget of its own; stock's code admits and resumes what both hold."""
+    decode = patching.module(DECODE)
+
+    def make_allocatable(inner: Any) -> Any:
+        def _allocatable_tokens(self: Any, *args: Any, **named: Any) -> int:
+            tokens: int = inner(self, *args, **named)
+            if self._uses_swa_tail_prealloc():
+                # Stock starts from the scarcer pool; the other pool is accounted for separately.
+                allocator = self.token_to_kv_pool_allocator
+                tokens += allocator.full_available_size() - allocator.available_size()
+            return tokens
+
+        return _allocatable_tokens
+
+    def make_pop(inner: Any) -> Any:
+        def pop_preallocated(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
+            if not self._uses_swa_tail_prealloc():
+                return inner(self, rids_to_check)
+            # Stock would resolve them a second time, and each poll is an all-reduce.
+            steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+            for name in steps:
+                arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
+                getattr(self, name)(*arguments)
+            # Why this trick: stock's method calls these steps in its middle. While it runs, the
+            # queue has steps of its own that do nothing.
+            for name in steps:
+                setattr(self, name, _nothing)
+            try:
+                return inner(self, _admitted(self, decode, rids_to_check))
+            finally:
+                for name in steps:
+                    delattr(self, name)
+
+        return pop_preallocated
+
+    def make_resume(inner: Any) -> Any:
+        def resume_retracted_reqs(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
+            if not self._uses_swa_tail_prealloc():
+                return inner(self, rids_to_check)
+            return inner(self, _resumed(self, rids_to_check))
+
+        return resume_retracted_reqs
+
+    patching.override(f"{QUEUE}._allocatable_tokens", make_allocatable)
+    patching.override(f"{QUEUE}.pop_preallocated", make_pop)
+    patching.override(f"{QUEUE}.resume_retracted_reqs", make_resume)
+
+
+def install_all_fixes(patching: Patching) -> None:
+    """On 0.5.12: unmap before the tail, and what `install_fixes` brings."""
+
+    def make(inner: Any) -> Any:
+        def alloc_extend_swa_tail(self: Any, *args: Any, **named: Any) -> Any:
+            slots = inner(self, *args, **named)
+            if slots is not None:
+                tail = named["swa_tail_len"] if "swa_tail_len" in named else args[-1]
+                tail_allocation.clear_before_tail(self, slots, tail)
+            return slots
+
+        return alloc_extend_swa_tail
+
+    patching.override(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", make)
+    install_fixes(patching)
+
+
+def install_fixes(patching: Patching) -> None:
+    """On 0.5.12.post1: whole pages unmapped and priced, the evicted length kept, no reserve."""
+    _install_tracking(patching, OLD_ALLOCATOR)
+
+
+def install_fixes_moved(patching: Patching) -> None:
+    """On 0.5.13 and 0.5.13.post1: as `install_fixes`, the allocator being in another module."""
+    _install_tracking(patching, ALLOCATOR)
+
+
+def install_page_price(patching: Patching) -> None:
+    """On 0.5.14 to 0.5.17: a request is priced in whole pages, as it is allocated."""
+    patching.anytime("it only prices requests that are not admitted yet")
+    _install_price(patching, reserve_swa=True)
+
+
+def _install_tracking(patching: Patching, allocator: str) -> None:
+    patching.anytime("what it records of a request is what stock's own evictions record")
+
+    def make_pre_alloc(inner: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+            slots = inner(self, req, *args, **named)
+            length = fill_length(req)
+            tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
+            if tail_alone and self._uses_swa_tail_prealloc():
+                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
+                req.swa_evicted_seqlen = length - self._swa_tail_len(length)
+            return slots
+
+        return _pre_alloc
+
+    patching.override(f"{allocator}.free_swa", _free_swa)
+    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+    _install_price(patching, reserve_swa=False)
+
+
+def _install_price(patching: Patching, *, reserve_swa: bool) -> None:
+    """Price whole pages (sgl-project/sglang#33794).
+
+    Args:
+        patching: as `install` gets it.
+        reserve_swa: whether stock's own figure says right what sliding-window KV to hold back for
+            the decode steps to come; else it is none, since without a prefix cache the window
+            bounds what a request grows to.
+    """
+
+    def make(inner: Any) -> Any:
+        def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
+            full, swa = inner(self, req)
+            if not self._uses_swa_tail_prealloc():
+                return full, swa
+            patching.ran.seen = True
+            page = self.token_to_kv_pool_allocator.page_size
+            full_held, swa_held = self._prealloc_kv_lens(req)
+            if not reserve_swa and self.tree_cache.is_chunk_cache():
+                swa = swa_held
+            return full + -full_held % page, swa + -swa_held % page
+
+        return _prealloc_required_tokens
+
+    patching.override(f"{QUEUE}._prealloc_required_tokens", make)
+
+
+def _free_swa(inner: Any) -> Any:
+    def free_swa(self: Any, free_index: Any) -> None:
+        inner(self, free_index)
+        tail_allocation.unmap_pages(self, free_index)
+
+    return free_swa
+
+
+_HANDSHAKE = ("_resolve_pending_reqs", "_update_handshake_waiters")
+
+
+def _nothing(*_: Any) -> None:
+    """In the place of a step that is done."""
+
+
+def _tail(queue: Any, length: int) -> int:
+    page = queue.token_to_kv_pool_allocator.page_size
+    return tail_length(length, queue.scheduler.sliding_window_size, page)
+
+
+def _pages(queue: Any, length: int) -> int:
+    return ceil_align(length, queue.token_to_kv_pool_allocator.page_size)
+
+
+def _swa_tokens(queue: Any, req: Any) -> int:
+    """What allocating a request takes from the sliding-window pool."""
+    return _pages(queue, _tail(queue, fill_length(req)))
+
+
+def _never_fits(queue: Any, req: Any) -> str | None:
+    """Why a request can't be allocated even in empty pools; None if it can."""
+    allocator = queue.token_to_kv_pool_allocator
+    swa, swa_size = _swa_tokens(queue, req), _whole(queue, allocator.size_swa)
+    if swa > swa_size:
+        return (
+            f"Request {req.rid} needs sliding-window KV for {swa} tokens, and that pool holds "
+            f"{swa_size}"
+        )
+    full = len(req.origin_input_ids) + len(req.output_ids) + queue.num_reserved_decode_tokens
+    if full > _whole(queue, allocator.size_full):
+        return (
+            f"Request {req.rid} needs KV for {full} tokens, of which "
+            f"{queue.num_reserved_decode_tokens} are the reserve for decoding, and the pool holds "
+            f"{_whole(queue, allocator.size_full)}"
+        )
+    return None
+
+
+def _whole(queue: Any, size: int) -> int:
+    """The tokens of a pool's whole pages."""
+    page: int = queue.token_to_kv_pool_allocator.page_size
+    return size // page * page
+
+
+def _is_aborted(decode: Any, entry: Any) -> bool:
+    return isinstance(entry.req.finished_reason, decode.FINISH_ABORT)
+
+
+def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
+    """The requests that stock may look at: aborted ones, and as many as both pools can serve.
+
+    First come, first served: the first that does not fit keeps all behind it out, as in stock. One
+    that does not fit while both pools are whole never will, nor will any behind it: it is aborted
+    with a 400 instead.
+    """
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    running = scheduler.running_batch.reqs
+    retractable = sum(
+        _tail(queue, len(req.origin_input_ids)) + len(req.output_ids) for req in running
+    )
+    swa_left = _swa_budget(queue, retractable=retractable, count_retracted=True)
+    full_left = allocator.full_available_size()
+    chosen = None if rids_to_check is None else set(rids_to_check)
+    entries = [entry for entry in queue.queue if chosen is None or entry.req.rid in chosen]
+    admitted = {entry.req.rid for entry in entries if _is_aborted(decode, entry)}
+    alone = idle(queue)
+    for entry in entries:
+        if entry.req.rid in admitted or not entry.waiting_for_input:
+            continue
+        held = _swa_tokens(queue, entry.req)
+        tail = _tail(queue, fill_length(entry.req))
+        wanted = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
+        full = _pages(queue, fill_length(entry.req))
+        if wanted > swa_left or full > full_left:
+            if not alone:
+                break
+            message = (
+                f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
+                f"need sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
+            )
+            logger.error(message)
+            decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
+            admitted.add(entry.req.rid)
+            continue
+        alone = False
+        admitted.add(entry.req.rid)
+        swa_left -= held
+        full_left -= full
+    return admitted
+
+
+def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
+    """The retracted requests whose KV fits in whole pages, first come, first served.
+
+    Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
+    """
+    swa_left = _swa_budget(queue, retractable=None, count_retracted=False)
+    full_left = queue.token_to_kv_pool_allocator.full_available_size()
+    chosen = None if rids_to_check is None else set(rids_to_check)
+    resumed = set()
+    for req in queue.retracted_queue:
+        if chosen is not None and req.rid not in chosen:
+            continue
+        swa, full = _swa_tokens(queue, req), _pages(queue, fill_length(req))
+        if swa > swa_left or full > full_left:
+            break
+        swa_left -= swa
+        full_left -= full
+        resumed.add(req.rid)
+    return resumed
+
+
+def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -> int:
+    """Sliding-window tokens that may be given away, by upstream's rule for them.
+
+    Args:
+        queue: the prealloc queue.
+        retractable: what retracting every running request would free, in tokens; None if no
+            running request is to be provided for.
+        count_retracted: whether to keep what retracted requests will need.
+    """
+    scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
+    window, running = scheduler.sliding_window_size, scheduler.running_batch.reqs
+    free: int = allocator.swa_available_size()
+    used = allocator.size_swa - free
+
+    def reserve(requests: int) -> int:
+        # The window limits a request's growth, however long it decodes.
+        growth = max(0, requests * window - used)
+        kept: int = min(queue.num_reserved_decode_tokens * requests, growth)
+        return kept
+
+    kept = reserve(len(running) + len(queue.transfer_queue.queue) + len(scheduler.waiting_queue))
+    if retractable is not None and running:
+        tails = ((r, _tail(queue, len(r.origin_input_ids))) for r in running)
+        peaks = (queue._swa_peak_tokens(r, tail, False) for r, tail in tails)
+        kept = max(kept, max(peaks) - retractable)
+    batch = scheduler.last_batch
+    if batch and batch.forward_mode.is_prebuilt():
+        kept += reserve(len(batch.reqs))  # they are in no queue now
+    if count_retracted:
+        kept += sum(_swa_tokens(queue, req) for req in queue.retracted_queue)
+    return free - kept

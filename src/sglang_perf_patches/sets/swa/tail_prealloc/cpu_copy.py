@@ -1,0 +1,74 @@
+"""CPU copies of KV whose sliding-window part is not all there: copy and load what is mapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import leaving
+
+_ROWS = "swa_rows"
+
+
+class Copy(dict[str, Any]):
+    """Stock's copy, with rows missing. A class of its own has weak references."""
+
+
+def get_cpu_copy(inner: Any) -> Any:
+    """Make ``SWAKVPool.get_cpu_copy`` hold sliding-window KV of mapped slots alone."""
+
+    def get_cpu_copy(self: Any, indices: Any, *args: Any, **named: Any) -> Any:
+        if self.full_to_swa_index_mapping is None:
+            return inner(self, indices, *args, **named)
+        slots = self.full_to_swa_index_mapping[indices]
+        mapped = slots > 0
+        if bool(mapped.all()):
+            return inner(self, indices, *args, **named)
+        copy = Copy(
+            full=self.full_kv_pool.get_cpu_copy(indices),
+            swa=self.swa_kv_pool.get_cpu_copy(slots[mapped]),
+        )
+        copy[_ROWS] = mapped.cpu()
+        leaving.COPIES.add(copy)
+        return copy
+
+    return get_cpu_copy
+
+
+def load_cpu_copy(inner: Any) -> Any:
+    """Make ``SWAKVPool.load_cpu_copy`` write the rows that the copy has and the pool maps now."""
+    import torch
+
+    def load_cpu_copy(self: Any, kv_cache_cpu: Any, indices: Any, *args: Any, **named: Any) -> Any:
+        if self.full_to_swa_index_mapping is None:
+            return inner(self, kv_cache_cpu, indices, *args, **named)
+        slots = self.full_to_swa_index_mapping[indices]
+        mapped = (slots > 0).cpu()
+        copied = kv_cache_cpu.get(_ROWS)
+        if copied is None:
+            copied = torch.ones_like(mapped)
+        if bool((mapped & copied).all()):
+            return inner(self, kv_cache_cpu, indices, *args, **named)
+        self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], indices)
+        chunk = getattr(self.swa_kv_pool, "cpu_offloading_chunk_size", len(mapped))
+        rows = _select(kv_cache_cpu["swa"], mapped[copied], chunk)
+        self.swa_kv_pool.load_cpu_copy(rows, slots[(mapped & copied).to(slots.device)])
+        return None
+
+    return load_cpu_copy
+
+
+def _select(copy: Any, kept: Any, chunk: int) -> list[list[list[Any]]]:
+    """Rows of a pool's copy, which is one list of chunks a layer, each with all its buffers.
+
+    Args:
+        copy: layers, then chunks of at most `chunk` rows, then buffers of shape ``(rows, ...)``.
+        kept: bool of shape ``(all rows,)``.
+        chunk: rows in a chunk of the result, as the pool's own load counts them.
+    """
+    import torch
+
+    layers = []
+    for chunks in copy:
+        buffers = [torch.cat(pieces)[kept].split(chunk) for pieces in zip(*chunks, strict=True)]
+        layers.append([list(pieces) for pieces in zip(*buffers, strict=True)])
+    return layers

@@ -244,10 +244,10 @@ _INTRODUCTION = """# Upstream's own unit tests, with patches off and on
 names. `python3 -m tests.maintain.tables` writes this page. Off is stock, on is every exact patch.
 
 The tests with MLX load the example's small model where they ask for one. The others are played on a
-CPU server (`SGLANG_USE_CPU_ENGINE=1`), where the patches of mla and mamba are gated. "No platform"
-is the same without that variable: they are not gated, but stock itself fails more tests. Each file
-has a process of its own. A patch is counted in a file if it was live, or had run, after any of its
-tests. It is live only once a test has imported what it changes.
+CPU server (`SGLANG_USE_CPU_ENGINE=1`), where the patches of mla and mamba were gated, and those of
+swa are by now. "No platform" is the same without that variable: they are not gated, but stock
+itself fails more tests. Each file has a process of its own. A patch is counted in a file if it was
+live, or had run, after any of its tests. It is live only once a test has imported what it changes.
 
 That none of mla and mamba ran is no surprise: upstream's tests of what they change are no unit
 tests and are skipped without CUDA (`test/registered/attention/unittests`). They were not played.

@@ -127,14 +127,13 @@ def component_module() -> Any:
 
 
 def trees() -> tuple[str, ...]:
-    """The prefix caches that the release makes for such models."""
+    """The prefix cache that the release makes for such models by default."""
     try:
         chooser = importlib.import_module(f"{MEMORY}.registry")
     except ModuleNotFoundError:
         chooser = importlib.import_module("sglang.srt.managers.scheduler")
-    source = inspect.getsource(chooser)
-    names = {"radix": " MambaRadixCache(params)", "unified": "UnifiedRadixCache"}
-    return tuple(name for name, made in names.items() if made in source)
+    alone = " MambaRadixCache(params)" in inspect.getsource(chooser)
+    return ("radix",) if alone else ("unified",)
 
 
 _PUBLISHED: dict[str, Any] = {}

@@ -90,29 +90,16 @@ PATCH = Patch(
     ),
     variants=(
         _variant(
-            *("0.5.9", "0.5.10.post1", "install_in_radix_tree"),
+            *("0.5.9", "0.5.12.post1", "install_in_radix_tree"),
             commit=_BEFORE_COMMIT,
             radix=True,
             depends=(*_GAVE, _COMMON),
         ),
         _variant(
-            *("0.5.11", "0.5.12.post1", "install_in_both"),
-            component=_OLD,
-            match="finalize_match_result",
+            *("0.5.13", "0.5.15.post1", "install_in_radix_tree"),
             commit=_BEFORE_COMMIT,
             radix=True,
-            depends=(*_GAVE, _COMMON),
-        ),
-        _variant(
-            *("0.5.13", "0.5.15.post1", "install_in_both"),
-            component=_OLD,
-            match="finalize_match_result",
-            commit=_BEFORE_COMMIT,
-            radix=True,
-            depends=(
-                *(*_GIVES, _COMMON, f"{_RADIX}._alloc_mamba_slot"),
-                f"{_OLD}._alloc_mamba_slot",
-            ),
+            depends=(*_GIVES, _COMMON, f"{_RADIX}._alloc_mamba_slot"),
         ),
         _variant(
             *("0.5.16", "0.5.16", "install_in_old_components"),

@@ -40,22 +40,14 @@ class _NoSlot(Exception):
 
 
 def install_in_radix_tree(patching: Patching) -> None:
-    """Up to 0.5.10.post1: there is one prefix cache for these models."""
+    """Up to 0.5.15.post1: what stock makes unless an environment variable says otherwise."""
     waiting = _requests_without_state(patching)
     _in_radix_tree(patching, waiting)
-    _in_admission(patching, waiting, "_req_inc_lock_ref")
-
-
-def install_in_both(patching: Patching) -> None:
-    """0.5.11 to 0.5.15.post1: an environment variable chooses a second one."""
-    waiting = _requests_without_state(patching)
-    _in_radix_tree(patching, waiting)
-    _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
     _in_admission(patching, waiting, "_req_inc_lock_ref")
 
 
 def install_in_old_components(patching: Patching) -> None:
-    """0.5.16: stock makes the second one alone."""
+    """0.5.16: stock makes the unified radix cache instead."""
     waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
     _in_admission(patching, waiting, "_req_inc_lock_ref")

@@ -65,13 +65,13 @@ def test_every_fingerprint_is_of_one_of_the_releases() -> None:
 @EACH
 def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
-    expected = {"mamba.mamba2-chunk-indices"}
+    expected = {"mamba.mamba2-chunk-indices", "mamba.slot-exhaustion"}
     if release in OLD:
         expected |= {"mamba.zero-sync"}
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
     if release in CAPTURED:
-        expected |= {"mamba.gdn-prefill-graph", "mamba.gdn-prefill-graph-triton"}
+        expected |= {"mamba.gdn-prefill-graph"}
     patches = applying(release)
     assert set(patches) == expected
     for patch, line in proved(release, shown("mamba", release, patches, RELEASES)).items():

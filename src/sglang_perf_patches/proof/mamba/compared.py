@@ -12,23 +12,29 @@ import torch
 
 from .. import Different, Inputs
 from ..comparing import live, same, some
-from . import play
+from . import flashinfer, play
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
+from .captured import BREAKS, Captured, draw_replays
 from .captured import EDGES as BUCKETS
-from .captured import Captured, draw_replays
+from .exhaustion import alike as episodes_alike
+from .exhaustion import drained, short_of_copies, short_of_rows
+from .hybrid_parts import trees
 from .kinds import Kda, Lightning, Mamba2
 from .play import Play
 from .rig import Rig, called
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
-TRITON = "mamba.gdn-prefill-graph-triton"
 ZERO_SYNC = "mamba.zero-sync"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
+EXHAUSTION = "mamba.slot-exhaustion"
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
+
+SERVED = 12
+"""Drawn episodes of a server: each takes a tenth of a second."""
 
 REPLAYS = 1
 """Drawn replays: each takes up to a minute of Triton's interpreter."""
@@ -55,18 +61,9 @@ def mamba2() -> Play:
 def prefill_graph(inputs: Inputs) -> int:
     """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
     wanted = [*some(inputs, BUCKETS), *inputs(draw_replays, REPLAYS)]
-    replayed = Captured(gdn()).replayed
-    return alike([[PREFILL_GRAPH]], replayed, wanted)
-
-
-def prefill_graph_triton(_: Inputs) -> int:
-    """``mamba.gdn-prefill-graph-triton``: what a FlashInfer server captures is Triton's own."""
-    kernels = importlib.import_module(
-        "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
-    ).FlashInferGDNKernel
-    servers = object.__new__(kernels)  # nothing of it may be used
-    wanted = BUCKETS[-1:]
-    return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
+    count = alike([[PREFILL_GRAPH]], Captured(gdn()).replayed, wanted)
+    counted = Captured(gdn(), flashinfer.kernel(gdn().counter)).counted
+    return count + alike([[PREFILL_GRAPH]], counted, some(inputs, BREAKS), most=None)
 
 
 def zero_sync(inputs: Inputs) -> int:
@@ -126,6 +123,22 @@ def lightning_rows(inputs: Inputs) -> int:
             raise Different(f"{ROWS}: of the scheduler's batches the host knows {found}")
         count += len(found)
     return count
+
+
+def slot_exhaustion(inputs: Inputs) -> int:
+    """``mamba.slot-exhaustion``: where stock dies, and random episodes with few slots."""
+    kinds = [(tree, tracked) for tracked in (True, False) for tree in trees()]
+    crowded = [(make, kind) for kind in kinds for make in (short_of_rows, short_of_copies)]
+    for make, kind in crowded:
+        if not drained(make(*kind)).died:
+            raise Different(f"{EXHAUSTION}: stock does not die, {make.__name__}, {kind}")
+    with live(EXHAUSTION):
+        for make, kind in crowded:
+            died = drained(make(*kind)).died
+            if died:
+                raise Different(f"{EXHAUSTION}: {make.__name__}, {kind}: {died}")
+    seeds = inputs(lambda random: random.getrandbits(32), SERVED)
+    return len(crowded) + episodes_alike(seeds).total()
 
 
 def waits_of_metadata(rig: Play, own: int = 0) -> Callable[[Sequence[Batch]], int]:

@@ -16,6 +16,10 @@ PROVEN = {
         "mamba.lightning-rows": _ALL,
         "mamba.mamba2-chunk-indices": _ALL,
         "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
-        "mamba.gdn-prefill-graph-triton": (*_ALL, "hierarchical-cache"),
+        # Whoever comes before another is played by nobody, nor who decodes in a prefill.
+        "mamba.slot-exhaustion": (
+            *(name for name in _ALL if name != "priorities"),
+            "tensor-parallel",
+        ),
     }.items()
 }

@@ -1,0 +1,199 @@
+"""Episodes of a hybrid model's server with few slots for states, on stock and patched.
+
+Each is drawn from a seed: requests come, with shared prefixes and without, run, are retracted and
+aborted. Where stock lives, both sides decide and hold the same, step by step. Where it dies they do
+until then, and the patched server goes on and drains.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from .. import Different
+from ..comparing import live
+from .hybrid_parts import Shape, trees
+from .hybrid_server import HybridServer
+
+PATCH = "mamba.slot-exhaustion"
+
+DEATHS = (
+    "Can not alloc mamba cache",
+    "Not enough space for mamba cache",
+    "Not enough space for mamba ping pong idx",
+)
+"""How the messages begin with which stock's scheduler dies where no slot is left."""
+
+ACTIONS = 14
+"""Of an episode, besides the first requests."""
+
+
+@dataclass
+class Told:
+    """What came of an episode.
+
+    Attributes:
+        log: what was decided and held, step by step.
+        died: the message of stock's assertion; empty if the server drained.
+        where: the function that asserted.
+    """
+
+    log: list[Any]
+    died: str = ""
+    where: str = ""
+
+
+def shape(random: Random) -> Shape:
+    """A server with few slots, and a cache of any kind that the release has."""
+    tracked = random.random() < 0.5
+    slots = random.randint(3 if tracked else 1, 14)
+    return Shape(
+        tree=random.choice(trees()),
+        tracked=tracked,
+        slots=slots,
+        tokens=64 * random.choice((24, 40, 200)),
+        rows=min(random.choice((1, 2, 4, 8)), slots),  # stock never has more rows
+        chunk=random.choice((128, 256)),
+        overlap=random.random() < 0.7,
+    )
+
+
+def play(seed: int, given: Shape | None = None) -> Told:
+    """Play an episode, the same one for the same seed as long as the server decides the same.
+
+    Args:
+        seed: of all that is drawn.
+        given: the server; drawn if None.
+
+    Raises:
+        Different: an invariant does not hold.
+    """
+    random = Random(seed)  # noqa: S311
+    server = HybridServer(given or shape(random))
+    try:
+        for _ in range(random.randint(2, 6)):
+            _submit(server, random)
+        for _ in range(ACTIONS):
+            _act(server, random)
+    except AssertionError as error:
+        return _death(server, error)
+    return drained(server)
+
+
+def short_of_rows(tree: str, tracked: bool) -> HybridServer:
+    """More requests at once than there are slots."""
+    server = HybridServer(Shape(tree, tracked, slots=9))
+    for number in range(4):
+        server.submit([10 + number] * 100 + [7] * 50, 5)
+    server.submit([10] * 100 + [9] * 300, 3)
+    return server
+
+
+def short_of_copies(tree: str, tracked: bool) -> HybridServer:
+    """A request matches a prefix, and no slot is left for the copy of its state."""
+    server = HybridServer(Shape(tree, tracked, slots=5 if tracked else 2, rows=2))
+    server.submit([11] * 128, 1)
+    server.drain()  # its state is cached, in one slot
+    if tracked:
+        server.submit([12] * 128, 20)  # it takes all other slots, and locks what it cached
+        server.step()
+        server.step()
+    else:
+        server.submit([11] * 128 + [12] * 70, 3)  # it takes the other slot, and locks the first
+    server.submit([11] * 128 + [13] * 70, 3)
+    return server
+
+
+def too_few_slots(tree: str, tracked: bool) -> HybridServer:
+    """A request that can never have its slots."""
+    server = HybridServer(Shape(tree, tracked, slots=2, rows=1))
+    server.submit([11] * 128, 3)
+    return server
+
+
+def drained(server: HybridServer) -> Told:
+    """Drain a server; see `play`."""
+    try:
+        server.drain()
+    except AssertionError as error:
+        return _death(server, error)
+    server.check_drained()
+    return Told(server.log)
+
+
+def alike(
+    seeds: Sequence[int], given: Callable[[int], Shape] | None = None, patch: str = PATCH
+) -> Counter[str]:
+    """Play episodes on stock and then patched; how often stock lived, and died where.
+
+    Raises:
+        Different: patched, an episode goes another way than stock while that lives, or breaks.
+    """
+
+    def one(seed: int) -> Told:
+        return play(seed, given(seed) if given else None)
+
+    stock = [one(seed) for seed in seeds]
+    with live(patch, ran=None):
+        patched = [one(seed) for seed in seeds]
+    counts: Counter[str] = Counter()
+    for seed, expected, found in zip(seeds, stock, patched, strict=True):
+        if found.died:
+            raise Different(f"{patch}, episode {seed}: it dies in {found.where}: {found.died}")
+        same = len(expected.log)
+        if found.log[:same] != expected.log:
+            raise Different(f"{patch}, episode {seed}: {_first(expected.log, found.log)}")
+        if not expected.died and len(found.log) != same:
+            raise Different(f"{patch}, episode {seed}: stock drains after fewer steps")
+        counts[expected.where or "lived"] += 1
+    return counts
+
+
+def _death(server: HybridServer, error: AssertionError) -> Told:
+    if isinstance(error, Different) or not str(error).startswith(DEATHS):
+        raise error
+    return Told(server.log, str(error), _place(error))
+
+
+def _submit(server: HybridServer, random: Random) -> None:
+    family, shared = random.randint(0, 2), random.choice((0, 64, 130, 200))
+    unique = random.choice((1, 17, 64, 100, 300))
+    ids = [10 + family] * shared
+    ids += [random.randint(100, 900) for _ in range(unique)]
+    server.submit(ids, random.choice((1, 2, 5, 20, 70)))
+
+
+def _act(server: HybridServer, random: Random) -> None:
+    match random.choice(("submit", "submit", "run", "run", "run", "abort", "retract")):
+        case "submit":
+            for _ in range(random.randint(1, 3)):
+                _submit(server, random)
+        case "abort":
+            there = [*server.waiting, *server.running.reqs]
+            if there:
+                server.abort(random.choice(there))
+                server.check_slots()
+        case "retract":
+            if len(server.running.reqs) > 1:
+                server.retract()
+                server.check_slots()
+        case _:
+            for _ in range(random.randint(1, 12)):
+                server.step()
+
+
+def _first(expected: Sequence[Any], found: Sequence[Any]) -> str:
+    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return f"entry {number} is {other}, on stock {one}"
+    return f"it ends after {len(found)} entries, stock's has {len(expected)}"
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_name if trace is not None else ""

@@ -1,0 +1,173 @@
+"""What a hybrid model's server is made of: the release's pools, prefix caches and arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..given import MORE, noted
+from .rig import Without, called
+
+MEMORY = "sglang.srt.mem_cache"
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The settings of a server.
+
+    Attributes:
+        tree: ``"radix"``, the cache for such models alone, or ``"unified"``.
+        tracked: whether states are tracked in extra buffers, in pages of 64 tokens; otherwise pages
+            have one token, and a state is cached where a prefill ends.
+        slots: for states.
+        tokens: of KV.
+        rows: most requests at a time.
+        chunk: most tokens of a prefill.
+        overlap: whether a prefill is made before the results of the last one are there, as with
+            overlap scheduling.
+    """
+
+    tree: str
+    tracked: bool
+    slots: int
+    tokens: int = 64 * 200
+    rows: int = 8
+    chunk: int = 256
+    overlap: bool = True
+
+    @property
+    def page(self) -> int:
+        """In tokens."""
+        return 64 if self.tracked else 1
+
+
+def state_pool(shape: Shape) -> Any:
+    """The pool of rows and states, with states of two floats."""
+    arguments(shape)
+    utils = importlib.import_module("sglang.srt.configs.mamba_utils")
+    widths = {
+        "conv": [(2, 3)],
+        "temporal": (1, 2, 2),
+        "intermediate_size": 2,
+        "conv_dim": 2,
+        "ssm_state_size": 2,
+        "num_heads": 1,
+        "head_dim": 2,
+        "state_size": 2,
+        "conv_kernel": 4,
+    }
+    params = utils.Mamba2CacheParams(
+        shape=called(utils.Mamba2StateShape, **widths),
+        layers=[0],
+        dtype=utils.Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
+    )
+    return called(
+        importlib.import_module(f"{MEMORY}.memory_pool").HybridReqToTokenPool,
+        size=shape.rows,
+        mamba_size=shape.slots,
+        mamba_spec_state_size=shape.rows,
+        max_context_len=4096,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=params,
+        mamba_layer_ids=[0],
+        enable_mamba_extra_buffer=shape.tracked,
+    )
+
+
+def kv_allocator(shape: Shape) -> Any:
+    """The allocator; no KV is behind it, only what is asked about it."""
+    kinds = importlib.import_module(f"{MEMORY}.allocator")
+    kind = kinds.PagedTokenToKVPoolAllocator if shape.tracked else kinds.TokenToKVPoolAllocator
+    return called(
+        kind,
+        size=shape.tokens,
+        page_size=shape.page,
+        dtype=torch.float16,
+        device="cpu",
+        kvcache=Without(),
+        need_sort=False,
+    )
+
+
+def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
+    """The prefix cache over them."""
+    params = called(
+        importlib.import_module(f"{MEMORY}.cache_init_params").CacheInitParams,
+        disable=False,
+        req_to_token_pool=pool,
+        token_to_kv_pool_allocator=kv,
+        page_size=shape.page,
+        enable_mamba_extra_buffer=shape.tracked,
+    )
+    if shape.tree == "radix":
+        return importlib.import_module(f"{MEMORY}.mamba_radix_cache").MambaRadixCache(params)
+    kinds = component_module().ComponentType
+    params.tree_components = (kinds.FULL, kinds.MAMBA)
+    unified = importlib.import_module(f"{MEMORY}.unified_radix_cache")
+    return unified.UnifiedRadixCache(params)
+
+
+def component_module() -> Any:
+    """The package of the unified radix cache's components.
+
+    Raises:
+        ModuleNotFoundError: the release has no such cache.
+    """
+    try:
+        return importlib.import_module(f"{MEMORY}.unified_cache.components")
+    except ModuleNotFoundError:
+        return importlib.import_module(f"{MEMORY}.unified_cache_components")
+
+
+def trees() -> tuple[str, ...]:
+    """The prefix cache that the release makes for such models by default."""
+    try:
+        chooser = importlib.import_module(f"{MEMORY}.registry")
+    except ModuleNotFoundError:
+        chooser = importlib.import_module("sglang.srt.managers.scheduler")
+    alone = " MambaRadixCache(params)" in inspect.getsource(chooser)
+    return ("radix",) if alone else ("unified",)
+
+
+_PUBLISHED: dict[str, Any] = {}
+
+
+def arguments(shape: Shape) -> Any:
+    """The release's own ServerArgs, published as a scheduler publishes it."""
+    module = importlib.import_module("sglang.srt.server_args")
+    strategy = "extra_buffer" if shape.tracked else "no_buffer"
+    if _PUBLISHED.get("strategy") != strategy:
+        own = {
+            "attention_backend": "triton",
+            "page_size": shape.page,
+            "mamba_scheduler_strategy": strategy,
+            "mamba_radix_cache_strategy": strategy,
+            "sampling_backend": "pytorch",
+            "chunked_prefill_size": shape.chunk,
+            "device": "cpu",
+        }
+        made = noted(called(module.ServerArgs, model_path="dummy", **{**own, **MORE}))
+        made._mamba_cache_chunk_size = max(64, shape.page)
+        module.set_global_server_args_for_scheduler(made)
+        _PUBLISHED.clear()
+        _PUBLISHED.update(strategy=strategy, made=made)
+    return _PUBLISHED["made"]
+
+
+def model_config() -> Any:
+    """What is read of the model's configuration."""
+    return Without(
+        vocab_size=VOCABULARY, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
+    )
+
+
+def no_speculation() -> Any:
+    """That there is no draft model."""
+    return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.NONE

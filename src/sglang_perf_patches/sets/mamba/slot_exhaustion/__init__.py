@@ -1,0 +1,132 @@
+"""``mamba.slot-exhaustion``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import PROVEN
+
+_BODY = f"{__name__}.body"
+_MEMORY = "sglang.srt.mem_cache"
+_RADIX = f"{_MEMORY}.mamba_radix_cache:MambaRadixCache"
+_UNIFIED = f"{_MEMORY}.unified_radix_cache:UnifiedRadixCache"
+_POLICY = "sglang.srt.managers.schedule_policy"
+_ADDER = f"{_POLICY}:PrefillAdder"
+_SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
+_POOL = f"{_MEMORY}.memory_pool:HybridReqToTokenPool"
+_SLOTS = f"{_MEMORY}.allocator.mamba:MambaSlotAllocator"
+
+
+def _of(owner: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{owner}.{name}" for name in names)
+
+
+def _variant(
+    first: str,
+    last: str,
+    install: str,
+    *,
+    component: str = "",
+    match: str = "finalize_match_result_in_cache",
+    caching: str = "cache_unfinished_req",
+    commit: str = "_commit_prefill_admission",
+    radix: bool = False,
+    depends: tuple[str, ...] = (),
+) -> Variant:
+    """The releases from `first` to `last`.
+
+    Args:
+        first: the first one.
+        last: the last one.
+        install: the function of the body.
+        component: the class of the unified radix cache that owns states.
+        match: the method of it that copies the state of a match.
+        caching: the method of the unified radix cache that asks what to cache.
+        commit: the method of admission that commits itself.
+        radix: whether stock makes a radix cache for these models alone.
+        depends: what else these releases have.
+    """
+    targets = _of(_ADDER, "add_one_req", commit)
+    relies = [
+        *_of(_ADDER, "_lock_node", "_update_prefill_budget"),
+        f"{_POLICY}:AddReqResult",
+        f"{_SCHEDULER}._get_new_batch_prefill_raw",
+        *_of(_POOL, "alloc", "free_mamba_cache"),
+        *depends,
+    ]
+    if radix:
+        targets += _of(_RADIX, "cache_unfinished_req", "match_prefix")
+        relies += _of(_RADIX, "_match_post_processor", "evict", "evict_mamba")
+        relies += _of(_RADIX, "mamba_evictable_size", "inc_lock_ref", "dec_lock_ref")
+    if component:
+        targets += _of(component, "prepare_for_caching_req", match)
+        relies += _of(component, "cleanup_after_caching_req")
+        relies += _of(_UNIFIED, caching, "match_prefix", "evict", "mamba_evictable_size")
+        relies += _of(_UNIFIED, "inc_lock_ref", "dec_lock_ref")
+    return Variant(
+        releases=between(first, last),
+        install=f"{_BODY}:{install}",
+        targets=targets,
+        depends=tuple(relies),
+        awaits=(f"{_MEMORY}.memory_pool",),
+    )
+
+
+_OLD = f"{_MEMORY}.unified_cache_components.mamba_component:MambaComponent"
+_MOVED = f"{_MEMORY}.unified_cache.components.mamba_component:MambaComponent"
+_NEW = f"{_MEMORY}.unified_cache.components.mamba:MambaComponent"
+_STATES = f"{_MEMORY}.memory_pool:MambaPool"
+_COMMON = f"{_MEMORY}.common:alloc_req_slots"
+_ALLOCATION = f"{_MEMORY}.allocation:alloc_req_slots"
+_BEFORE_COMMIT = "_req_inc_lock_ref"
+_GIVES = (*_of(_SLOTS, "alloc", "free", "available_size"), f"{_POOL}._alloc_ping_pong_buffer")
+_GAVE = _of(_STATES, "alloc", "free", "available_size", "fork_from")
+
+PATCH = Patch(
+    id="mamba.slot-exhaustion",
+    proven_with=PROVEN["mamba.slot-exhaustion"],
+    summary="a request that finds no slot for its state waits, where stock's scheduler dies",
+    worth=Worth(
+        "b",
+        "stock's scheduler dies where no slot for a state is left",
+    ),
+    variants=(
+        _variant(
+            *("0.5.9", "0.5.12.post1", "install_in_radix_tree"),
+            commit=_BEFORE_COMMIT,
+            radix=True,
+            depends=(*_GAVE, _COMMON),
+        ),
+        _variant(
+            *("0.5.13", "0.5.15.post1", "install_in_radix_tree"),
+            commit=_BEFORE_COMMIT,
+            radix=True,
+            depends=(*_GIVES, _COMMON, f"{_RADIX}._alloc_mamba_slot"),
+        ),
+        _variant(
+            *("0.5.16", "0.5.16", "install_in_old_components"),
+            component=_OLD,
+            match="finalize_match_result",
+            commit=_BEFORE_COMMIT,
+            depends=(*_GIVES, f"{_OLD}._alloc_mamba_slot", _ALLOCATION),
+        ),
+        _variant(
+            *("0.5.17", "0.5.19", "install_in_moved_components"),
+            component=_MOVED,
+            commit=_BEFORE_COMMIT,
+            depends=(*_GIVES, f"{_MOVED}._alloc_mamba_slot", _ALLOCATION),
+        ),
+        _variant(
+            *("0.5.20", "0.5.21", "install_in_components"),
+            component=_NEW,
+            depends=(*_GIVES, f"{_NEW}._alloc_mamba_slot", _ALLOCATION),
+        ),
+        _variant(
+            *("0.5.22", "0.5.23", "install_in_components"),
+            component=_NEW,
+            caching="checkpoint_into_tree",
+            depends=(
+                *(*_GIVES, f"{_NEW}._alloc_mamba_slot", _ALLOCATION),
+                f"{_MEMORY}.allocation:ensure_mamba_capacity",
+            ),
+        ),
+    ),
+)

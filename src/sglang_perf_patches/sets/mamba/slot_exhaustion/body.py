@@ -1,0 +1,292 @@
+"""``mamba.slot-exhaustion``: where no slot for a state is left, stock's scheduler dies no more.
+
+Stock takes slots at three places, and asserts at each that it got one. Its prefix caches take one
+to cache a request that goes on, and one for the copy of the state that a new request matched; its
+pool takes those of admitted requests (`HybridReqToTokenPool.alloc`). The first is optional work:
+it is left out. The others wait, because admission refuses a request whose slots are not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+logger = logging.getLogger("sglang_perf_patches")
+
+RADIX_TREE = "sglang.srt.mem_cache.mamba_radix_cache:MambaRadixCache"
+POOLS = "sglang.srt.mem_cache.memory_pool"
+POLICY = "sglang.srt.managers.schedule_policy"
+ADDER = f"{POLICY}:PrefillAdder"
+COMPONENTS = {
+    "old": "sglang.srt.mem_cache.unified_cache_components.mamba_component:MambaComponent",
+    "moved": "sglang.srt.mem_cache.unified_cache.components.mamba_component:MambaComponent",
+    "new": "sglang.srt.mem_cache.unified_cache.components.mamba:MambaComponent",
+}
+"""Where the releases have the part of the unified radix cache that owns states."""
+
+_SAYS = "Can not alloc mamba cache"
+"""Stock's words where a prefix cache finds no slot, in all releases."""
+
+
+class _NoSlot(Exception):
+    """Raised where stock would admit a request whose slots are not there."""
+
+
+def install_in_radix_tree(patching: Patching) -> None:
+    """Up to 0.5.15.post1: what stock makes unless an environment variable says otherwise."""
+    waiting = _requests_without_state(patching)
+    _in_radix_tree(patching, waiting)
+    _in_admission(patching, waiting, "_req_inc_lock_ref")
+
+
+def install_in_old_components(patching: Patching) -> None:
+    """0.5.16: stock makes the unified radix cache instead."""
+    waiting = _requests_without_state(patching)
+    _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
+    _in_admission(patching, waiting, "_req_inc_lock_ref")
+
+
+def install_in_moved_components(patching: Patching) -> None:
+    """0.5.17 to 0.5.19: its parts are in another package."""
+    waiting = _requests_without_state(patching)
+    _in_component(patching, waiting, COMPONENTS["moved"], "finalize_match_result_in_cache")
+    _in_admission(patching, waiting, "_req_inc_lock_ref")
+
+
+def install_in_components(patching: Patching) -> None:
+    """From 0.5.20 on: admission is committed in one place."""
+    waiting = _requests_without_state(patching)
+    _in_component(patching, waiting, COMPONENTS["new"], "finalize_match_result_in_cache")
+    _in_admission(patching, waiting, "_commit_prefill_admission")
+
+
+def _requests_without_state(patching: Patching) -> WeakSet[Any]:
+    """Those that matched a prefix whose state could not be copied for them.
+
+    Stock would prefill such a request behind its prefix with an empty state. So it must not be
+    admitted, and the patch stays until it has been refused, which is what comes next.
+    """
+    waiting: WeakSet[Any] = WeakSet()
+    patching.drain(lambda: not waiting, "a request without a slot has been refused")
+    return waiting
+
+
+# -- prefix caches -------------------------------------------------------------------------------
+
+
+def _in_radix_tree(patching: Patching, waiting: WeakSet[Any]) -> None:
+    def caches(inner: Any) -> Any:
+        def cache_unfinished_req(self: Any, req: Any, chunked: bool = False) -> None:
+            try:
+                inner(self, req, chunked)
+            except AssertionError as error:
+                if not _is_exhausted(error):
+                    raise
+                patching.ran.seen = True
+                # Stock's own way around the cache, which it takes where caching is off.
+                self.disable = True
+                try:
+                    inner(self, req, chunked)
+                finally:
+                    self.disable = False
+                _held(req).mamba_last_track_seqlen = None
+
+        return cache_unfinished_req
+
+    def matches(inner: Any) -> Any:
+        def match_prefix(self: Any, params: Any) -> Any:
+            return _matched(patching, waiting, params, lambda given: inner(self, given))
+
+        return match_prefix
+
+    patching.override(f"{RADIX_TREE}.cache_unfinished_req", caches)
+    patching.override(f"{RADIX_TREE}.match_prefix", matches)
+
+
+def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, match: str) -> None:
+    def prepares(inner: Any) -> Any:
+        def prepare_for_caching_req(
+            self: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+        ) -> Any:
+            try:
+                return inner(self, req, insert_params, token_ids_len, is_finished)
+            except AssertionError as error:
+                if is_finished or not _is_exhausted(error):
+                    raise
+                patching.ran.seen = True
+                return 0  # nothing to cache, as where stock tracked no state
+
+        return prepare_for_caching_req
+
+    def finalizes(inner: Any) -> Any:
+        def finalize_match_result(
+            self: Any, result: Any, params: Any, value_chunks: Any, best_value_len: int
+        ) -> Any:
+            def finalized(given: Any) -> Any:
+                return inner(self, result, given, value_chunks, best_value_len)
+
+            return _matched(patching, waiting, params, finalized)
+
+        def finalize_match_result_in_cache(self: Any, params: Any, result: Any) -> Any:
+            return _matched(patching, waiting, params, lambda given: inner(self, given, result))
+
+        old = match == "finalize_match_result"
+        return finalize_match_result if old else finalize_match_result_in_cache
+
+    patching.override(f"{component}.prepare_for_caching_req", prepares)
+    patching.override(f"{component}.{match}", finalizes)
+
+
+def _matched(
+    patching: Patching, waiting: WeakSet[Any], params: Any, match: Callable[[Any], Any]
+) -> Any:
+    """Stock's match; without the copy of the state where no slot is there for it."""
+    if not params.cow_mamba:
+        return match(params)
+    try:
+        return match(params)
+    except AssertionError as error:
+        if not _is_exhausted(error):
+            raise
+        patching.ran.seen = True
+        waiting.add(params.req)
+        return match(replace(params, cow_mamba=False))
+
+
+def _is_exhausted(error: AssertionError) -> bool:
+    return str(error) == _SAYS
+
+
+# -- admission -----------------------------------------------------------------------------------
+
+
+def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> None:
+    """Refuse where stock would commit itself: whatever else keeps a request out comes before."""
+    answers = patching.module(POLICY).AddReqResult
+    with_slots = patching.module(POOLS).HybridReqToTokenPool
+
+    def serves(adder: Any) -> bool:
+        """MLX and caches without states have their own pools."""
+        tree = adder.tree_cache
+        if not tree.supports_mamba() or tree.disable:
+            return False
+        return isinstance(tree.req_to_token_pool, with_slots)
+
+    def admits(inner: Any) -> Any:
+        def add_one_req(
+            self: Any, req: Any, has_chunked_req: bool, truncation_align_size: Any
+        ) -> Any:
+            try:
+                return inner(self, req, has_chunked_req, truncation_align_size)
+            except _NoSlot:
+                patching.ran.seen = True
+                _return_slot(self.tree_cache.req_to_token_pool, req)
+            finally:
+                waiting.discard(req)
+            if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
+                return answers.NO_TOKEN
+            _tell(self, req)
+            return answers.OTHER  # with the other answer some releases never look again
+
+        return add_one_req
+
+    def commits(inner: Any) -> Any:
+        def locks(self: Any, req: Any) -> Any:
+            if serves(self) and _lacks_slots(self, req, waiting):
+                self.can_run_list.remove(req)
+                if self.new_chunked_req is req:
+                    self.new_chunked_req = None
+                raise _NoSlot
+            return inner(self, req)
+
+        def commits(self: Any, req: Any, admission: Any, mamba_gap_reserve: int) -> Any:
+            if serves(self) and _lacks_slots(self, req, waiting):
+                raise _NoSlot
+            return inner(self, req, admission, mamba_gap_reserve)
+
+        return locks if commit == "_req_inc_lock_ref" else commits
+
+    patching.override(f"{ADDER}.add_one_req", admits)
+    patching.override(f"{ADDER}.{commit}", commits)
+
+
+def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:
+    """Whether the pool would die of this request, beside those admitted before it.
+
+    Asked while the node that the request matched is locked, as it stays once it is admitted.
+    """
+    tree = adder.tree_cache
+    pool = tree.req_to_token_pool
+    others = [each for each in adder.can_run_list if each is not req]
+    return req in waiting or needed(pool, [*others, req]) > obtainable(tree)
+
+
+def needed(pool: Any, reqs: Sequence[Any]) -> int:
+    """Slots that the pool will take for requests in `HybridReqToTokenPool.alloc`.
+
+    Args:
+        pool: a ``HybridReqToTokenPool``.
+        reqs: of a batch that is being made.
+    """
+    tracked = 0
+    if pool.enable_mamba_extra_buffer:
+        tracked = getattr(
+            pool, "mamba_initial_tracking_slots", pool.mamba_ping_pong_track_buffer_size
+        )
+    count = 0
+    for req in reqs:
+        held = _held(req)
+        count += held.mamba_pool_idx is None
+        count += tracked if held.mamba_ping_pong_track_buffer is None else 0
+    return count
+
+
+def obtainable(tree: Any) -> int:
+    """Slots that are free, and those that the prefix cache would free for others."""
+    slots = _slots(tree.req_to_token_pool)
+    # While stock matches requests, it keeps slots aside for their copies.
+    aside = length_hint(getattr(slots, "_alloc_iter", None) or ())
+    return int(slots.available_size() + aside + tree.mamba_evictable_size())
+
+
+def _return_slot(pool: Any, req: Any) -> None:
+    """Give back what a match took for the request: some releases let it wait with its slot."""
+    held = _held(req)
+    if held.mamba_pool_idx is None:
+        return
+    _slots(pool).free(held.mamba_pool_idx.unsqueeze(-1))
+    held.mamba_pool_idx = None
+    if hasattr(held, "mamba_cow_src_index"):
+        held.mamba_cow_src_index = None
+        held.mamba_needs_clear = False
+
+
+def _tell(adder: Any, req: Any) -> None:
+    """Say once that a request waits on an idle server."""
+    if getattr(req, "_waits_for_slots", False):
+        return
+    req._waits_for_slots = True
+    pool = adder.tree_cache.req_to_token_pool
+    logger.warning(
+        "Request %s waits: it needs %d state slots, nothing runs, and of the server's %d slots %d "
+        "can be had. Raise --max-mamba-cache-size or --mamba-full-memory-ratio.",
+        *(req.rid, needed(pool, [req]), pool.mamba_pool.size, obtainable(adder.tree_cache)),
+    )
+
+
+def _slots(pool: Any) -> Any:
+    """What gives slots: an allocator from 0.5.13 on, the pool itself before."""
+    return getattr(pool, "mamba_allocator", None) or pool.mamba_pool
+
+
+def _held(req: Any) -> Any:
+    """What has a request's slots: from 0.5.19 or so its record of KV."""
+    record = getattr(req, "kv", None)
+    return record if hasattr(record, "mamba_pool_idx") else req

@@ -1,0 +1,103 @@
+"""``mamba.slot-exhaustion`` on the released code: where stock dies the patched server goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Served = Callable[..., Any]
+
+RELEASES = (
+    *("0.5.9", "0.5.10", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
+EACH = pytest.mark.parametrize("release", RELEASES)
+ASSERTED = {
+    "alloc",
+    "_alloc_ping_pong_buffer",
+    "_alloc_mamba_slot",
+    "prepare_for_caching_req",
+    "cache_unfinished_req",
+    "_match_post_processor",
+    "finalize_match_result",
+    "finalize_match_result_in_cache",
+}
+"""The functions in which stock's scheduler dies, in all releases."""
+
+
+def _at(release: str) -> int:
+    return RELEASES.index(release)
+
+
+def _kinds(release: str) -> list[list[Any]]:
+    trees = ["radix" if _at(release) < _at("0.5.16") else "unified"]
+    return [[tree, tracked] for tracked in (True, False) for tree in trees]
+
+
+def _where(release: str, load: str, kind: list[Any]) -> str:
+    """The function in which stock dies of a load."""
+    tree, tracked = kind
+    old = _at(release) < _at("0.5.13")
+    if load == "short_of_copies":
+        if tree == "radix":
+            return "_match_post_processor"
+        moved = _at(release) >= _at("0.5.17")
+        return "finalize_match_result_in_cache" if moved else "finalize_match_result"
+    if tracked:
+        return "alloc" if old else "_alloc_ping_pong_buffer"
+    if old:
+        return "cache_unfinished_req" if tree == "radix" else "prepare_for_caching_req"
+    return "_alloc_mamba_slot"
+
+
+@EACH
+def test_stock_dies_and_the_patched_server_goes_on(served: Served, release: str) -> None:
+    """Each assertion is reached, and until then both decide and hold the same."""
+    found = served(release, "deaths")["deaths"]
+    kinds = _kinds(release)
+    assert [each["kind"] for each in found] == 2 * kinds
+    for each in found:
+        message, where = each["stock"]
+        assert where == _where(release, each["load"], each["kind"]), each
+        assert where in ASSERTED
+        assert "alloc mamba cache" in message or "Not enough space for mamba" in message
+        assert not each["patched"], each
+        assert each["same"], each
+        assert each["served"], each
+
+
+@EACH
+def test_an_idle_server_says_what_a_request_waits_for(served: Served, release: str) -> None:
+    """Once; and the request is served as soon as its slot can be had."""
+    found = served(release, "waits")["waits"]
+    assert len(found) == 1
+    for each in found:
+        assert each["stock"].startswith("Not enough space for mamba")
+        assert each["waiting"] == ["r0"]
+        (line,) = each["said"]
+        assert line.startswith("Request r0 waits: it needs 3 state slots"), line
+        assert "2 slots 2 can be had" in line
+        assert each["waited"], each
+        (line,) = each["said of locks"]
+        assert "it needs 1 state slots" in line
+        assert "1 slots 0 can be had" in line
+        assert each["served"], each
+
+
+@EACH
+def test_random_episodes(served: Served, slot_episodes: int, release: str) -> None:
+    """Stock's outcome where stock lives, no death where it dies, and whole pools at the end."""
+    found = served(release, f"episodes:0:{slot_episodes}")["episodes"]
+    assert sum(found.values()) == slot_episodes
+    assert found.pop("lived") > slot_episodes // 4
+    assert found, "stock dies in some"
+    assert set(found) <= ASSERTED
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.12.post1", "0.5.16", "0.5.20", "0.5.23"])
+def test_a_broken_patch_is_found(served: Served, release: str) -> None:
+    for name, said in served(release, "broken")["broken"].items():
+        assert said.startswith("different: "), (name, said)

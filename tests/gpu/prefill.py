@@ -3,11 +3,12 @@
     python tests/gpu/prefill.py OUT.json PLAN.json
 
 A plan is a list of boots: ``{"name", "group", "shape", "options": ["OPTION=VALUE", …], "layers",
-"host"}``. `shape` is a name in `SHAPES`, `layers` cuts it, options are fields of ServerArgs;
-weights are dummies and all else is the release's default. `host` asks for the host's functions too.
+"host", "patches"}``. `shape` is a name in `SHAPES`, `layers` cuts it, options are fields of
+ServerArgs; weights are dummies and all else is the release's default. `host` asks for the host's
+functions too, `patches` is a selection for a patched side; without it no patch is involved.
 All boot at once. Then the Engines of a group take turns, while the processes of all others are
 stopped: the time to the first token of new prompts, and for how much of it the GPU works. OUT.json
-is rewritten after each part. No patch is involved.
+is rewritten after each part. CELLS in the environment names others than the four sizes, "3x300".
 
 Run it with the release and its packages on PYTHONPATH.
 """
@@ -36,7 +37,10 @@ BOOT_S = float(os.environ.get("BOOT_S", "240"))
 LIMIT_S = float(os.environ.get("LIMIT_S", "480"))
 """Of all of it: what is not done then is left out."""
 ROUNDS = int(os.environ.get("ROUNDS", "13"))
-CELLS = {"1x130": (1, 130), "1x519": (1, 519), "8x512": (8, 512), "1x4000": (1, 4000)}
+CELLS: dict[str, tuple[int, int]] = {
+    name: (int(name.split("x")[0]), int(name.split("x")[1]))
+    for name in os.environ.get("CELLS", "1x130 1x519 8x512 1x4000").split()
+}
 
 COMMON: dict[str, Any] = {
     "torch_dtype": "bfloat16",
@@ -198,8 +202,11 @@ class Boot:
         self.found: dict[str, Any] = {**plan, "ms": {}, "busy ms": {}}
         self._look = 0.0
         words = [sys.executable, __file__, "seat", str(self._file), json.dumps(plan)]
+        if plan.get("patches"):
+            words = [sys.executable, "-m", "sglang_perf_patches", "run", *words]
         self._process = subprocess.Popen(
             words,
+            env=os.environ | {"SGLANG_PERF_PATCHES": plan.get("patches") or "none"},
             stdin=subprocess.PIPE,
             stdout=self.log.open("w"),
             stderr=subprocess.STDOUT,
@@ -458,7 +465,6 @@ def host(server: Any, length: int) -> list[tuple[str, float, float]]:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ["SGLANG_PERF_PATCHES"] = "none"
     if sys.argv[1] == "seat":
         seat(sys.argv[2], json.loads(sys.argv[3]))
     else:

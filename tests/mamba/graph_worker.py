@@ -9,6 +9,7 @@ argument, only the part of that name runs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import json
@@ -33,14 +34,14 @@ import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.proof.mamba import compared
+from sglang_perf_patches.proof.mamba import compared, flashinfer
 from sglang_perf_patches.proof.mamba.alike import alike
 from sglang_perf_patches.proof.mamba.batches import Batch, Request
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_of
 from sglang_perf_patches.proof.mamba.play import Play
 from sglang_perf_patches.proof.mamba.rig import Rig, called
 from sglang_perf_patches.proof.mamba.runner import Runner
-from sglang_perf_patches.sets.mamba import gdn_prefill_graph, prefill_tables
+from sglang_perf_patches.sets.mamba import gdn_prefill_graph, kernel_break, prefill_tables
 from sglang_perf_patches.sets.mamba.proven import PROVEN
 
 FLA = "sglang.kernels.ops.attention.fla"
@@ -57,7 +58,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parts = (tables, tiles, gates, chunks, waits, buckets, leaving, broken)
+    parts = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
     chosen = (many,) if sys.argv[1:] == ["many"] else parts
     print(json.dumps({part.__name__: part() for part in chosen}))
 
@@ -156,6 +157,29 @@ def chunks() -> str | None:
         return gdn_prefill_graph.unserved(compared.gdn().rig.backend, importlib.import_module)
 
 
+def kernels() -> dict[str, str | None]:
+    """FlashInfer's kernel on GPUs and states of several kinds, and a kernel that nobody knows."""
+    backend = compared.gdn().rig.backend
+    made = flashinfer.kernel(compared.gdn().counter)
+    pool = backend.req_to_token_pool.mamba_pool
+    halved = dataclasses.replace(pool.mamba_cache, temporal=pool.mamba_cache.temporal.bfloat16())
+    cases: dict[str, list[Any]] = {
+        "Hopper": [],
+        "Blackwell": [mock.patch.object(made, "use_state_pool", True)],
+        "SM120": [mock.patch.object(made, "_prefill_needs_fp32_state", True)],
+        "bfloat16": [mock.patch.object(pool, "mamba_cache", halved)],
+        "unknown": [mock.patch.object(backend.kernel_dispatcher, "extend_kernel", object())],
+    }
+    found = {}
+    for name, changes in cases.items():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(backend.kernel_dispatcher, "extend_kernel", made))
+            for change in changes:
+                stack.enter_context(change)
+            found[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
+    return found
+
+
 def buckets() -> dict[str, Any]:
     """What is captured on tables, and how many requests a replay may have."""
     found: dict[str, Any] = {}
@@ -246,6 +270,41 @@ def broken() -> dict[str, str]:
                 said[name] = f"equal: {alike([[compared.PREFILL_GRAPH]], replayed, [wanted])}"
             except AssertionError as different:
                 said[name] = f"different: {different}"
+        _off()
+    return said
+
+
+def broken_breaks() -> dict[str, str]:
+    """The same where the graph breaks at FlashInfer's kernel."""
+    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), more=2, loads=True)
+    kept = replays_of(Batch((Request(70, 64, seqlen=129), Request(128, 64))), more=3)
+    live = kernel_break.live
+
+    def changed(**wrong: Any) -> Any:
+        return lambda *given: dataclasses.replace(live(*given), **wrong)
+
+    def other_slots(*given: Any) -> Any:
+        made = live(*given)
+        return dataclasses.replace(made, slots=made.slots + 1)
+
+    breaks: dict[str, tuple[Any, str, Any, Any]] = {
+        "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
+        "all rows of the bucket": (kernel_break, "live", changed(tokens=5), loaded),
+        "another slot": (kernel_break, "live", other_slots, loaded),
+        "no state kept at chunks": (kernel_break, "live", changed(at_chunks=None), kept),
+        "no state kept at the end": (kernel_break, "live", changed(final=None), kept),
+    }
+    said = {}
+    for name, (owner, attribute, wrong, wanted) in breaks.items():
+        with mock.patch.object(owner, attribute, wrong):
+            try:
+                play = compared.gdn()
+                replayed = Captured(play, flashinfer.kernel(play.counter)).replayed
+                count = alike([[compared.PREFILL_GRAPH]], replayed, [wanted], most=None)
+                said[name] = f"equal: {count}"
+            except AssertionError as different:
+                said[name] = f"different: {different}"
+        _off()
     return said
 
 
@@ -256,9 +315,14 @@ def _live() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()
-        sglang_perf_patches.deactivate()
-        assert engine.report() is None, engine.report()
+        _off()
+
+
+def _off() -> None:
+    """Also after a comparison that failed within a replay, whose runner is in its traceback."""
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    assert engine.report() is None, engine.report()
 
 
 def _runner(size: int) -> Runner:

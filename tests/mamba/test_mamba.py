@@ -71,7 +71,7 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
     if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
     if release in CAPTURED:
-        expected |= {"mamba.gdn-prefill-graph", "mamba.gdn-prefill-graph-triton"}
+        expected |= {"mamba.gdn-prefill-graph"}
     patches = applying(release)
     assert set(patches) == expected
     for patch, line in proved(release, shown("mamba", release, patches, RELEASES)).items():

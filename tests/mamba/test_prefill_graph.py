@@ -65,6 +65,17 @@ def test_other_chunks_are_left_to_stock(graphs: Found, release: str) -> None:
 
 
 @EACH
+def test_flashinfers_kernel_is_served_where_it_was_proven(graphs: Found, release: str) -> None:
+    assert graphs(release)["kernels"] == {
+        "Hopper": None,
+        "Blackwell": "FlashInfer's kernel is another one on this GPU",
+        "SM120": "FlashInfer's kernel is another one on this GPU",
+        "bfloat16": "FlashInfer's kernel would convert states of torch.bfloat16",
+        "unknown": "object was not captured in any proof",
+    }
+
+
+@EACH
 def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
     graphs: Found, release: str
 ) -> None:
@@ -106,3 +117,10 @@ def test_a_broken_patch_is_found(graphs: Found, release: str) -> None:
     said = graphs(release)["broken"]
     assert "result['outputs'][0]" in said["no wait"]
     assert "is captured" in said["any tile"]
+
+
+@EACH
+def test_a_broken_break_is_found(graphs: Found, release: str) -> None:
+    said = graphs(release)["broken_breaks"]
+    assert all(each.startswith("different: ") for each in said.values()), said
+    assert len(said) == 5

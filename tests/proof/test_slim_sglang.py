@@ -57,11 +57,6 @@ BREAKS = {
         "self.slots[:count].copy_(slots)",
         "self.slots[:count].copy_(slots.flip(0))",
     ),
-    "mamba.gdn-prefill-graph-triton": (
-        "mamba/prefill_tables.py",
-        "self._destinations[:count].copy_(tracked.slots)",
-        "self._destinations[:count].copy_(tracked.slots.flip(0))",
-    ),
     "mamba.mamba2-chunk-indices": (
         "mamba/mamba2_chunk_indices/body.py",
         "[start % chunk_size for start in starts]",

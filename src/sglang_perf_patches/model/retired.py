@@ -18,7 +18,7 @@ class Retired:
     Attributes:
         since: the first version of this package without it.
         because: why.
-        instead: what of stock's does its work, and where; empty if nothing does.
+        instead: what of stock's, or of ours, does its work, and where; empty if nothing does.
     """
 
     since: str
@@ -43,6 +43,11 @@ _NO_GAIN = "no gain was measured"
 
 RETIRED: dict[str, Retired] = {
     "mamba.flashinfer-plan": Retired(since=_NEXT, because=_NO_GAIN),
+    "mamba.gdn-prefill-graph-triton": Retired(
+        since=_NEXT,
+        because="it changed tokens",
+        instead="mamba.gdn-prefill-graph serves FlashInfer's own kernel, bit by bit",
+    ),
     "mamba.layer-views": Retired(
         since=_NEXT, because="no gain beyond the spread was measured", instead="0.5.16 does it"
     ),

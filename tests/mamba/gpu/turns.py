@@ -7,8 +7,9 @@ token and per token, and the launches and waits of a prefill from a profile. It 
 greedy tokens and all states bit by bit. PARTs are the names in `PARTS`; without a PART
 all of them run. Options are fields of ServerArgs, or of the model's configuration with ``model.``
 in front. Run it under ``python -m sglang_perf_patches run`` with SGLANG_PERF_PATCHES=mamba.
-LEFT_OUT names a patch without which the set is a side of its own, "less". With LENT_NAMES=1 a
-release starts beside newer kernel wheels: names that it imports, and they lack, have stand-ins.
+CELLS names other prompts than the four sizes, "1x130 3x300". LEFT_OUT names a patch without which
+the set is a side of its own, "less". With LENT_NAMES=1 a release starts beside newer kernel wheels:
+names that it imports, and they lack, have stand-ins.
 Where several Engines boot at once, START_FILE names a file for which this one waits, after it has
 booted and said READY.
 """
@@ -31,7 +32,10 @@ from typing import Any
 
 from ttft import ARGUMENTS, CONFIG
 
-PROMPTS = {"1x519": (1, 519), "8x512": (8, 512), "4x2048": (4, 2048), "1x8000": (1, 8000)}
+PROMPTS = {
+    name: tuple(map(int, name.split("x")))
+    for name in os.environ.get("CELLS", "1x519 8x512 4x2048 1x8000").split()
+}
 ROUNDS = int(os.environ.get("ROUNDS", "21"))
 LOADS = {"64x512": (64, 512), "16x2048": (16, 2048), "64x128": (64, 128)}
 TPOT = (1, 16, 64)
@@ -261,7 +265,7 @@ def profile(turns: Turns, sides: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for side in sides:
         turns.ask(side)
-        for name in ("1x519", "4x2048"):
+        for name in ("1x519", "4x2048") if "4x2048" in PROMPTS else [*PROMPTS][:2]:
             turns.generate(turns.prompts(*PROMPTS[name]), 1)
             where = f"{turns.folder}/trace-{side}-{name}"
             turns.engine.start_profile(output_dir=where)

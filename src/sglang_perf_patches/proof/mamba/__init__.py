@@ -13,11 +13,6 @@ CASES: tuple[Case, ...] = (
         what="outputs and states of replayed gated-delta-net prefills",
     ),
     Case(
-        patch="mamba.gdn-prefill-graph-triton",
-        compare=f"{_HERE}:prefill_graph_triton",
-        what="outputs and states of replayed prefills, with those of Triton's kernels",
-    ),
-    Case(
         patch="mamba.zero-sync",
         compare=f"{_HERE}:zero_sync",
         what="outputs and states of gated-delta-net forwards, metadata, the scheduler's batches",

@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 
-from ...sets.mamba import gdn_prefill_graph
+from ...sets.mamba import gdn_prefill_graph, kernel_break
+from . import flashinfer
 from .alike import Played
 from .batches import Batch, Request, draw
 from .loads import loading
@@ -89,6 +90,36 @@ EDGES = (
 )
 """The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
 
+BREAKS = (
+    # many requests, then one: the kernel's call is of the batch, whatever the tables held
+    replays_of(
+        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
+        Batch((Request(64),)),
+        Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
+        more=5,
+        loads=True,
+        smaller=(8,),
+    ),
+    # more requests than a table has rows, between two that fit
+    replays_of(
+        Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
+        Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
+        Batch((Request(2, 64, tracked=False),)),
+        left=frozenset({1}),
+        rows=2,
+        loads=True,
+    ),
+    replays_of(Batch((Request(1, tracked=False),)), more=3),
+    # kept at a chunk, at the end, and before the end
+    replays_of(
+        Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
+        Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
+        more=64,
+        loads=True,
+    ),
+)
+"""The same where the graph breaks at the kernel's call: there no tile and no empty row matters."""
+
 
 def draw_replays(random: Random) -> Replays:
     """One or two drawn batches in a bucket of up to twice their tokens."""
@@ -114,20 +145,31 @@ def _within(batch: Batch) -> Batch:
 class Captured:
     """Replays of a rig's layers."""
 
-    def __init__(self, play: Play, servers: Any = None) -> None:
-        """Use a rig that counts; while patches are live, the server's own kernel is `servers`."""
+    def __init__(self, play: Play, kernel: Any = None) -> None:
+        """Use a rig that counts, with its own prefill kernel or another."""
         self.play = play
-        self.servers = servers
+        self.kernel = kernel
+
+    def counted(self, wanted: Replays) -> Played:
+        """As `replayed`, with the number of waits among what must be equal."""
+        played, waited = self.replayed(wanted)
+        return {**played, "waits": len(waited)}, []
 
     def replayed(self, wanted: Replays) -> Played:
         """Outputs of all layers and all states after the batches on the same random states."""
         backend = self.play.rig.backend
         is_patched = _is_patched(backend)
         with ExitStack() as stack:
-            patches = [mock.patch.object(gdn_prefill_graph, "MOST_REQUESTS", wanted.rows)]
-            if is_patched and self.servers is not None:
+            patches: list[Any] = [
+                mock.patch.object(gdn_prefill_graph, name, wanted.rows)
+                for name in ("MOST_REQUESTS", "MOST_AT_BREAKS")
+            ]
+            if self.kernel is not None:
                 dispatcher = backend.kernel_dispatcher
-                patches.append(mock.patch.object(dispatcher, "extend_kernel", self.servers))
+                patches += [
+                    mock.patch.object(dispatcher, "extend_kernel", self.kernel),
+                    mock.patch.object(kernel_break, "stays", return_value=flashinfer.is_whole),
+                ]
             for patch in patches:
                 stack.enter_context(patch)
             played = self._replayed(wanted, is_patched)

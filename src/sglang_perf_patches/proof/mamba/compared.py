@@ -12,17 +12,16 @@ import torch
 
 from .. import Different, Inputs
 from ..comparing import live, same, some
-from . import play
+from . import flashinfer, play
 from .alike import Played, alike
 from .batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw, draw_decode
+from .captured import BREAKS, Captured, draw_replays
 from .captured import EDGES as BUCKETS
-from .captured import Captured, draw_replays
 from .kinds import Kda, Lightning, Mamba2
 from .play import Play
 from .rig import Rig, called
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
-TRITON = "mamba.gdn-prefill-graph-triton"
 ZERO_SYNC = "mamba.zero-sync"
 CHUNKS = "mamba.mamba2-chunk-indices"
 ROWS = "mamba.lightning-rows"
@@ -55,18 +54,9 @@ def mamba2() -> Play:
 def prefill_graph(inputs: Inputs) -> int:
     """``mamba.gdn-prefill-graph``: replays in buckets of all sizes, with no wait of their own."""
     wanted = [*some(inputs, BUCKETS), *inputs(draw_replays, REPLAYS)]
-    replayed = Captured(gdn()).replayed
-    return alike([[PREFILL_GRAPH]], replayed, wanted)
-
-
-def prefill_graph_triton(_: Inputs) -> int:
-    """``mamba.gdn-prefill-graph-triton``: what a FlashInfer server captures is Triton's own."""
-    kernels = importlib.import_module(
-        "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer"
-    ).FlashInferGDNKernel
-    servers = object.__new__(kernels)  # nothing of it may be used
-    wanted = BUCKETS[-1:]
-    return alike([[PREFILL_GRAPH, TRITON]], Captured(gdn(), servers).replayed, wanted)
+    count = alike([[PREFILL_GRAPH]], Captured(gdn()).replayed, wanted)
+    counted = Captured(gdn(), flashinfer.kernel(gdn().counter)).counted
+    return count + alike([[PREFILL_GRAPH]], counted, some(inputs, BREAKS), most=None)
 
 
 def zero_sync(inputs: Inputs) -> int:

@@ -5,6 +5,9 @@ runs its prefill on static tables, as KDA's does. Here the gated delta net's doe
 ``forward_extend`` runs unchanged, on metadata whose tensors are `prefill_tables.Tables`. What
 depends on the batch's shapes, keeping tracked states, is done beside it.
 
+Triton's kernel is captured with the layer. FlashInfer's picks its algorithm by the batch: there the
+graph breaks at the kernel's call, and all else of the layer is captured, see `kernel_break`.
+
 A batch that the tables can't hold replays a second graph of its bucket, which is stock's own with
 its breaks. Buckets that gain little are stock's alone.
 """
@@ -26,26 +29,30 @@ _BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
 _HYBRID = f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend"
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 _FLA = "sglang.kernels.ops.attention.fla"
-KERNEL = "_sglang_perf_patches_kernel"
-"""On the backend's class, if another patch provides a kernel: from stock's own, the one that is
-captured in its place, or None."""
+_BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 SHORT = 2048
 """Tokens up to which layers are captured: the work of more is longer than its launches, and the
 graphs of more take most of the memory."""
 MOST_REQUESTS = 64
 """Each costs every replay two programs or so a head, whether a batch has it or not."""
+MOST_AT_BREAKS = 256
+"""The same where the graph breaks at the kernel: without that, a request costs little."""
 _TAKING_PART: WeakSet[Any] = WeakSet()
 """Stock's hybrid backends that were told that their layers can be captured. A runner holds one for
 as long as it may replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
+_FLASHINFER = "FlashInferGDNKernel"
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
 
 def install(patching: Patching) -> None:
     """Let the backend take part, with tables in place of computed indices."""
-    wait_for_graphs(patching)
+    patching.drain(
+        lambda: not len(_TAKING_PART),
+        "no model runner is left that may replay prefill graphs that were captured with it",
+    )
     adds = {
         "supports_prefill_graph_extend": _supports(patching),
         "prefill_graph_extend_active": _is_active,
@@ -55,21 +62,13 @@ def install(patching: Patching) -> None:
     }
     for name, value in adds.items():
         patching.add(f"{_BACKEND}.{name}", value)
-    patching.override(f"{_BACKEND}.forward_extend", _forward_extend)
+    patching.override(f"{_BACKEND}.forward_extend", _forward_extend(patching))
     patching.override(f"{_BASE}._track_mamba_state_extend", _keep_states)
     index = f"{_FLA}.index"
     patching.override(f"{index}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
     patching.override(f"{index}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
     patching.override(f"{_HYBRID}.__init__", _take_part(patching))
     patching.override(f"{_RUNNER}.capture_one_shape", _capture_one_shape(patching))
-
-
-def wait_for_graphs(patching: Patching) -> None:
-    """Say that a patch stays while graphs may be replayed that were captured with it."""
-    patching.drain(
-        lambda: not len(_TAKING_PART),
-        "no model runner is left that may replay prefill graphs that were captured with it",
-    )
 
 
 @contextmanager
@@ -101,14 +100,22 @@ def unserved(backend: Any, modules: Any) -> str | None:
         return f"{type(backend).__name__} runs other kernels"
     if modules("sglang.srt.environ").envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
         return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
-    if type(_captured_kernel(backend)) is not gdn.TritonGDNKernel:
-        return (
-            f"{type(own).__name__} picks its algorithm by the batch; only "
-            "--linear-attn-prefill-backend triton can be captured"
-        )
     if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
         return "the states of a layer are not contiguous"
-    return _other_chunks(modules)
+    if type(own) is gdn.TritonGDNKernel:
+        return _other_chunks(modules)
+    if type(own).__name__ != _FLASHINFER:
+        return f"{type(own).__name__} was not captured in any proof"
+    if own.use_state_pool or own._prefill_needs_fp32_state:
+        return "FlashInfer's kernel is another one on this GPU"
+    if str(cache.temporal.dtype) != "torch.float32":
+        return f"FlashInfer's kernel would convert states of {cache.temporal.dtype}"
+    return None
+
+
+def breaks(backend: Any) -> bool:
+    """Whether a served backend's kernel stays outside of the graph."""
+    return type(backend.kernel_dispatcher.extend_kernel).__name__ == _FLASHINFER
 
 
 def _other_chunks(modules: Any) -> str | None:
@@ -165,9 +172,11 @@ def _most_requests(patching: Patching) -> Any:
 
 def _rows(patching: Patching, backend: Any) -> int:
     """The requests that tables hold: as stock's own for KDA, and no more than a server has."""
-    envs = patching.module("sglang.srt.environ").envs
-    most: int = envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
-    return min(most, MOST_REQUESTS, int(backend.req_to_token_pool.size))
+    most: int = MOST_AT_BREAKS
+    if not breaks(backend):
+        envs = patching.module("sglang.srt.environ").envs
+        most = min(MOST_REQUESTS, envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get())
+    return min(most, int(backend.req_to_token_pool.size))
 
 
 def _capture_one_shape(patching: Patching) -> Any:
@@ -181,7 +190,7 @@ def _capture_one_shape(patching: Patching) -> Any:
             if not takes_part or size > SHORT:
                 return inner(self, size, **options)
             stocks: dict[Any, Any] = {}
-            if _leaves_some(self, size, _rows(patching, backend), backend.req_to_token_pool.size):
+            if _leaves_some(self, size, _rows(patching, backend), backend):
                 graphs = self.backend._graphs
                 before = dict(graphs)
                 inner(self, size, **options)
@@ -200,13 +209,14 @@ def _capture_one_shape(patching: Patching) -> Any:
     return make
 
 
-def _leaves_some(runner: Any, size: int, rows: int, requests: int) -> bool:
+def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
     """Whether a bucket gets batches that its tables do not fit: see `Tables.fits`."""
     from . import prefill_tables
 
     least = 1 + max((other for other in runner.capture_num_tokens if other < size), default=0)
     tile = prefill_tables.tile
-    return rows < min(size, requests) or tile(least) != tile(size)
+    others = not breaks(backend) and tile(least) != tile(size)
+    return rows < min(size, backend.req_to_token_pool.size) or others
 
 
 class _Either:
@@ -237,6 +247,7 @@ def _capture(patching: Patching) -> Any:
             .get_exec()
             .mamba.enable_mamba_extra_buffer,
             slots_like=_slots(self, forward_batch),
+            breaks=breaks(self),
         )
         tables.alone = getattr(self, _CAPTURING)
         metadata = _metadata(patching, tables, self.conv_states_shape[-1])
@@ -297,18 +308,25 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
     from . import host
 
-    if forward_batch.mamba_track_indices is not None:
+    tables = _tables_of(metadata)
+    if host.is_debugging():
+        host.prefill(forward_batch)  # compares the lists with the device
+    if tables.breaks:
+        from . import kernel_break
+
+        tables.live = kernel_break.live(backend, forward_batch)
+    elif forward_batch.mamba_track_indices is not None:
         forward_batch.mamba_track_indices = backend._translate_mamba_indices(
             forward_batch.mamba_track_indices
         )
-    if host.is_debugging():
-        host.prefill(forward_batch)  # compares the lists with the device
     lens = list(forward_batch.extend_seq_lens_cpu)
     prefixes = list(forward_batch.extend_prefix_lens_cpu)
-    _tables_of(metadata).fill(
+    tables.fill(
         lens,
         prefixes,
-        _slots(backend, forward_batch),
+        tables.live.metadata.mamba_cache_indices
+        if tables.breaks
+        else _slots(backend, forward_batch),
         _tracked(patching, backend, forward_batch, lens, prefixes),
     )
     backend.forward_metadata = metadata
@@ -388,30 +406,49 @@ class _Prefixes:
         return self._has_state
 
 
-def _forward_extend(inner: Any) -> Any:
-    def forward_extend(
-        self: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any, **rest: Any
-    ) -> Any:
-        tables = _tables_of(self.forward_metadata)
-        if tables is None or forward_batch.forward_mode.is_target_verify():
-            return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
-        if layer.layer_id not in tables.layers:
-            tables.layers.append(layer.layer_id)
-        tables.keep_windows(
-            mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
-        )
-        static = copy.copy(forward_batch)
-        static.extend_prefix_lens = _Prefixes(tables.has_state)
-        static.extend_seq_lens_cpu = None
-        dispatcher = self.kernel_dispatcher
-        own = dispatcher.extend_kernel
-        dispatcher.extend_kernel = _captured_kernel(self)
-        try:
-            return inner(self, layer, static, mixed_qkv, a, b, **rest)
-        finally:
-            dispatcher.extend_kernel = own
+def _forward_extend(patching: Patching) -> Any:
+    def make(inner: Any) -> Any:
+        def forward_extend(
+            self: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any, **rest: Any
+        ) -> Any:
+            tables = _tables_of(self.forward_metadata)
+            if tables is None or forward_batch.forward_mode.is_target_verify():
+                return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
+            if layer.layer_id not in tables.layers:
+                tables.layers.append(layer.layer_id)
+            tables.keep_windows(
+                mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
+            )
+            static = copy.copy(forward_batch)
+            static.extend_prefix_lens = _Prefixes(tables.has_state)
+            static.extend_seq_lens_cpu = None
+            dispatcher = self.kernel_dispatcher
+            own = dispatcher.extend_kernel
+            if tables.breaks:
+                dispatcher.extend_kernel = _breaking(patching, self, own, tables)
+            try:
+                return inner(self, layer, static, mixed_qkv, a, b, **rest)
+            finally:
+                dispatcher.extend_kernel = own
 
-    return forward_extend
+        return forward_extend
+
+    return make
+
+
+def _breaking(patching: Patching, backend: Any, own: Any, tables: Any) -> Any:
+    """What calls the kernel for layers on these tables, the same for all of them."""
+    from . import kernel_break
+
+    if tables.kernel is None:
+        states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
+        tables.kernel = kernel_break.KernelBreak(
+            own,
+            tables,
+            patching.module(_BREAKS).eager_on_graph,
+            kernel_break.stays(own, states.shape[2], states.device),
+        )
+    return tables.kernel
 
 
 def _keep_states(inner: Any) -> Any:
@@ -427,7 +464,7 @@ def _keep_states(inner: Any) -> Any:
         tables = _tables_of(forward_metadata)
         if tables is None:
             return inner(self, forward_batch, h, ssm_states, forward_metadata, *rest, **more)
-        return tables.keep_states(h, ssm_states)
+        return None if tables.breaks else tables.keep_states(h, ssm_states)
 
     return _track_mamba_state_extend
 
@@ -446,13 +483,6 @@ def _known(part: Any) -> Any:
         return prepare
 
     return make
-
-
-def _captured_kernel(backend: Any) -> Any:
-    """Stock's own prefill kernel, or the one that replaces it."""
-    own = backend.kernel_dispatcher.extend_kernel
-    lend = getattr(backend, KERNEL, None)
-    return (lend(own) if lend is not None else None) or own
 
 
 def _tables_of(held: Any) -> Any:

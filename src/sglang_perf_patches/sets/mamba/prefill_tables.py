@@ -68,6 +68,9 @@ class Tables:
         has_state: whether a request has a cached prefix, bool of shape ``[requests]``.
         slots: where each request's states are, of shape ``[requests]``; `NOBODY` where none is.
         layers: the layers that were captured on them.
+        breaks: whether the kernel of the delta rule is called between the segments of the graph.
+        kernel: if so, the `kernel_break.KernelBreak` that calls it, and
+        live: the batch that the call reads, a `kernel_break.Live`.
         alone: whether a batch that does not fit has no other graph.
     """
 
@@ -79,6 +82,7 @@ class Tables:
         block: int,
         tracks: bool,
         slots_like: torch.Tensor,
+        breaks: bool = False,
     ) -> None:
         """Allocate them.
 
@@ -88,7 +92,11 @@ class Tables:
             block: tokens of a block of the convolution.
             tracks: whether batches may track states.
             slots_like: slots of states as the pool gives them, for their dtype and device.
+            breaks: see the attribute.
         """
+        self.breaks = breaks
+        self.kernel: Any = None
+        self.live: Any = None
         self.tokens = tokens
         self.requests = requests = max(1, min(tokens, requests))
         self.tracks = tracks
@@ -128,7 +136,7 @@ class Tables:
         tokens = sum(lens)
         if not 0 < tokens <= self.tokens or len(lens) > self.requests:
             return False
-        return tile(tokens) == tile(self.tokens)
+        return self.breaks or tile(tokens) == tile(self.tokens)
 
     def fill(
         self,

@@ -16,6 +16,5 @@ PROVEN = {
         "mamba.lightning-rows": _ALL,
         "mamba.mamba2-chunk-indices": _ALL,
         "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
-        "mamba.gdn-prefill-graph-triton": (*_ALL, "hierarchical-cache"),
     }.items()
 }

@@ -1,0 +1,196 @@
+"""A captured gated-delta-net layer that breaks the graph at FlashInfer's kernel alone.
+
+That kernel picks its algorithm by the number of requests and of tokens, so it is called between
+two segments of the graph, with the very numbers that stock gives it. All that is before it in a
+layer is captured with the rest of the model: convolution, split, gates, and stock's own preparation
+of the kernel's input.
+
+Needs torch: imported by the install function only.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PER_TOKEN = ("q", "k", "v", "g", "beta", "output")
+"""The kernel's arguments that have a row for each token."""
+_IN_PLACE = ("0.7.1", "0.7.2")
+"""Versions of FlashInfer whose kernel was read, and takes states where they are."""
+
+
+@dataclass
+class Live:
+    """What the kernel's call reads of the batch that is replayed.
+
+    Attributes:
+        tokens: of the batch.
+        starts: ``cu_seqlens``, int64 of shape ``[requests + 1]``.
+        slots: where each request's states are, int64 of shape ``[requests]``.
+        metadata: stock's own ForwardMetadata of the batch.
+        at_chunks: of the states that the kernel keeps at chunks, which go to which slots; or None.
+        final: which slots' states after the batch go to which slots; or None.
+    """
+
+    tokens: int
+    starts: torch.Tensor
+    slots: torch.Tensor
+    metadata: Any
+    at_chunks: tuple[torch.Tensor, torch.Tensor] | None
+    final: tuple[torch.Tensor, torch.Tensor] | None
+
+
+def live(backend: Any, forward_batch: Any) -> Live:
+    """Have stock make a batch's metadata, and work out once what each of its layers would.
+
+    Args:
+        backend: the GDNAttnBackend; its ``forward_metadata`` is the batch's own afterwards.
+        forward_batch: a plain or mixed prefill.
+    """
+    backend.init_forward_metadata(forward_batch)
+    made = backend.forward_metadata
+    indices = made.mamba_cache_indices
+    last = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal.shape[1] - 1
+    tracks = made.has_mamba_track_mask
+    return Live(
+        tokens=sum(forward_batch.extend_seq_lens_cpu),
+        starts=made.query_start_loc.to(torch.int64),
+        slots=torch.where(indices >= 0, indices, last).to(torch.int64),
+        metadata=made,
+        at_chunks=_moved(made.track_ssm_h_src, made.track_ssm_h_dst) if tracks else None,
+        final=_moved(made.track_ssm_final_src, made.track_ssm_final_dst) if tracks else None,
+    )
+
+
+def _moved(
+    sources: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not sources.numel():
+        return None
+    return sources.to(torch.int64), targets.to(torch.int64)
+
+
+def stays(own: Any, heads: int, device: Any) -> Callable[[int], bool]:
+    """Tells of a number of requests whether the kernel may update their states where they are.
+
+    Where FlashInfer splits sequences among blocks of threads, one block reads a request's state and
+    another writes it, in no order. So there they are copied out and back, as stock does always.
+
+    Args:
+        own: the FlashInferGDNKernel.
+        heads: of a state.
+        device: of the states.
+    """
+    try:
+        version = importlib.metadata.version("flashinfer-python")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if version not in _IN_PLACE:
+        return lambda _: False
+    theirs: Any = sys.modules[own._prefill_fn.__module__]
+    units, name = theirs.get_device_sm_count(device), theirs.get_device_name(device)
+    capability = theirs.get_compute_capability(device)
+
+    def is_whole(requests: int) -> bool:
+        return not theirs.should_use_cp_host(
+            requests * heads, units, name, device_capability=capability
+        )
+
+    return is_whole
+
+
+class KernelBreak:
+    """Stock's FlashInfer kernel for layers that are captured on tables."""
+
+    def __init__(
+        self, own: Any, tables: Any, eager_on_graph: Any, stay: Callable[[int], bool]
+    ) -> None:
+        """Of one layer, or of all.
+
+        Args:
+            own: the server's FlashInferGDNKernel.
+            tables: what the layers are captured on; their ``live`` is set before each replay.
+            eager_on_graph: stock's decorator of a break.
+            stay: see `stays`.
+        """
+        self._own = own
+        self._tables = tables
+        self._break = eager_on_graph(True, capture_stub=_nothing)(_called)
+        self._stay = stay
+
+    def extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        *,
+        ssm_states: torch.Tensor,
+        output: torch.Tensor,
+        **rest: Any,
+    ) -> Any:
+        """As stock's, whose code runs; but states are moved at the kernel's call, of the batch.
+
+        Rows of no token are zero, as stock's layer leaves them.
+        """
+        output.zero_()
+        stocks = copy.copy(self._own)
+        stocks._prefill_fn = self._prefill(ssm_states)
+        nobody = torch.empty(0, dtype=torch.int64, device=q.device)
+        rest |= {"cache_indices": nobody, "query_start_loc": nobody}
+        return stocks.extend(q, k, v, g, beta, ssm_states=ssm_states, output=output, **rest)
+
+    def _prefill(self, states: torch.Tensor) -> Callable[..., Any]:
+        def prefill(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            rows = [given.pop(name) for name in _PER_TOKEN]
+            self._break(*rows, lambda *now: self._run(states, given, *now))
+            return rows[-1], given["output_state"]
+
+        return prefill
+
+    def _run(self, states: torch.Tensor, given: dict[str, Any], *rows: torch.Tensor) -> None:
+        """Call the kernel for the batch, then keep what it tracks."""
+        now: Live = self._tables.live
+        if rows[0].shape[0] != now.tokens:
+            rows = tuple(each.narrow(0, 0, now.tokens) for each in rows)
+        count = now.metadata.num_state_checkpoints
+        kept = states.new_empty((count, *states.shape[1:])) if count > 0 else None
+        given = dict(zip(_PER_TOKEN, rows, strict=True)) | given
+        given |= {
+            "cu_seqlens": now.starts,
+            "state_checkpoints": kept,
+            "checkpoint_cu_starts": now.metadata.state_checkpoint_cu_starts,
+            "checkpoint_every_n_tokens": now.metadata.state_checkpoint_every_n_tokens,
+        }
+        if self._stay(len(now.slots)):
+            given |= {"initial_state": states, "output_state": states, "state_indices": now.slots}
+            self._own._prefill_fn(**given)
+        else:
+            before = states.index_select(0, now.slots)
+            after = torch.empty_like(before)
+            self._own._prefill_fn(**given | {"initial_state": before, "output_state": after})
+            states.index_copy_(0, now.slots, after)
+        if now.at_chunks is not None:
+            assert kept is not None  # or stock's own layer would fail too
+            sources, targets = now.at_chunks
+            states.index_copy_(0, targets, kept.index_select(0, sources))
+        if now.final is not None:
+            sources, targets = now.final
+            states.index_copy_(0, targets, states.index_select(0, sources))
+
+
+def _called(*given: Any) -> None:
+    """The break: the last argument gets the others, which a replay has by their addresses."""
+    *rows, run = given
+    run(*rows)
+
+
+def _nothing(*_: Any) -> None:
+    """In place of the break at a capture, which computes nothing."""

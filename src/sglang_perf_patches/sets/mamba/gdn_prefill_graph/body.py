@@ -20,16 +20,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-if TYPE_CHECKING:
-    from ...model.patching import Patching
+from ..references import ATTENTION, BASE, GDN
+from . import BREAKABLE, FLA, HYBRID_BACKEND, RUNNER
 
-_ATTENTION = "sglang.srt.layers.attention"
-_BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
-_BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
-_HYBRID = f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend"
-_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-_FLA = "sglang.kernels.ops.attention.fla"
-_BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
 SHORT = 2048
 """Tokens up to which layers are captured: the work of more is longer than its launches, and the
 graphs of more take most of the memory."""
@@ -61,14 +57,14 @@ def install(patching: Patching) -> None:
         "prefill_graph_max_seqs": _most_requests(patching),
     }
     for name, value in adds.items():
-        patching.add(f"{_BACKEND}.{name}", value)
-    patching.override(f"{_BACKEND}.forward_extend", _forward_extend(patching))
-    patching.override(f"{_BASE}._track_mamba_state_extend", _keep_states)
-    index = f"{_FLA}.index"
+        patching.add(f"{GDN}.{name}", value)
+    patching.override(f"{GDN}.forward_extend", _forward_extend(patching))
+    patching.override(f"{BASE}._track_mamba_state_extend", _keep_states)
+    index = f"{FLA}.index"
     patching.override(f"{index}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
     patching.override(f"{index}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
-    patching.override(f"{_HYBRID}.__init__", _take_part(patching))
-    patching.override(f"{_RUNNER}.capture_one_shape", _capture_one_shape(patching))
+    patching.override(f"{HYBRID_BACKEND}.__init__", _take_part(patching))
+    patching.override(f"{RUNNER}.capture_one_shape", _capture_one_shape(patching))
 
 
 @contextmanager
@@ -93,7 +89,7 @@ def unserved(backend: Any, modules: Any) -> str | None:
         backend: a GDNAttnBackend that has just been made.
         modules: returns an imported module by its name.
     """
-    gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
+    gdn = modules(f"{ATTENTION}.linear.gdn_backend")
     own = backend.kernel_dispatcher.extend_kernel
     cache = backend.req_to_token_pool.mamba_pool.mamba_cache
     if type(backend) is not gdn.GDNAttnBackend:
@@ -122,7 +118,7 @@ def _other_chunks(modules: Any) -> str | None:
     from . import prefill_tables
 
     for name in ("chunk", "chunk_delta_h"):
-        tokens = modules(f"{_FLA}.{name}").CHUNK_SIZE
+        tokens = modules(f"{FLA}.{name}").CHUNK_SIZE
         if tokens != prefill_tables.CHUNK:
             return f"stock's chunks have {tokens} tokens; ours have {prefill_tables.CHUNK}"
     return None
@@ -146,7 +142,7 @@ def _is_active(self: Any) -> bool:
 
 
 def _take_part(patching: Patching) -> Any:
-    gdn = patching.get(_BACKEND)
+    gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
         def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
@@ -181,7 +177,7 @@ def _rows(patching: Patching, backend: Any) -> int:
 
 def _capture_one_shape(patching: Patching) -> Any:
     """Capture a bucket on tables, and as stock does it where some of its batches don't fit."""
-    gdn = patching.get(_BACKEND)
+    gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
         def capture_one_shape(self: Any, size: int, **options: Any) -> Any:
@@ -242,7 +238,7 @@ def _capture(patching: Patching) -> Any:
         tables = prefill_tables.Tables(
             tokens=forward_batch.extend_num_tokens,
             requests=_rows(patching, self),
-            block=patching.module(f"{_ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
+            block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
             tracks=patching.module("sglang.srt.runtime_context")
             .get_exec()
             .mamba.enable_mamba_extra_buffer,
@@ -274,7 +270,7 @@ def _refresh(patching: Patching) -> Any:
 
 def _metadata(patching: Patching, tables: Any, window: int) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
-    module = patching.module(f"{_ATTENTION}.mamba.mamba2_metadata")
+    module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     made = module.ForwardMetadata(
         query_start_loc=tables.starts,
@@ -306,7 +302,7 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 
 
 def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
-    from . import host
+    from .. import host
 
     tables = _tables_of(metadata)
     if host.is_debugging():
@@ -355,7 +351,7 @@ def _tracked(
         if not any(mask):
             return None
         seqlens = forward_batch.mamba_track_seqlens[: len(lens)].tolist()
-    plan = patching.module(f"{_ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
+    plan = patching.module(f"{ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
         mask, seqlens, lens, prefixes, backend.mamba_chunk_size, mamba2=False
     )
     if not plan.tracked_rows:
@@ -445,7 +441,7 @@ def _breaking(patching: Patching, backend: Any, own: Any, tables: Any) -> Any:
         tables.kernel = kernel_break.KernelBreak(
             own,
             tables,
-            patching.module(_BREAKS).eager_on_graph,
+            patching.module(BREAKABLE).eager_on_graph,
             kernel_break.stays(own, states.shape[2], states.device),
         )
     return tables.kernel

@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from ..references import ATTENTION, BASE, GDN
 from . import BREAKABLE, FLA, HYBRID_BACKEND, RUNNER
+from .served import breaks, unserved
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -38,7 +39,6 @@ _TAKING_PART: WeakSet[Any] = WeakSet()
 as long as it may replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
-_FLASHINFER = "FlashInferGDNKernel"
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
@@ -80,48 +80,6 @@ def capturing(backend: Any, *, alone: bool = True) -> Iterator[None]:
         yield
     finally:
         delattr(backend, _CAPTURING)
-
-
-def unserved(backend: Any, modules: Any) -> str | None:
-    """Why a backend's prefill stays as stock runs it; None if it can be captured.
-
-    Args:
-        backend: a GDNAttnBackend that has just been made.
-        modules: returns an imported module by its name.
-    """
-    gdn = modules(f"{ATTENTION}.linear.gdn_backend")
-    own = backend.kernel_dispatcher.extend_kernel
-    cache = backend.req_to_token_pool.mamba_pool.mamba_cache
-    if type(backend) is not gdn.GDNAttnBackend:
-        return f"{type(backend).__name__} runs other kernels"
-    if modules("sglang.srt.environ").envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
-        return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
-    if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
-        return "the states of a layer are not contiguous"
-    if type(own) is gdn.TritonGDNKernel:
-        return _other_chunks(modules)
-    if type(own).__name__ != _FLASHINFER:
-        return f"{type(own).__name__} was not captured in any proof"
-    if own.use_state_pool or own._prefill_needs_fp32_state:
-        return "FlashInfer's kernel is another one on this GPU"
-    if str(cache.temporal.dtype) != "torch.float32":
-        return f"FlashInfer's kernel would convert states of {cache.temporal.dtype}"
-    return None
-
-
-def breaks(backend: Any) -> bool:
-    """Whether a served backend's kernel stays outside of the graph."""
-    return type(backend.kernel_dispatcher.extend_kernel).__name__ == _FLASHINFER
-
-
-def _other_chunks(modules: Any) -> str | None:
-    from . import prefill_tables
-
-    for name in ("chunk", "chunk_delta_h"):
-        tokens = modules(f"{FLA}.{name}").CHUNK_SIZE
-        if tokens != prefill_tables.CHUNK:
-            return f"stock's chunks have {tokens} tokens; ours have {prefill_tables.CHUNK}"
-    return None
 
 
 def _supports(patching: Patching) -> Any:

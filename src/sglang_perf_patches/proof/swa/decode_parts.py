@@ -62,10 +62,17 @@ def publish(shape: Shape) -> Any:
     return arguments
 
 
-def pools(shape: Shape) -> tuple[Any, Any]:
-    """A pool with one layer of each kind, and its allocator."""
+def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
+    """A pool with one layer of each kind, and its allocator.
+
+    Args:
+        shape: sizes.
+        kv_cache_dtype: as the server has it; 8-bit floats where it says so, else float32.
+    """
     import torch
 
+    names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    dtype = names.get(kv_cache_dtype, torch.float32)
     module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
     more = {"enable_kvcache_transpose": False}
     more = {k: v for k, v in more.items() if k in inspect.signature(module.SWAKVPool).parameters}
@@ -73,9 +80,9 @@ def pools(shape: Shape) -> tuple[Any, Any]:
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
         page_size=shape.page_size,
-        dtype=torch.float32,
+        dtype=dtype,
         head_num=1,
-        head_dim=2,
+        head_dim=4,
         swa_attention_layer_ids=[0],
         full_attention_layer_ids=[1],
         device="cpu",
@@ -87,7 +94,7 @@ def pools(shape: Shape) -> tuple[Any, Any]:
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
         page_size=shape.page_size,
-        dtype=torch.float32,
+        dtype=dtype,
         device="cpu",
         kvcache=pool,
         need_sort=True,

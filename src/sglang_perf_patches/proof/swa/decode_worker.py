@@ -65,7 +65,7 @@ class DecodeWorker:
             enable_memory_saver=False,
             pre_alloc_size=shape.in_transfer,
         )
-        self.pool, self.allocator = pools(shape)
+        self.pool, self.allocator = pools(shape, self.server_args.kv_cache_dtype)
         ratio = host_pool.resolved(self.rows, self.allocator)
         self.tree_cache = tree_cache(shape, self.rows, self.allocator, ratio is not None)
         if ratio is not None:

@@ -161,12 +161,15 @@ def _buffers(pool: Any) -> list[Any]:
 
 def _fill(pool: Any, slots: Any, values: Any) -> None:
     for buffer in _buffers(pool):
-        buffer[slots] = values[:, None, None].to(buffer.dtype)
+        rows = values[:, None, None]
+        # A number does not fit into 8 bits: its bytes are the values of a head.
+        buffer[slots] = rows.view(buffer.dtype) if buffer.itemsize == 1 else rows.to(buffer.dtype)
 
 
 def _read(pool: Any, slots: Any) -> Any:
     """All that the pool holds for some slots, shape ``(slots, values)``."""
-    return torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
+    held = torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
+    return held.view(torch.float32) if held.itemsize == 1 else held
 
 
 def _free_pages(allocator: Any) -> Any:

@@ -18,6 +18,7 @@ DECODING = {
     **BESIDE,
     "decode-server": "verify",
     "whole-prefills": "verify",
+    "quantised-kv": "verify",
     "no-radix-cache": "verify",
     "retracted-in-tensors": "verify",
     "pages": _EPISODES,

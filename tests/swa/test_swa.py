@@ -177,15 +177,16 @@ def plan_in_depth(
     add("play exact", "play", episodes=(episodes + 1) // 2)
     add("states exact", "states")
     add("ranks: select", "select", text=RANKS)
-    spelled = () if before(release, "0.5.22") else ("attn-dp-size",)
-    for layout in ("one", *LAYOUTS, *spelled):
-        add(f"gates {layout}", "gates_by_layout", layout=layout)
     layouts = ("attention",) if old else LAYOUTS  # up to 0.5.11 stock serves the others
     add("play ranks", "play", episodes=(episodes + 1) // 2, layouts=layouts)
     add("states ranks", "states")
     add("pipeline: select", "select", text=ALL)
     add("play pipeline", "play", episodes=1, layouts=("stages",))
     add("states pipeline", "states")
+    newer = {"weights": "0.5.18", "attn-dp-size": "0.5.22"}
+    spelled = (layout for layout, first in newer.items() if not before(release, first))
+    for layout in ("one", *LAYOUTS, *spelled):
+        add(f"gates {layout}", "gates_by_layout", layout=layout)
     add("drafts: select", "select", text=DRAFTS)
     add("play drafts", "play", episodes=episodes // 2)
     add("drafts: pressed", "pressed", **PRESSED, over_allocation=3)

@@ -10,6 +10,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "stages": {"pp_size": 2},
     "replicas": {"dp_size": 2},
     "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    "weights": {"tp_size": 2, "dwdp_size": 2},
     "attn-dp-size": {"tp_size": 2, "attn_dp_size": 2},
 }
 """Layout → the arguments of a server that has it."""
@@ -36,7 +37,9 @@ class Shape:
         layout: of the server that is published, of which this is one rank: ``"one"``;
             ``"stages"``, a pipeline of two, which admits and resumes what both agreed on;
             ``"replicas"``, two of data parallelism, with a draft model; ``"attention"``, two of
-            data-parallel attention, and from 0.5.22 on ``"attn-dp-size"``, its newer spelling.
+            data-parallel attention, and from 0.5.22 on ``"attn-dp-size"``, its newer spelling;
+            from 0.5.18 on ``"weights"``, two of experts whose weights are spread, which is
+            data-parallel attention too.
         backup: ``--disaggregation-decode-retraction-backup``, from 0.5.18 on; ``"default"`` for a
             server that is not told, which then keeps retracted KV in a pool of the host.
     """

@@ -4,30 +4,34 @@
 (``test/registered/unit`` of a checkout; no wheel has them) and plays it on the released sglang with
 the transformers that the release names. It prints each test whose outcome differs and how many
 patches were live. Tests below a folder ``mlx`` are played with MLX on the CPU, the others with
-stand-ins for what a CPU lacks. Each side has one process for its tests, one test at a time, in the
-same order; a test that crashes it fails, and the rest goes on. What differs is played again, its
-whole file on both sides: only what differs both times counts as differing.
+stand-ins for what a CPU lacks, both as a CPU server, where the patches of kernels for GPUs are
+gated, and as one of no platform, where they are not; ``--only`` picks one of the three. Each file
+has a process of its own, one test at a time; a test that crashes it fails, and the rest goes on.
+Both sides run at once. What differs is played again, its whole file on one side after the other:
+only what differs both times counts as differing.
 
 ``--keep`` puts the counts into ``tests/results/upstream.json``, from which `tables` makes a page.
 Nothing of the tests comes into the project but the names of those that differ.
 
-Exit codes: 0, no test differs; 1, one does; 2, there are no tests to play.
+Exit codes: 0, no test differs; 1, one does; 2, there are no tests to play; 128 + N: signal N ended
+the command, and with it all that it had started.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 
+from sglang_perf_patches.bench.server import interrupts
 from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases
 
@@ -35,7 +39,7 @@ from . import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
 
-from linux_mlx import environments, processes
+from linux_mlx import environments, processes, tiny_model
 
 PAGE = "tests/results/upstream.md"
 RESULTS = "tests/results/upstream.json"
@@ -50,6 +54,9 @@ TRANSFORMERS = {
 
 TEST_S = 120
 """A test that takes longer has failed."""
+
+SILENT_S = TEST_S + 30
+"""A file's process that says nothing for longer has crashed: Python can't end its test."""
 
 SIDE_S = 3600
 """A side that takes longer is given up."""
@@ -71,16 +78,25 @@ class Kind:
         search: folders on PYTHONPATH, beside ours.
         settings: variables.
         options: of pytest.
+        model: the variable that names the model of the tests, "" if they need none.
     """
 
     name: str
     search: tuple[Path, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    model: str = ""
 
 
 CPU = Kind("CPU", (), {"SGLANG_USE_CPU_ENGINE": "1"}, ("--stand-ins",))
-MLX = Kind("MLX", (_SHIMS,), {"SGLANG_USE_MLX": "1"})
+NO_PLATFORM = Kind("no platform", (), {}, ("--stand-ins",))
+MLX = Kind(
+    "MLX",
+    (_SHIMS,),
+    # Without the second a test asks for 12 GB, for the model that it would load of itself.
+    {"SGLANG_USE_MLX": "1", "SGLANG_MLX_TEST_MIN_FREE_GB": "1"},
+    model="SGLANG_MLX_TEST_MODEL",
+)
 
 SIDES = {"off": "none", "on": "all"}
 """A side → the selection of patches."""
@@ -92,13 +108,13 @@ class Side:
 
     Attributes:
         tests: test → outcome (see `outcomes.WORST_LAST`).
-        live: the patches that were live after any test.
-        ran: those whose code ran.
+        live: patch → in how many files it was live after any test.
+        ran: patch → in how many files its code ran.
     """
 
     tests: Mapping[str, str]
-    live: Sequence[str]
-    ran: Sequence[str]
+    live: Mapping[str, int]
+    ran: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -117,8 +133,8 @@ class Found:
         skipped: tests that both sides skipped.
         unsteady: tests that differed, but not when they were played again.
         differing: test → what became of it, patches off and on.
-        live: patches that were live.
-        ran: those whose code ran.
+        live: patch → in how many files it was live.
+        ran: patch → in how many files its code ran.
         project: the commit of this project.
         date: when.
     """
@@ -134,14 +150,14 @@ class Found:
     skipped: int
     unsteady: Sequence[str]
     differing: Mapping[str, Sequence[str]]
-    live: Sequence[str]
-    ran: Sequence[str]
+    live: Mapping[str, int]
+    ran: Mapping[str, int]
     project: str
     date: str
 
 
-def play(folder: Path, release: str) -> list[Found]:
-    """Play the tests of a folder on both sides, one line for each kind of them.
+def play(folder: Path, release: str, only: str = "") -> list[Found]:
+    """Play the tests of a folder on both sides, one line for each kind, or `only` of the one named.
 
     Raises:
         NoTests: there are none, or none can be collected.
@@ -155,15 +171,19 @@ def play(folder: Path, release: str) -> list[Found]:
     python = environment(release).python
     of_mlx = [file for file in files if "mlx" in file.relative_to(folder.parent).parts]
     found = []
-    for kind, tests in ((MLX, of_mlx), (CPU, [file for file in files if file not in of_mlx])):
-        if tests:
-            first = _sides(python, kind, folder, tests)
+    others = [file for file in files if file not in of_mlx]
+    for kind, tests in ((MLX, of_mlx), (CPU, others), (NO_PLATFORM, others)):
+        if tests and only in ("", kind.name):
+            first = _sides(python, kind, folder, tests, at_once=True)
             differing = _differing(first)
             again = {test.partition("::")[0] for test in differing}
             second = differing
             if again:
-                second = _differing(_sides(python, kind, folder, [_file(folder, f) for f in again]))
+                files = [_file(folder, test) for test in again]
+                second = _differing(_sides(python, kind, folder, files, at_once=False))
             found.append(_found(release, kind, folder, first, differing, second))
+    if not found:
+        raise NoTests(f"none of the tests in {folder} are played with {only}")
     return found
 
 
@@ -207,8 +227,8 @@ def page(root: Path) -> str:
         )
         notes.append(
             f"- {each.release}, {each.kind}: tests of upstream's {each.commit[:10]}; this project "
-            f"at {each.project[:10]}, {each.date}. Ran: {_named(each.ran)}. Live beside them: "
-            f"{_named(sorted(set(each.live) - set(each.ran)))}."
+            f"at {each.project[:10]}, {each.date}. Ran in files: {_counted(each.ran)}. Live in "
+            f"files: {_counted(each.live)}."
         )
         notes += [
             f"  Differs: `{test}`, off {off}, on {on}."
@@ -223,14 +243,23 @@ _INTRODUCTION = """# Upstream's own unit tests, with patches off and on
 `test/registered/unit` on the released sglang of 2 CPU cores, with the transformers that the release
 names. `python3 -m tests.maintain.tables` writes this page. Off is stock, on is every exact patch.
 
+The tests with MLX load the example's small model where they ask for one. The others are played on a
+CPU server (`SGLANG_USE_CPU_ENGINE=1`), where the patches of mla and mamba were gated, and those of
+swa are by now. "No platform" is the same without that variable: they are not gated, but stock
+itself fails more tests. Each file has a process of its own. A patch is counted in a file if it was
+live, or had run, after any of its tests. It is live only once a test has imported what it changes.
+
+That none of mla and mamba ran is no surprise: upstream's tests of what they change are no unit
+tests and are skipped without CUDA (`test/registered/attention/unittests`). They were not played.
+
 A test that fails in stock too asks for a GPU, a kernel, a model of the hub or a package that is not
-here. A test that differs is played again, its whole file on both sides; it is unsteady if it does
-not differ then.
+here. Both sides run at once. A test that differs is played again, its whole file on one side after
+the other; it is unsteady if it does not differ then.
 """
 
 
-def _named(ids: Sequence[str]) -> str:
-    return ", ".join(f"`{id}`" for id in ids) or "none"
+def _counted(files: Mapping[str, int]) -> str:
+    return ", ".join(f"`{id}` {count:,}" for id, count in files.items()) or "none"
 
 
 def _kept(root: Path) -> list[Found]:
@@ -240,14 +269,28 @@ def _kept(root: Path) -> list[Found]:
     return sorted(found, key=lambda each: (releases.KNOWN.index(each.release), each.kind))
 
 
-def _sides(python: Path, kind: Kind, folder: Path, tests: Sequence[Path]) -> tuple[Side, Side]:
-    """Both sides, off and on, at a time."""
-    with ThreadPoolExecutor(len(SIDES)) as both:
-        off, on = both.map(lambda side: _side(python, kind, folder, tests, side), SIDES)
+def _sides(
+    python: Path, kind: Kind, folder: Path, tests: Sequence[Path], *, at_once: bool
+) -> tuple[Side, Side]:
+    """Both sides, off and on; at once they take half the time, but can be in each other's way."""
+    with contextlib.ExitStack() as both:
+        sides = []
+        for side in SIDES:
+            result = both.enter_context(_side(python, kind, folder, tests, side))
+            sides.append(result if at_once else _always(result()))
+        off, on = (result() for result in sides)
     return off, on
 
 
-def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: str) -> Side:
+def _always(side: Side) -> Callable[[], Side]:
+    return lambda: side
+
+
+@contextlib.contextmanager
+def _side(
+    python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: str
+) -> Iterator[Callable[[], Side]]:
+    """Start the tests; what is given waits for their end. They end with the block in any case."""
     with tempfile.TemporaryDirectory() as made:
         outcomes, log = Path(made, "outcomes.json"), Path(made, "log")
         words: list[str | Path] = [
@@ -258,10 +301,11 @@ def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: s
             "sglang_perf_patches",
             "run",
         ]
-        words += [python, "-W", "ignore", "-m", "pytest"]
-        words += ["-q", "-n", "1", "--max-worker-restart=100", "--continue-on-collection-errors"]
+        words += [python, "-W", "ignore", "-m", "pytest", "-q", "--continue-on-collection-errors"]
         words += ["-p", "no:cacheprovider", "-p", "outcomes", f"--outcomes={outcomes}"]
-        words += [f"--timeout={TEST_S}", f"--rootdir={folder}", *kind.options, *tests]
+        words += ["--tb=native"]  # others parse the source, in which Python 3.11 can fail
+        words += [f"--timeout={TEST_S}", f"--silent-s={SILENT_S}", f"--rootdir={folder}"]
+        words += [*kind.options, *tests]
         search = [ROOT / "src", _SUPPORT, *kind.search]
         settings = environments.variables(
             PYTHONPATH=os.pathsep.join(map(str, search)),
@@ -271,18 +315,36 @@ def _side(python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: s
             HOME=made,
             **kind.settings,
         )
+        if kind.model:
+            settings[kind.model] = str(_model(python, Path(made, "model")))
         with processes.started(words, variables=settings, log=log) as process:
-            try:
-                process.wait(SIDE_S)
-            except subprocess.TimeoutExpired:
-                raise NoTests(f"the tests took longer than {SIDE_S} s") from None
-        if process.returncode not in (0, 1) or not outcomes.exists():  # 1: a test failed
-            said = " ".join(processes.last_lines(log, 1).split())
-            raise NoTests(f"pytest ended with {process.returncode}: {said}")
-        side_ = Side(**json.loads(outcomes.read_text(encoding="utf-8")))
-    if not set(side_.tests.values()) - {"not collected"}:
+            yield lambda: _result(process, folder, outcomes, log)
+
+
+def _result(process: subprocess.Popen[bytes], folder: Path, outcomes: Path, log: Path) -> Side:
+    try:
+        process.wait(SIDE_S)
+    except subprocess.TimeoutExpired:
+        raise NoTests(f"the tests took longer than {SIDE_S} s") from None
+    if process.returncode not in (0, 1) or not outcomes.exists():  # 1: a file can't be collected
+        said = " ".join(processes.last_lines(log, 1).split())
+        raise NoTests(f"pytest ended with {process.returncode}: {said}")
+    side = Side(**json.loads(outcomes.read_text(encoding="utf-8")))
+    if not set(side.tests.values()) - {"not collected"}:
         raise NoTests(f"none of the tests in {folder} can be collected")
-    return side_
+    return side
+
+
+def _model(python: Path, folder: Path) -> Path:
+    """The example's small model; its tokenizer takes conversations too."""
+    made = subprocess.run([python, tiny_model.__file__, folder], check=False)
+    if made.returncode:
+        raise NoTests("the small model could not be written")
+    file = folder / "tokenizer_config.json"
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    described = json.loads(file.read_text(encoding="utf-8")) | {"chat_template": template}
+    file.write_text(json.dumps(described), encoding="utf-8")
+    return folder
 
 
 def _differing(sides: tuple[Side, Side]) -> dict[str, tuple[str, str]]:
@@ -352,9 +414,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("release", metavar="RELEASE", help="like 0.5.17")
     parser.add_argument("--keep", action="store_true", help=f"put the counts into {RESULTS}")
+    kinds = [kind.name for kind in (MLX, CPU, NO_PLATFORM)]
+    parser.add_argument("--only", choices=kinds, default="", help="play with nothing else")
     options = parser.parse_args(arguments)
     try:
-        found = play(options.folder.resolve(), options.release)
+        with interrupts.turned_into_exceptions():
+            found = play(options.folder.resolve(), options.release, options.only)
+    except interrupts.Interrupted as interrupted:
+        return 128 + interrupted.number
     except (NoTests, processes.Failure, downloads.DownloadError) as error:
         print(f"upstream: {error}", file=sys.stderr)
         return 2

@@ -40,19 +40,11 @@ ROOMS: dict[str, set[str]] = {
 
 PLAYED = re.compile(r"sets\.\w+\.\w+\.proof")
 
-IN_FOLDERS = ("mlx", "mla", "swa")
-"""The sets each of whose patches stands in a folder of its own."""
-
-PATCHES = {
-    room_of(patch.id): patch for patch in by_id(sets.load()).values() if patch.set in IN_FOLDERS
-}
+PATCHES = {room_of(id): patch for id, patch in by_id(sets.load()).items()}
 """The folder of each patch below ``sets`` → the patch."""
 
 SHARED = ("proven", "references")
 """The modules that the declarations of a set share."""
-
-LONG = {"sets.mamba.gdn_prefill_graph"}
-"""Files that are still to be split."""
 
 
 def modules() -> dict[str, Path]:
@@ -139,8 +131,8 @@ def test_a_patch_imports_its_own_folder_and_what_its_set_shares() -> None:
 
 def test_a_declaration_imports_the_words_for_it_alone() -> None:
     """Nothing of sglang, torch or mlx, so that a verdict costs no import of theirs."""
-    shared = {f"sets.{name}.{each}" for name in IN_FOLDERS for each in SHARED}
-    declaring = {f"sets.{name}" for name in (*IN_FOLDERS, *PATCHES)}
+    shared = {f"sets.{name}.{each}" for name in sets.NAMES for each in SHARED}
+    declaring = {f"sets.{name}" for name in (*sets.NAMES, *PATCHES)}
     for module in (shared | declaring) & set(MODULES):
         for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
             assert not isinstance(node, ast.Import), module
@@ -151,11 +143,10 @@ def test_a_declaration_imports_the_words_for_it_alone() -> None:
 
 
 def test_no_file_is_long() -> None:
-    declaring = {f"sets.{name}" for name in (*IN_FOLDERS, *PATCHES)}
+    declaring = {f"sets.{name}" for name in (*sets.NAMES, *PATCHES)}
     for module, path in MODULES.items():
-        if module not in LONG:
-            most = 200 if module in declaring else 450
-            assert path.read_text(encoding="utf-8").count("\n") <= most, module
+        most = 200 if module in declaring else 450
+        assert path.read_text(encoding="utf-8").count("\n") <= most, module
 
 
 def test_no_circle() -> None:

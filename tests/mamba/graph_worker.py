@@ -41,7 +41,8 @@ from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_
 from sglang_perf_patches.proof.mamba.play import Play
 from sglang_perf_patches.proof.mamba.rig import Rig, called
 from sglang_perf_patches.proof.mamba.runner import Runner
-from sglang_perf_patches.sets.mamba import gdn_prefill_graph, kernel_break, prefill_tables
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import kernel_break, prefill_tables
 from sglang_perf_patches.sets.mamba.proven import PROVEN
 
 FLA = "sglang.kernels.ops.attention.fla"

@@ -221,7 +221,7 @@ def broken() -> Any:
             ),
         )
     if compared.PREFILL_GRAPH in _applying():
-        from sglang_perf_patches.sets.mamba import prefill_tables as tables
+        from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
 
         enumerate_right = tables._enumerate
 

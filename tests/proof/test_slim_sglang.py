@@ -53,7 +53,7 @@ BREAKS = {
         "return table",
     ),
     "mamba.gdn-prefill-graph": (
-        "mamba/prefill_tables.py",
+        "mamba/gdn_prefill_graph/prefill_tables.py",
         "self.slots[:count].copy_(slots)",
         "self.slots[:count].copy_(slots.flip(0))",
     ),

@@ -103,7 +103,7 @@ class _Graph:
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
         if not rig.backend.supports_prefill_graph_extend():
             raise Different("the backend's prefill can't be captured here")
-        ours = import_module("..sets.mamba.gdn_prefill_graph", __package__)
+        ours = import_module("..sets.mamba.gdn_prefill_graph.body", __package__)
         with ours.capturing(rig.backend):
             self.metadata = rig.backend.init_prefill_graph_metadata(batch)
         self.inputs = [

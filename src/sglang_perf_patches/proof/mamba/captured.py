@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 
-from ...sets.mamba import gdn_prefill_graph, kernel_break
+from ...sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
+from ...sets.mamba.gdn_prefill_graph import kernel_break
 from . import flashinfer
 from .alike import Played
 from .batches import Batch, Request, draw

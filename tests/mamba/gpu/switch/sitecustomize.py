@@ -16,7 +16,7 @@ import dummy_weights
 import sides
 import wrapt
 
-from sglang_perf_patches.sets.mamba import gdn_prefill_graph
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 
 _WAIT = gdn_prefill_graph._wait_for_loads
 _FOLDER = os.environ.get("TURNS_FOLDER", "")

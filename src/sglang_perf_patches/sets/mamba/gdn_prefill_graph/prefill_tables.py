@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import host, track_copies
+from .. import host
+from . import track_copies
 
 NOBODY = -1
 """What stock's kernels take for no slot, and for no request of a block."""

@@ -20,16 +20,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-if TYPE_CHECKING:
-    from ...model.patching import Patching
+from ..references import ATTENTION, BASE, GDN
+from . import BREAKABLE, FLA, HYBRID_BACKEND, RUNNER
+from .served import breaks, unserved
 
-_ATTENTION = "sglang.srt.layers.attention"
-_BACKEND = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend"
-_BASE = f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase"
-_HYBRID = f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend"
-_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-_FLA = "sglang.kernels.ops.attention.fla"
-_BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
 SHORT = 2048
 """Tokens up to which layers are captured: the work of more is longer than its launches, and the
 graphs of more take most of the memory."""
@@ -42,7 +39,6 @@ _TAKING_PART: WeakSet[Any] = WeakSet()
 as long as it may replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
-_FLASHINFER = "FlashInferGDNKernel"
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill, and on the offsets that its kernels get."""
 
@@ -61,14 +57,14 @@ def install(patching: Patching) -> None:
         "prefill_graph_max_seqs": _most_requests(patching),
     }
     for name, value in adds.items():
-        patching.add(f"{_BACKEND}.{name}", value)
-    patching.override(f"{_BACKEND}.forward_extend", _forward_extend(patching))
-    patching.override(f"{_BASE}._track_mamba_state_extend", _keep_states)
-    index = f"{_FLA}.index"
+        patching.add(f"{GDN}.{name}", value)
+    patching.override(f"{GDN}.forward_extend", _forward_extend(patching))
+    patching.override(f"{BASE}._track_mamba_state_extend", _keep_states)
+    index = f"{FLA}.index"
     patching.override(f"{index}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
     patching.override(f"{index}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
-    patching.override(f"{_HYBRID}.__init__", _take_part(patching))
-    patching.override(f"{_RUNNER}.capture_one_shape", _capture_one_shape(patching))
+    patching.override(f"{HYBRID_BACKEND}.__init__", _take_part(patching))
+    patching.override(f"{RUNNER}.capture_one_shape", _capture_one_shape(patching))
 
 
 @contextmanager
@@ -84,48 +80,6 @@ def capturing(backend: Any, *, alone: bool = True) -> Iterator[None]:
         yield
     finally:
         delattr(backend, _CAPTURING)
-
-
-def unserved(backend: Any, modules: Any) -> str | None:
-    """Why a backend's prefill stays as stock runs it; None if it can be captured.
-
-    Args:
-        backend: a GDNAttnBackend that has just been made.
-        modules: returns an imported module by its name.
-    """
-    gdn = modules(f"{_ATTENTION}.linear.gdn_backend")
-    own = backend.kernel_dispatcher.extend_kernel
-    cache = backend.req_to_token_pool.mamba_pool.mamba_cache
-    if type(backend) is not gdn.GDNAttnBackend:
-        return f"{type(backend).__name__} runs other kernels"
-    if modules("sglang.srt.environ").envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
-        return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
-    if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
-        return "the states of a layer are not contiguous"
-    if type(own) is gdn.TritonGDNKernel:
-        return _other_chunks(modules)
-    if type(own).__name__ != _FLASHINFER:
-        return f"{type(own).__name__} was not captured in any proof"
-    if own.use_state_pool or own._prefill_needs_fp32_state:
-        return "FlashInfer's kernel is another one on this GPU"
-    if str(cache.temporal.dtype) != "torch.float32":
-        return f"FlashInfer's kernel would convert states of {cache.temporal.dtype}"
-    return None
-
-
-def breaks(backend: Any) -> bool:
-    """Whether a served backend's kernel stays outside of the graph."""
-    return type(backend.kernel_dispatcher.extend_kernel).__name__ == _FLASHINFER
-
-
-def _other_chunks(modules: Any) -> str | None:
-    from . import prefill_tables
-
-    for name in ("chunk", "chunk_delta_h"):
-        tokens = modules(f"{_FLA}.{name}").CHUNK_SIZE
-        if tokens != prefill_tables.CHUNK:
-            return f"stock's chunks have {tokens} tokens; ours have {prefill_tables.CHUNK}"
-    return None
 
 
 def _supports(patching: Patching) -> Any:
@@ -146,7 +100,7 @@ def _is_active(self: Any) -> bool:
 
 
 def _take_part(patching: Patching) -> Any:
-    gdn = patching.get(_BACKEND)
+    gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
         def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
@@ -181,7 +135,7 @@ def _rows(patching: Patching, backend: Any) -> int:
 
 def _capture_one_shape(patching: Patching) -> Any:
     """Capture a bucket on tables, and as stock does it where some of its batches don't fit."""
-    gdn = patching.get(_BACKEND)
+    gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
         def capture_one_shape(self: Any, size: int, **options: Any) -> Any:
@@ -242,7 +196,7 @@ def _capture(patching: Patching) -> Any:
         tables = prefill_tables.Tables(
             tokens=forward_batch.extend_num_tokens,
             requests=_rows(patching, self),
-            block=patching.module(f"{_ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
+            block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
             tracks=patching.module("sglang.srt.runtime_context")
             .get_exec()
             .mamba.enable_mamba_extra_buffer,
@@ -274,7 +228,7 @@ def _refresh(patching: Patching) -> Any:
 
 def _metadata(patching: Patching, tables: Any, window: int) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
-    module = patching.module(f"{_ATTENTION}.mamba.mamba2_metadata")
+    module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     made = module.ForwardMetadata(
         query_start_loc=tables.starts,
@@ -306,7 +260,7 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 
 
 def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
-    from . import host
+    from .. import host
 
     tables = _tables_of(metadata)
     if host.is_debugging():
@@ -355,7 +309,7 @@ def _tracked(
         if not any(mask):
             return None
         seqlens = forward_batch.mamba_track_seqlens[: len(lens)].tolist()
-    plan = patching.module(f"{_ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
+    plan = patching.module(f"{ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
         mask, seqlens, lens, prefixes, backend.mamba_chunk_size, mamba2=False
     )
     if not plan.tracked_rows:
@@ -445,7 +399,7 @@ def _breaking(patching: Patching, backend: Any, own: Any, tables: Any) -> Any:
         tables.kernel = kernel_break.KernelBreak(
             own,
             tables,
-            patching.module(_BREAKS).eager_on_graph,
+            patching.module(BREAKABLE).eager_on_graph,
             kernel_break.stays(own, states.shape[2], states.device),
         )
     return tables.kernel

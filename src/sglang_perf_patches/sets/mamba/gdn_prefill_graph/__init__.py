@@ -1,0 +1,128 @@
+"""``mamba.gdn-prefill-graph``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import PROVEN
+from ..references import (
+    ATTENTION,
+    BASE,
+    FORWARD_BATCH,
+    GDN,
+    HYBRID,
+    METADATA,
+    chunk_depends,
+    chunk_targets,
+)
+
+FLA = "sglang.kernels.ops.attention.fla"
+_FLASHINFER = f"{ATTENTION}.linear.kernels.gdn_flashinfer"
+HYBRID_BACKEND = f"{HYBRID}:HybridLinearAttnBackend"
+_RADIX = "sglang.srt.layers.radix_linear_attention"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+_POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
+_CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
+_BACKENDS = "sglang.srt.model_executor.runner_backend"
+_GRAPHS = f"{_BACKENDS}.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
+BREAKABLE = (
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+)
+_LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
+
+PATCH = Patch(
+    id="mamba.gdn-prefill-graph",
+    proven_with=PROVEN["mamba.gdn-prefill-graph"],
+    summary="capture gated-delta-net layers in the breakable prefill graph",
+    worth=Worth(
+        "a",
+        "the first token of 519 tokens takes 0.592 with FlashInfer's GDN prefill",
+        "tests/mamba/gpu/results.md",
+        "break-519",
+    ),
+    absent_because="this release can't capture a linear layer in the prefill graph",
+    anchors=(f"{BASE}.supports_prefill_graph_extend",),
+    variants=(
+        Variant(
+            releases=between("0.5.22", "0.5.23"),
+            install=f"{__name__}.body:install",
+            targets=(
+                f"{GDN}.forward_extend",
+                f"{BASE}._track_mamba_state_extend",
+                *chunk_targets(FLA),
+                f"{HYBRID_BACKEND}.__init__",
+                f"{RUNNER}.capture_one_shape",
+            ),
+            adds=tuple(
+                f"{GDN}.{name}"
+                for name in (
+                    "supports_prefill_graph_extend",
+                    "prefill_graph_extend_active",
+                    "init_prefill_graph_metadata",
+                    "refresh_prefill_graph_metadata",
+                    "prefill_graph_max_seqs",
+                )
+            ),
+            depends=(
+                f"{HYBRID_BACKEND}.linear_extend_in_graph",
+                f"{HYBRID_BACKEND}.init_forward_metadata_for_breakable_cuda_graph_capture",
+                f"{HYBRID_BACKEND}.prepare_forward_metadata_for_breakable_cuda_graph_replay",
+                f"{_RADIX}:RadixLinearAttention.forward",
+                f"{_RADIX}:_linear_attention_with_output_impl",
+                f"{_RADIX}:_linear_extend_in_graph",
+                f"{RUNNER}.capture_prepare",
+                f"{RUNNER}.load_batch",
+                f"{RUNNER}.can_replay_locally",
+                f"{RUNNER}._init_forward_metadata_for_capture",
+                f"{RUNNER}._prepare_forward_metadata_for_replay",
+                f"{RUNNER}._shape_key",
+                f"{_GRAPHS}.capture_one",
+                f"{_GRAPHS}.replay",
+                f"{BASE}.supports_prefill_graph_extend",
+                f"{BASE}.prefill_graph_extend_active",
+                f"{BASE}.init_prefill_graph_metadata",
+                f"{BASE}.refresh_prefill_graph_metadata",
+                f"{BASE}._forward_metadata",
+                f"{BASE}._has_cpu_prefill_track_metadata",
+                f"{BASE}._init_track_conv_indices",
+                f"{BASE}._init_track_ssm_indices_from_cpu",
+                f"{GDN}.__init__",
+                f"{GDN}.init_forward_metadata",
+                f"{GDN}._init_prefill_conv_block_table",
+                f"{GDN}._init_target_verify_qkv_routing",
+                f"{GDN}._convolve_prefill",
+                f"{GDN}._prefill_gates",
+                f"{METADATA}:ForwardMetadata",
+                f"{ATTENTION}.mamba.prefill_track_metadata:build_prefill_track_plan",
+                f"{FORWARD_BATCH}.mamba_track_aligned_lens",
+                f"{_POOL}.mamba2_layer_index",
+                f"{_POOL}.mamba2_layer_cache",
+                f"{_LOADS}.wait_until",
+                f"{ATTENTION}.linear.kernels.gdn_triton:TritonGDNKernel.extend",
+                f"{_FLASHINFER}:FlashInferGDNKernel.__init__",
+                f"{_FLASHINFER}:FlashInferGDNKernel.extend",
+                f"{_FLASHINFER}:maybe_build_flashinfer_checkpoint_plan",
+                f"{BREAKABLE}:eager_on_graph",
+                f"{BREAKABLE}:BreakableCUDAGraph.replay",
+                f"{FLA}.l2norm:gdn_prefill_qkv_prepare_fwd",
+                f"{FLA}.l2norm:l2norm_fwd",
+                f"{FLA}.l2norm:l2norm_fwd_kernel",
+                f"{ATTENTION}.mamba.causal_conv1d:causal_conv1d_fn",
+                f"{_CONV}:causal_conv1d_fn",
+                f"{_CONV}:_causal_conv1d_fwd_kernel",
+                f"{FLA}.chunk:chunk_gated_delta_rule",
+                f"{FLA}.chunk:chunk_gated_delta_rule_fwd",
+                f"{FLA}.chunk:ChunkGatedDeltaRuleFunction.forward",
+                f"{FLA}.chunk_fwd:chunk_gated_delta_rule_fwd_intra",
+                f"{FLA}.chunk_fwd:chunk_gated_delta_rule_fwd_kkt_solve_kernel",
+                f"{FLA}.chunk_delta_h:chunk_gated_delta_rule_fwd_h",
+                f"{FLA}.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+                f"{FLA}.chunk_o:chunk_fwd_o",
+                f"{FLA}.chunk_o:chunk_fwd_kernel_o",
+                f"{FLA}.cumsum:chunk_local_cumsum_scalar",
+                f"{FLA}.cumsum:chunk_local_cumsum_scalar_kernel",
+                f"{FLA}.wy_fast:recompute_w_u_fwd",
+                f"{FLA}.wy_fast:recompute_w_u_fwd_kernel",
+                *chunk_depends(FLA),
+            ),
+        ),
+    ),
+)

@@ -32,6 +32,17 @@ HAPPENS = {
 }
 
 
+def is_early(frame):
+    """Whether the call has only asked if it is nested: then what comes in between is first."""
+    calls = set()
+    while frame is not None:
+        if frame.f_code.co_filename == os.path.join(FOLDER, "live", "engine.py"):
+            calls.add(frame.f_code.co_name)
+        frame = frame.f_back
+    engine = sys.modules.get("sglang_perf_patches.live.engine")
+    return "activate" in calls and "_started" not in calls and not engine._current
+
+
 def attempt(happens, at):
     """Activate, with something at line number `at`; where that is None, say which lines run."""
     outcome, first_runs, count = {"at": at, "place": None}, {}, 0
@@ -44,8 +55,8 @@ def attempt(happens, at):
             place = f"{frame.f_code.co_filename[len(FOLDER) + 1 :]}:{frame.f_lineno}"
             first_runs.setdefault(place, count)
             if count == at:
-                outcome["place"] = place
                 sys.settrace(None)
+                outcome["place"], outcome["early"] = place, is_early(frame)
                 happens()
             count += 1
         return trace

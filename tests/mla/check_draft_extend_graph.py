@@ -15,7 +15,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla import flash
-from sglang_perf_patches.proof.mla.rig import Room, furnished, server_args
+from sglang_perf_patches.proof.mla.rig import furnished, server_args
+from sglang_perf_patches.proof.namespace import NoneByDefault
 
 METHOD = next(
     name
@@ -67,7 +68,7 @@ def run() -> None:
 
 def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
     """The page tables of a backend whose draft-extend was captured, else None."""
-    graphs = Room(decode=Room(backend="full"))
+    graphs = NoneByDefault(decode=NoneByDefault(backend="full"))
     given = server_args(disable_cuda_graph=False, model_impl="auto", cuda_graph_config=graphs)
     made: list[Any] = []
 
@@ -84,7 +85,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
     with ExitStack() as stack:
         names = (flash.module.__name__, module.__name__, runners.__name__, "sglang.srt.utils")
         stack.enter_context(furnished(given, *names))
-        for name, value in _lent(given, Recorder, Room()).items():
+        for name, value in _lent(given, Recorder, NoneByDefault()).items():
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, value))
         if off:
@@ -100,7 +101,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
         worker = Worker(
             server_args=given,
             draft_runner=runner,
-            target_worker=Room(device="cuda"),
+            target_worker=NoneByDefault(device="cuda"),
             draft_attn_backend=_drafts(),
             draft_extend_attn_backend=backend,
             speculative_num_steps=3,
@@ -142,7 +143,7 @@ def _knows_switch() -> bool:
     )
 
 
-def _lent(given: Room, recorder: Any, quiet: Any) -> dict[str, Any]:
+def _lent(given: NoneByDefault, recorder: Any, quiet: Any) -> dict[str, Any]:
     """What the worker's module asks of a machine with a GPU."""
     return {
         "_is_cuda": True,

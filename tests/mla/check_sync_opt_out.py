@@ -11,7 +11,8 @@ from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWo
 
 import sglang_perf_patches
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.rig import CONTEXT, Room, furnished, model_runner
+from sglang_perf_patches.proof.mla.rig import CONTEXT, furnished, model_runner
+from sglang_perf_patches.proof.namespace import NoneByDefault
 from sglang_perf_patches.sets.mla.sync_opt_out.proof import (
     CAPTURED,
     DRAFT,
@@ -44,12 +45,14 @@ def needs(
     with furnished(served, *MODULES):
         runner = model_runner(served, mla=True)
         of_draft = model_runner(served, mla=True, is_draft_worker=True)
-        worker = Room(
-            _target_worker=Room(model_runner=Room(attn_backend=backend(target, runner))),
-            _draft_worker=Room(
+        worker = NoneByDefault(
+            _target_worker=NoneByDefault(
+                model_runner=NoneByDefault(attn_backend=backend(target, runner))
+            ),
+            _draft_worker=NoneByDefault(
                 draft_attn_backend=drafting(draft, of_draft) if draft else None,
                 draft_extend_attn_backend=backend(extend, of_draft) if extend else None,
-                draft_runner=Room(attn_backend=backend(fallback, of_draft)),
+                draft_runner=NoneByDefault(attn_backend=backend(fallback, of_draft)),
             ),
         )
         backends = eagle_worker_v2.EAGLEWorkerV2.spec_v2_attn_backends.fget(worker)
@@ -61,13 +64,16 @@ def layered(extends: tuple[str | None, ...], **given: Any) -> bool:
     served = arguments(enable_multi_layer_eagle=True, **given)
     with furnished(served, *MODULES):
         runner = model_runner(served, mla=True)
-        worker = Room(
-            _target_worker=Room(model_runner=Room(attn_backend=backend("triton", runner))),
-            _draft_worker=Room(
+        worker = NoneByDefault(
+            _target_worker=NoneByDefault(
+                model_runner=NoneByDefault(attn_backend=backend("triton", runner))
+            ),
+            _draft_worker=NoneByDefault(
                 draft_extend_attn_backend_list=[
                     backend(kind, runner) if kind else None for kind in extends
                 ],
-                draft_runner_list=[Room(attn_backend=backend("flashinfer", runner))] * len(extends),
+                draft_runner_list=[NoneByDefault(attn_backend=backend("flashinfer", runner))]
+                * len(extends),
             ),
         )
         backends = MultiLayerEagleWorkerV2.spec_v2_attn_backends.fget(worker)
@@ -114,8 +120,8 @@ DECISIONS: list[tuple[dict[str, Any], bool, bool]] = [
 ]
 UNSERVED = (
     {
-        "get_model_config": lambda: Room(
-            hf_text_config=Room(rope_scaling={"mrope_section": [1, 1, 2]})
+        "get_model_config": lambda: NoneByDefault(
+            hf_text_config=NoneByDefault(rope_scaling={"mrope_section": [1, 1, 2]})
         )
     },
 )

@@ -16,7 +16,8 @@ import torch
 
 from ..proof.mla import wheels
 from ..proof.mla.batches import draft_batch, prepare, requests_of
-from ..proof.mla.rig import Room, furnished, model_runner, server_args
+from ..proof.mla.rig import furnished, model_runner, server_args
+from ..proof.namespace import NoneByDefault
 
 GPU = "cuda"
 
@@ -82,7 +83,7 @@ def _case(lengths: list[int], steps: int | None = None) -> str:
     return f"{count}, {lengths[0]:,} tokens" + (f", {steps} steps" if steps else "")
 
 
-def _publish(arguments: Room, *modules: Any) -> None:
+def _publish(arguments: NoneByDefault, *modules: Any) -> None:
     """Publish a server's arguments until the next ones are."""
     while _PUBLISHED:
         _PUBLISHED.pop().close()
@@ -130,13 +131,13 @@ def _draft_extend(lengths: list[int], context: int) -> Callable[[], Made]:
         with torch.cuda.graph(graph):
             backend.init_forward_metadata_in_graph(batch)
         rows = torch.zeros(count * flash.DRAFT, 2, device=GPU)
-        out = Room(next_token_logits=rows, hidden_states=rows)
+        out = NoneByDefault(next_token_logits=rows, hidden_states=rows)
 
         def replay(_key: Any, _batch: Any) -> Any:
             graph.replay()
             return out
 
-        graphs.backend = Room(replay=replay)
+        graphs.backend = NoneByDefault(replay=replay)
         act = extends.replaying(graphs, runner, lengths)
         act()
         metadata = backend.draft_extend_metadata[count]
@@ -169,7 +170,7 @@ def _eager_extend(lengths: list[int], context: int) -> Callable[[], Made]:
     return make
 
 
-def _runner(arguments: Room, lengths: list[int], room: int, **more: Any) -> Room:
+def _runner(arguments: NoneByDefault, lengths: list[int], room: int, **more: Any) -> NoneByDefault:
     return model_runner(
         arguments,
         device=GPU,
@@ -179,7 +180,7 @@ def _runner(arguments: Room, lengths: list[int], room: int, **more: Any) -> Room
     )
 
 
-def _replay(backend: Any, runner: Room, lengths: list[int]) -> Callable[[], None]:
+def _replay(backend: Any, runner: NoneByDefault, lengths: list[int]) -> Callable[[], None]:
     """Capture a draft's graph; what prepares its replay."""
     count = len(lengths)
     backend.init_cuda_graph_state(count, count)
@@ -188,7 +189,9 @@ def _replay(backend: Any, runner: Room, lengths: list[int]) -> Callable[[], None
     return lambda: prepare(backend, batch)
 
 
-def _republished(act: Callable[[], object], arguments: Room, *modules: Any) -> Callable[[], object]:
+def _republished(
+    act: Callable[[], object], arguments: NoneByDefault, *modules: Any
+) -> Callable[[], object]:
     """The work, under the arguments that it was made with."""
     mine: list[ExitStack] = []
 
@@ -213,7 +216,7 @@ def _relay(count: int) -> Callable[[], Made]:
         arguments = server_args(
             disable_piecewise_cuda_graph=False,
             speculative_attention_mode="decode",
-            get_model_config=lambda: Room(hf_text_config=Room()),
+            get_model_config=lambda: NoneByDefault(hf_text_config=NoneByDefault()),
         )
         _publish(arguments, module, hybrid, parent, overlap)
         runner = model_runner(arguments, mla=True, device=GPU, requests=max(count, 2))
@@ -226,8 +229,8 @@ def _relay(count: int) -> Callable[[], Made]:
         )
         requests = requests_of(runner, count)
         lengths = torch.arange(count, device=GPU) * 37 % 100 + 1
-        batch = Room(
-            spec_info=Room(future_indices=requests),
+        batch = NoneByDefault(
+            spec_info=NoneByDefault(future_indices=requests),
             req_pool_indices=requests,
             req_pool_indices_cpu=requests.cpu(),
         )

@@ -186,6 +186,11 @@ def room_of(patch_id: str) -> str:
     return patch_id.replace("-", "_")
 
 
+def of(owner: str, *names: str) -> tuple[str, ...]:
+    """References to attributes of a class: ``of("a:C", "d", "e")`` → ``("a:C.d", "a:C.e")``."""
+    return tuple(f"{owner}.{name}" for name in names)
+
+
 def module_of(reference: str) -> str:
     """``"a.b:C.d"`` → ``"a.b"``."""
     return reference.partition(":")[0]

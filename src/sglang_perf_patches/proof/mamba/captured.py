@@ -52,6 +52,16 @@ def replays_of(*batches: Batch, more: int = 0, **options: Any) -> Replays:
     return Replays(batches, max(batch.tokens for batch in batches) + more, **options)
 
 
+_OVERFULL = replays_of(
+    Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
+    Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
+    Batch((Request(2, 64, tracked=False),)),
+    left=frozenset({1}),
+    rows=2,
+    loads=True,
+)
+"""More requests than a table has rows, between two that fit."""
+
 EDGES = (
     # many requests, then one: leftovers of the first in the tables must not matter
     replays_of(
@@ -62,15 +72,7 @@ EDGES = (
         loads=True,
         smaller=(64,),
     ),
-    # more requests than a table has rows, between two that fit
-    replays_of(
-        Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
-        Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
-        Batch((Request(2, 64, tracked=False),)),
-        left=frozenset({1}),
-        rows=2,
-        loads=True,
-    ),
+    _OVERFULL,
     # a bucket of another tile than some of its batches
     replays_of(
         Batch((Request(15, 3, tracked=False),)),
@@ -101,15 +103,7 @@ BREAKS = (
         loads=True,
         smaller=(8,),
     ),
-    # more requests than a table has rows, between two that fit
-    replays_of(
-        Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
-        Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
-        Batch((Request(2, 64, tracked=False),)),
-        left=frozenset({1}),
-        rows=2,
-        loads=True,
-    ),
+    _OVERFULL,
     replays_of(Batch((Request(1, tracked=False),)), more=3),
     # kept at a chunk, at the end, and before the end
     replays_of(

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..given import MORE, noted
-from .rig import Without, called
+from ..namespace import NoneByDefault
+from .rig import called, publish
 
 MEMORY = "sglang.srt.mem_cache"
 VOCABULARY = 1000
@@ -91,7 +91,7 @@ def kv_allocator(shape: Shape) -> Any:
         page_size=shape.page,
         dtype=torch.float16,
         device="cpu",
-        kvcache=Without(),
+        kvcache=NoneByDefault(),
         need_sort=False,
     )
 
@@ -141,21 +141,9 @@ _PUBLISHED: dict[str, Any] = {}
 
 def arguments(shape: Shape) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
-    module = importlib.import_module("sglang.srt.server_args")
     strategy = "extra_buffer" if shape.tracked else "no_buffer"
     if _PUBLISHED.get("strategy") != strategy:
-        own = {
-            "attention_backend": "triton",
-            "page_size": shape.page,
-            "mamba_scheduler_strategy": strategy,
-            "mamba_radix_cache_strategy": strategy,
-            "sampling_backend": "pytorch",
-            "chunked_prefill_size": shape.chunk,
-            "device": "cpu",
-        }
-        made = noted(called(module.ServerArgs, model_path="dummy", **{**own, **MORE}))
-        made._mamba_cache_chunk_size = max(64, shape.page)
-        module.set_global_server_args_for_scheduler(made)
+        made = publish(shape.page, strategy, 64, chunked_prefill_size=shape.chunk, device="cpu")
         _PUBLISHED.clear()
         _PUBLISHED.update(strategy=strategy, made=made)
     return _PUBLISHED["made"]
@@ -163,7 +151,7 @@ def arguments(shape: Shape) -> Any:
 
 def model_config() -> Any:
     """What is read of the model's configuration."""
-    return Without(
+    return NoneByDefault(
         vocab_size=VOCABULARY, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
     )
 

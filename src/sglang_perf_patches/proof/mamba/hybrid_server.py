@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import Different
+from ..namespace import NoneByDefault
 from .hybrid_parts import (
     MEMORY,
     VOCABULARY,
@@ -32,7 +33,7 @@ from .hybrid_parts import (
     prefix_cache,
     state_pool,
 )
-from .rig import Without, called
+from .rig import called
 
 END = 2
 
@@ -366,7 +367,7 @@ class HybridServer:
             def get_num_allocatable_reqs(self, running: int, *_: Any, **__: Any) -> int:
                 return int(self.max_running_requests) - running
 
-        runner = Without(attn_backend=SimpleNamespace(extend_attention_block_m=64))
+        runner = NoneByDefault(attn_backend=SimpleNamespace(extend_attention_block_m=64))
         return Scheduler(
             server_args=arguments(self.shape),
             waiting_queue=[],
@@ -388,7 +389,7 @@ class HybridServer:
             priority_scheduling_preemption_threshold=0,
             max_prefill_bs=0,
             max_running_requests=self.shape.rows,
-            tp_worker=Without(model_runner=runner),
+            tp_worker=NoneByDefault(model_runner=runner),
             model_config=model_config(),
             spec_algorithm=no_speculation(),
             disaggregation_mode=importlib.import_module(

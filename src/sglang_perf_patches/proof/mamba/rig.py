@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..given import MORE, noted
+from ..namespace import NoneByDefault
 from .batches import CHUNK, Batch
 
 ATTENTION = "sglang.srt.layers.attention"
@@ -37,15 +38,6 @@ QWEN3_NEXT = Size(layers=36, key_heads=16, value_heads=32, head=128, dtype=torch
 SMALL = Size(layers=2, key_heads=1, value_heads=1, head=32, dtype=torch.float16)
 WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
 """The least that the lightning-attention kernels take."""
-
-
-class Without(SimpleNamespace):
-    """A stand-in for a ModelRunner or a configuration, with all features off but the named ones."""
-
-    def __getattr__(self, name: str) -> None:
-        """None for every other name."""
-        if name.startswith("__"):
-            raise AttributeError(name)
 
 
 class Rig:
@@ -71,7 +63,7 @@ class Rig:
         self.args = _server_args(size.page, device)
         layers = list(range(size.layers))
         self.pool = self._pool(layers)
-        self.runner = Without(
+        self.runner = NoneByDefault(
             device=device,
             req_to_token_pool=self.pool,
             server_args=self.args,
@@ -101,7 +93,7 @@ class Rig:
         }
 
     def _model_config(self) -> Any:
-        return Without(hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace())
+        return NoneByDefault(hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace())
 
     def _backend(self) -> Any:
         self._choose_triton()
@@ -303,18 +295,28 @@ def alone() -> None:
 
 @functools.cache  # a second publication would drop the process groups
 def _server_args(page: int, device: str) -> Any:
-    """The release's own ServerArgs, published as a scheduler publishes it."""
+    return publish(page, "extra_buffer", CHUNK, disable_overlap_schedule=False, device=device)
+
+
+def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
+    """The release's own ServerArgs, published as a scheduler publishes it.
+
+    Args:
+        page: tokens of a page.
+        strategy: how states are tracked, by each name that a release has for it.
+        chunk: tokens between two states that can be cached, or more where a page is larger.
+        options: further arguments.
+    """
     module = importlib.import_module("sglang.srt.server_args")
     own = {
         "attention_backend": "triton",
         "page_size": page,
-        "mamba_scheduler_strategy": "extra_buffer",
-        "mamba_radix_cache_strategy": "extra_buffer",
-        "disable_overlap_schedule": False,
+        "mamba_scheduler_strategy": strategy,
+        "mamba_radix_cache_strategy": strategy,
         "sampling_backend": "pytorch",
-        "device": device,
+        **options,
     }
     made = noted(called(module.ServerArgs, model_path="dummy", **{**own, **MORE}))
-    made._mamba_cache_chunk_size = max(CHUNK, page)
+    made._mamba_cache_chunk_size = max(chunk, page)
     module.set_global_server_args_for_scheduler(made)
     return made

@@ -17,8 +17,9 @@ from unittest import mock
 
 import torch
 
+from ..namespace import NoneByDefault
 from . import tape
-from .rig import Rig, Without, called
+from .rig import Rig, called
 
 _EXECUTOR = "sglang.srt.model_executor"
 _GRAPHS = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
@@ -51,8 +52,11 @@ class Runner:
         )
         made = self.stocks = object.__new__(self._module.PrefillCudaGraphRunner)
         hybrid = _hybrid(rig)
-        made.model_runner = Without(
-            attn_backend=hybrid, model=Without(), req_to_token_pool=rig.pool, device=rig.device
+        made.model_runner = NoneByDefault(
+            attn_backend=hybrid,
+            model=NoneByDefault(),
+            req_to_token_pool=rig.pool,
+            device=rig.device,
         )
         made.enable_cp_bcg_capture = made._is_full_backend = made._capture_chunked_prefix = False
         made.use_captured_attn_metadata = (

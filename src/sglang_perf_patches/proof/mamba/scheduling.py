@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from ..namespace import NoneByDefault
 from .batches import Request
-from .rig import Rig, Without, alone, called
+from .rig import Rig, alone, called
 
 
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
@@ -75,7 +76,7 @@ def decoding(rig: Rig, batch: Any) -> Any:
 def _forward_batch(rig: Rig, batch: Any) -> Any:
     info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     given = batch.get_model_worker_batch() if hasattr(batch, "get_model_worker_batch") else batch
-    runner = Without(**vars(rig.runner) | _alone_and_plain(batch.model_config))
+    runner = NoneByDefault(**vars(rig.runner) | _alone_and_plain(batch.model_config))
     return called(
         info.ForwardBatch.init_new,
         batch=given,
@@ -89,7 +90,7 @@ def _alone_and_plain(model_config: Any) -> dict[str, Any]:
         "model_config": model_config,
         "dcp_size": 1,
         "attn_dcp_size": 1,
-        "ps": Without(attn_dcp_size=1, dcp_size=1),
+        "ps": NoneByDefault(attn_dcp_size=1, dcp_size=1),
         "ngram_embedding_manager": SimpleNamespace(enabled=False),
         "kv_index_translator": SimpleNamespace(
             rebind_write_loc=lambda _: None,
@@ -149,7 +150,7 @@ def _tree(rig: Rig, pages: Any) -> Any:
 
 
 def _model_config() -> Any:
-    return Without(
+    return NoneByDefault(
         vocab_size=100,
         hf_text_config=SimpleNamespace(),
         hf_config=SimpleNamespace(),

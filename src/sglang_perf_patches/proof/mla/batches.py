@@ -10,7 +10,8 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
-from .rig import CONTEXT, Room
+from ..namespace import NoneByDefault
+from .rig import CONTEXT
 
 
 class Batch(SimpleNamespace):
@@ -24,7 +25,7 @@ def some_lengths(random: Random, most: int, *, least: int = 1, room: int = 8) ->
 
 
 def draft_batch(
-    runner: Room,
+    runner: NoneByDefault,
     lengths: list[int],
     padding: int = 0,
     *,
@@ -58,7 +59,7 @@ def draft_batch(
     )
 
 
-def requests_of(runner: Room, count: int, padding: int = 0) -> torch.Tensor:
+def requests_of(runner: NoneByDefault, count: int, padding: int = 0) -> torch.Tensor:
     """Rows of the request pool, int64, (count + padding,): the same ones for the same count."""
     noise = torch.Generator().manual_seed(count)
     rows = torch.randperm(runner.req_to_token_pool.size, generator=noise)[:count]
@@ -75,7 +76,7 @@ def prepare(backend: Any, batch: Batch, capture: bool = False) -> None:
         backend.init_forward_metadata_replay_cuda_graph(batch, batch.batch_size)
 
 
-def prepare_backend(backend: Any, batch: Batch | Room, capture: bool = False) -> None:
+def prepare_backend(backend: Any, batch: Batch | NoneByDefault, capture: bool = False) -> None:
     """Prepare the graph of a single backend, by the entry that the release has."""
     if not hasattr(type(backend), "init_forward_metadata_replay_cuda_graph"):
         backend.init_forward_metadata_out_graph(batch, in_capture=capture)

@@ -12,8 +12,9 @@ import torch
 from sglang.srt.layers.attention import flashattention_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from ..namespace import NoneByDefault
 from .batches import Batch, prepare_backend, requests_of, verify_input
-from .rig import REQUESTS, Room, model_runner, server_args
+from .rig import REQUESTS, model_runner, server_args
 
 CONTEXT = 250
 """Neither whole pages nor whole blocks of the kernels that build tables, as 163840 + 1 would be."""
@@ -34,7 +35,7 @@ Case = dict[str, Any]
 torch.compiler.set_stance("force_eager")
 
 
-def arguments(page: int, steps: int = DRAFT - 1) -> Room:
+def arguments(page: int, steps: int = DRAFT - 1) -> NoneByDefault:
     """The server's."""
     return server_args(
         speculative_num_steps=steps,
@@ -54,7 +55,7 @@ def runner_of(
     context: int = CONTEXT,
     requests: int = REQUESTS,
     device: str = "cpu",
-) -> Room:
+) -> NoneByDefault:
     """A runner whose request pool has room past the context, as stock's has."""
     held = -(-(context + EXTRA) // page) * page
     made = model_runner(
@@ -71,13 +72,13 @@ def runner_of(
     return made
 
 
-def make(runner: Room, **options: Any) -> Any:
+def make(runner: NoneByDefault, **options: Any) -> Any:
     """A backend of one forward: verify, draft-extend, or a step of a draft."""
     return module.FlashAttentionBackend(runner, topk=1, **options)
 
 
 def batch(
-    runner: Room,
+    runner: NoneByDefault,
     mode: Any,
     prefixes: list[int],
     padding: int = 0,
@@ -94,7 +95,7 @@ def batch(
     widths = torch.full((bs,), draft, dtype=torch.int32, device=device)
     spec_info: Any = verify_input(draft, device)
     if mode is EXTEND:
-        spec_info = Room(
+        spec_info = NoneByDefault(
             num_tokens_per_req=draft,
             extend_seq_lens_cpu=[draft] * bs,
             extend_seq_lens_tensor=widths,
@@ -122,7 +123,7 @@ def batch(
     )
 
 
-def replayed(backend: Any, runner: Room, made: Batch) -> Any:
+def replayed(backend: Any, runner: NoneByDefault, made: Batch) -> Any:
     """Capture and replay one batch; the metadata that its graph reads."""
     bs = made.batch_size
     captured = batch(runner, made.forward_mode, [1] * bs, host=True)

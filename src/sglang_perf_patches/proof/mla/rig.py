@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ..given import MORE, noted
+from ..namespace import NoneByDefault
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -28,16 +28,7 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return func(*args, **kwargs)
 
 
-class Room(SimpleNamespace):
-    """A namespace in which an option that nobody set is None."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
-
-
-def server_args(**given: Any) -> Room:
+def server_args(**given: Any) -> NoneByDefault:
     """Server arguments of a plain speculative server."""
     defaults = {
         "enable_two_batch_overlap": False,
@@ -62,13 +53,13 @@ def server_args(**given: Any) -> Room:
         "cuda_graph_max_bs": REQUESTS,
         "get_attention_backends": lambda: ("triton", "triton"),
     }
-    made = Room(**{**defaults, **given, **MORE})
+    made = NoneByDefault(**{**defaults, **given, **MORE})
     noted(made)
     return made
 
 
 def model_runner(
-    arguments: Room,
+    arguments: NoneByDefault,
     *,
     mla: bool = False,
     seed: int = 0,
@@ -76,15 +67,15 @@ def model_runner(
     requests: int = REQUESTS,
     device: str = "cpu",
     **given: Any,
-) -> Room:
+) -> NoneByDefault:
     """A runner whose requests own scattered tokens of a KV pool, page by page."""
     page = arguments.page_size
     count = requests * (context // page)
     pages = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed))[:count]
     tokens = (pages[:, None] * page + torch.arange(page)).reshape(requests, context)
-    pool = Room(size=requests, req_to_token=tokens.to(device, torch.int32).contiguous())
+    pool = NoneByDefault(size=requests, req_to_token=tokens.to(device, torch.int32).contiguous())
     head = 8
-    config = Room(
+    config = NoneByDefault(
         context_len=context,
         num_attention_heads=4,
         head_dim=head,
@@ -96,8 +87,8 @@ def model_runner(
         scaling=0.25,
         is_encoder_decoder=False,
         is_multimodal=False,
-        hf_config=Room(architectures=["LlamaForCausalLM"], get_text_config=Room),
-        hf_text_config=Room(num_attention_heads=4, num_key_value_heads=2, head_dim=head),
+        hf_config=NoneByDefault(architectures=["LlamaForCausalLM"], get_text_config=NoneByDefault),
+        hf_text_config=NoneByDefault(num_attention_heads=4, num_key_value_heads=2, head_dim=head),
         get_num_kv_heads=lambda *_: 1 if mla else 2,
         get_max_num_attention_heads=lambda *_: 4,
         attention_arch=_attention_arch("MLA" if mla else "MHA"),
@@ -114,27 +105,29 @@ def model_runner(
         "max_running_requests": requests,
         "dcp_size": 1,
         "dcp_rank": 0,
-        "ps": Room(
+        "ps": NoneByDefault(
             attn_cp_size=1,
             attn_tp_size=arguments.tp_size or 1,
             tp_size=arguments.tp_size or 1,
             pp_size=1,
         ),
         "req_to_token_pool": pool,
-        "token_to_kv_pool": Room(
+        "token_to_kv_pool": NoneByDefault(
             start_layer=0,
             get_value_buffer=lambda _: torch.empty(0, 1, head),
             get_v_head_dim=lambda: head,
-            get_kv_cache_quant_method=lambda: Room(resolve_attention_access=lambda *_: None),
+            get_kv_cache_quant_method=lambda: NoneByDefault(
+                resolve_attention_access=lambda *_: None
+            ),
         ),
-        "token_to_kv_pool_allocator": Room(
-            translate_loc_from_full_to_swa=lambda locs: locs, get_kvcache=Room
+        "token_to_kv_pool_allocator": NoneByDefault(
+            translate_loc_from_full_to_swa=lambda locs: locs, get_kvcache=NoneByDefault
         ),
         "decode_num_tokens_per_req": lambda: arguments.speculative_num_draft_tokens,
-        "spec_algorithm": Room(is_dspark=lambda: False),
+        "spec_algorithm": NoneByDefault(is_dspark=lambda: False),
         "kv_index_translator": _translator(pool, page, device),
     }
-    return Room(**{**defaults, **given})
+    return NoneByDefault(**{**defaults, **given})
 
 
 _KV = {"fp8_e4m3": torch.float8_e4m3fn}
@@ -149,13 +142,13 @@ _ASKED = (
 
 
 @contextmanager
-def furnished(arguments: Room, *modules: str) -> Iterator[None]:
+def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
     """Publish the arguments to modules that ask sglang's process-wide context for them."""
     lent = {
         "get_global_server_args": lambda: arguments,
         "get_server_args": lambda: arguments,
         "get_attention_tp_size": lambda: arguments.tp_size or 1,
-        "get_parallel": lambda: Room(
+        "get_parallel": lambda: NoneByDefault(
             attn_dcp_size=1,
             dcp_size=1,
             dcp_rank=0,
@@ -202,7 +195,7 @@ def furnished(arguments: Room, *modules: str) -> Iterator[None]:
 class _Exec:
     """The execution arguments, of which each bag answers for all."""
 
-    def __init__(self, arguments: Room) -> None:
+    def __init__(self, arguments: NoneByDefault) -> None:
         self._arguments = arguments
 
     def __getattr__(self, name: str) -> Any:
@@ -213,17 +206,17 @@ def _attention_arch(name: str) -> Any:
     return getattr(importlib.import_module("sglang.srt.configs.model_config").AttentionArch, name)
 
 
-def _translator(pool: Room, page: int, device: str) -> Any:
+def _translator(pool: NoneByDefault, page: int, device: str) -> Any:
     """What reads the request pool from 0.5.19 on: stock's own, without a unified pool."""
     try:
         module = importlib.import_module("sglang.srt.mem_cache.kv_index_translator")
     except ModuleNotFoundError:
         return None
-    with furnished(Room(), module.__name__):
+    with furnished(NoneByDefault(), module.__name__):
         return module.KVIndexTranslator(
             req_to_token=pool.req_to_token,
-            token_to_kv_pool_allocator=Room(),
-            token_to_kv_pool=Room(),
+            token_to_kv_pool_allocator=NoneByDefault(),
+            token_to_kv_pool=NoneByDefault(),
             page_size=page,
             device=device,
         )

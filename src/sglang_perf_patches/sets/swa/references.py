@@ -1,5 +1,7 @@
 """References to stock's definitions that several patches of this set name."""
 
+from ...model.patch import of
+
 DECODE = "sglang.srt.disaggregation.decode"
 QUEUE = f"{DECODE}:DecodePreallocQueue"
 
@@ -15,11 +17,6 @@ BATCH = f"{SCHEDULE}:ScheduleBatch"
 REQUEST = f"{SCHEDULE}:Req"
 COMMON = "sglang.srt.mem_cache.common"
 EVICT_WINDOWS = "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.evict_sliding_windows"
-
-
-def of(owner: str, *names: str) -> tuple[str, ...]:
-    """References to attributes of a class."""
-    return tuple(f"{owner}.{name}" for name in names)
 
 
 ADMITTED = (f"{QUEUE}._pre_alloc",)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...model.patching import Patching
 
 ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 """Allocators of one pool whose behaviour the patches know: slots of one token, or whole pages."""
@@ -15,6 +19,25 @@ def unserved(queue: Any) -> str | None:
         queue: a ``DecodePreallocQueue`` whose pools and scheduler are set.
     """
     return unserved_by_tails(queue) or _unpriced(queue)
+
+
+def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
+    """A function for whether a queue whose windows are counted is served; else the patch is gated.
+
+    Args:
+        patching: of the patch that asks.
+        mark: the attribute of a queue that keeps the answer, which is found once.
+    """
+
+    def serves(queue: Any) -> bool:
+        if mark not in vars(queue):
+            reason = unserved(queue)
+            setattr(queue, mark, reason is None and queue._uses_swa_tail_prealloc())
+            if reason is not None:
+                patching.gate(reason)
+        return bool(getattr(queue, mark))
+
+    return serves
 
 
 def unserved_by_tails(queue: Any) -> str | None:

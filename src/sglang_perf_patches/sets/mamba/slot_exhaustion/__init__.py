@@ -1,6 +1,6 @@
 """``mamba.slot-exhaustion``."""
 
-from ....model.patch import Patch, Variant, Worth
+from ....model.patch import Patch, Variant, Worth, of
 from ....model.releases import between
 from ..proven import PROVEN
 
@@ -13,10 +13,6 @@ _ADDER = f"{_POLICY}:PrefillAdder"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _POOL = f"{_MEMORY}.memory_pool:HybridReqToTokenPool"
 _SLOTS = f"{_MEMORY}.allocator.mamba:MambaSlotAllocator"
-
-
-def _of(owner: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{owner}.{name}" for name in names)
 
 
 def _variant(
@@ -44,23 +40,23 @@ def _variant(
         radix: whether stock makes a radix cache for these models alone.
         depends: what else these releases have.
     """
-    targets = _of(_ADDER, "add_one_req", commit)
+    targets = of(_ADDER, "add_one_req", commit)
     relies = [
-        *_of(_ADDER, "_lock_node", "_update_prefill_budget"),
+        *of(_ADDER, "_lock_node", "_update_prefill_budget"),
         f"{_POLICY}:AddReqResult",
         f"{_SCHEDULER}._get_new_batch_prefill_raw",
-        *_of(_POOL, "alloc", "free_mamba_cache"),
+        *of(_POOL, "alloc", "free_mamba_cache"),
         *depends,
     ]
     if radix:
-        targets += _of(_RADIX, "cache_unfinished_req", "match_prefix")
-        relies += _of(_RADIX, "_match_post_processor", "evict", "evict_mamba")
-        relies += _of(_RADIX, "mamba_evictable_size", "inc_lock_ref", "dec_lock_ref")
+        targets += of(_RADIX, "cache_unfinished_req", "match_prefix")
+        relies += of(_RADIX, "_match_post_processor", "evict", "evict_mamba")
+        relies += of(_RADIX, "mamba_evictable_size", "inc_lock_ref", "dec_lock_ref")
     if component:
-        targets += _of(component, "prepare_for_caching_req", match)
-        relies += _of(component, "cleanup_after_caching_req")
-        relies += _of(_UNIFIED, caching, "match_prefix", "evict", "mamba_evictable_size")
-        relies += _of(_UNIFIED, "inc_lock_ref", "dec_lock_ref")
+        targets += of(component, "prepare_for_caching_req", match)
+        relies += of(component, "cleanup_after_caching_req")
+        relies += of(_UNIFIED, caching, "match_prefix", "evict", "mamba_evictable_size")
+        relies += of(_UNIFIED, "inc_lock_ref", "dec_lock_ref")
     return Variant(
         releases=between(first, last),
         install=f"{_BODY}:{install}",
@@ -77,8 +73,8 @@ _STATES = f"{_MEMORY}.memory_pool:MambaPool"
 _COMMON = f"{_MEMORY}.common:alloc_req_slots"
 _ALLOCATION = f"{_MEMORY}.allocation:alloc_req_slots"
 _BEFORE_COMMIT = "_req_inc_lock_ref"
-_GIVES = (*_of(_SLOTS, "alloc", "free", "available_size"), f"{_POOL}._alloc_ping_pong_buffer")
-_GAVE = _of(_STATES, "alloc", "free", "available_size", "fork_from")
+_GIVES = (*of(_SLOTS, "alloc", "free", "available_size"), f"{_POOL}._alloc_ping_pong_buffer")
+_GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 
 PATCH = Patch(
     id="mamba.slot-exhaustion",

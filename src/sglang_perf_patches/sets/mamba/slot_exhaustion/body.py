@@ -134,14 +134,20 @@ def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, mat
 
             return _matched(patching, waiting, params, finalized)
 
+        return finalize_match_result
+
+    def finalizes_in_cache(inner: Any) -> Any:
         def finalize_match_result_in_cache(self: Any, params: Any, result: Any) -> Any:
             return _matched(patching, waiting, params, lambda given: inner(self, given, result))
 
-        old = match == "finalize_match_result"
-        return finalize_match_result if old else finalize_match_result_in_cache
+        return finalize_match_result_in_cache
 
     patching.override(f"{component}.prepare_for_caching_req", prepares)
-    patching.override(f"{component}.{match}", finalizes)
+    makers = {
+        "finalize_match_result": finalizes,
+        "finalize_match_result_in_cache": finalizes_in_cache,
+    }
+    patching.override(f"{component}.{match}", makers[match])
 
 
 def _matched(
@@ -197,8 +203,8 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
 
         return add_one_req
 
-    def commits(inner: Any) -> Any:
-        def locks(self: Any, req: Any) -> Any:
+    def locks(inner: Any) -> Any:
+        def _req_inc_lock_ref(self: Any, req: Any) -> Any:
             if serves(self) and _lacks_slots(self, req, waiting):
                 self.can_run_list.remove(req)
                 if self.new_chunked_req is req:
@@ -206,15 +212,21 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
                 raise _NoSlot
             return inner(self, req)
 
-        def commits(self: Any, req: Any, admission: Any, mamba_gap_reserve: int) -> Any:
+        return _req_inc_lock_ref
+
+    def commits(inner: Any) -> Any:
+        def _commit_prefill_admission(
+            self: Any, req: Any, admission: Any, mamba_gap_reserve: int
+        ) -> Any:
             if serves(self) and _lacks_slots(self, req, waiting):
                 raise _NoSlot
             return inner(self, req, admission, mamba_gap_reserve)
 
-        return locks if commit == "_req_inc_lock_ref" else commits
+        return _commit_prefill_admission
 
     patching.override(f"{ADDER}.add_one_req", admits)
-    patching.override(f"{ADDER}.{commit}", commits)
+    makers = {"_req_inc_lock_ref": locks, "_commit_prefill_admission": commits}
+    patching.override(f"{ADDER}.{commit}", makers[commit])
 
 
 def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:

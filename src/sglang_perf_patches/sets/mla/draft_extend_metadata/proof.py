@@ -15,7 +15,8 @@ from ....proof import Inputs
 from ....proof.comparing import same
 from ....proof.mla import flash
 from ....proof.mla.batches import requests_of, some_lengths
-from ....proof.mla.rig import Room, furnished
+from ....proof.mla.rig import furnished
+from ....proof.namespace import NoneByDefault
 
 PATCH = "mla.draft-extend-metadata"
 CAPTURED = 6
@@ -62,7 +63,7 @@ def replays(case: Case) -> list[Any]:
         return found
 
 
-def make(runner: Room, backend: Any, captured: int = CAPTURED) -> Any:
+def make(runner: NoneByDefault, backend: Any, captured: int = CAPTURED) -> Any:
     """Stock's runner with its buffers, whose graphs are what they would replay."""
     graphs = RUNNER.__new__(RUNNER)
     device, width = runner.device, flash.DRAFT
@@ -74,16 +75,16 @@ def make(runner: Room, backend: Any, captured: int = CAPTURED) -> Any:
     graphs.seq_len_fill_value = 1
     graphs.extend_seq_lens_cpu = [width] * captured
     graphs.require_mlp_tp_gather = graphs.require_gathered_buffer = False
-    graphs.deepep_adapter = Room(replay=lambda: None)
+    graphs.deepep_adapter = NoneByDefault(replay=lambda: None)
     graphs.model_context = nullcontext
-    graphs.device_module = Room(Event=lambda: Room(record=lambda: None))
+    graphs.device_module = NoneByDefault(Event=lambda: NoneByDefault(record=lambda: None))
     backend.init_cuda_graph_state(captured, captured * width)
     tokens = captured * width
 
     def zeros(count: int, dtype: Any = torch.int64) -> Any:
         return torch.zeros(count, dtype=dtype, device=device)
 
-    graphs.buffers = Room(
+    graphs.buffers = NoneByDefault(
         input_ids=zeros(tokens),
         req_pool_indices=zeros(captured),
         out_cache_loc=zeros(tokens),
@@ -105,7 +106,9 @@ def make(runner: Room, backend: Any, captured: int = CAPTURED) -> Any:
 def in_graph(graphs: Any, bs: int) -> Any:
     """The batch of the buffers that a graph of this size was captured on."""
     buffers, tokens = graphs.buffers, bs * flash.DRAFT
-    spec_info = Room(num_tokens_per_req=flash.DRAFT, extend_seq_lens_cpu=[flash.DRAFT] * bs)
+    spec_info = NoneByDefault(
+        num_tokens_per_req=flash.DRAFT, extend_seq_lens_cpu=[flash.DRAFT] * bs
+    )
     return SimpleNamespace(
         batch_size=bs,
         forward_mode=flash.EXTEND,
@@ -134,21 +137,21 @@ class _Replayed:
         graphs.draft_extend_attn_backend.init_forward_metadata_in_graph(in_graph(graphs, size))
         self.read(size)
         rows = torch.zeros(size * flash.DRAFT, 2)
-        return Room(next_token_logits=rows, hidden_states=rows)
+        return NoneByDefault(next_token_logits=rows, hidden_states=rows)
 
 
-def replay(graphs: Any, runner: Room, prefixes: list[int]) -> None:
+def replay(graphs: Any, runner: NoneByDefault, prefixes: list[int]) -> None:
     """Replay a draft-extend of these prefixes by stock's ``execute``."""
     replaying(graphs, runner, prefixes)()
 
 
-def replaying(graphs: Any, runner: Room, prefixes: list[int]) -> Callable[[], object]:
+def replaying(graphs: Any, runner: NoneByDefault, prefixes: list[int]) -> Callable[[], object]:
     """What replays a draft-extend of these prefixes by stock's ``execute``."""
     count, width, device = len(prefixes), flash.DRAFT, runner.device
     tokens = count * width
     lengths = torch.tensor(prefixes, dtype=torch.int64, device=device) + width
     ints = torch.full((count,), width, dtype=torch.int32, device=device)
-    batch = Room(
+    batch = NoneByDefault(
         batch_size=count,
         input_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
         out_cache_loc=torch.zeros(tokens, dtype=torch.int64, device=device),
@@ -157,7 +160,7 @@ def replaying(graphs: Any, runner: Room, prefixes: list[int]) -> Callable[[], ob
         seq_lens=lengths,
         extend_seq_lens=ints,
         extend_seq_lens_cpu=[width] * count,
-        spec_info=Room(num_correct_drafts=ints - 1, num_accept_tokens=ints),
+        spec_info=NoneByDefault(num_correct_drafts=ints - 1, num_accept_tokens=ints),
     )
     rows = (torch.arange(count, device=device) * width,) if TAKES_ROWS else ()
     return lambda: graphs.execute(batch, *rows)

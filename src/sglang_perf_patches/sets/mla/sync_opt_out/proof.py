@@ -15,7 +15,8 @@ from ....proof import Different, Inputs
 from ....proof.comparing import same
 from ....proof.mla import wheels
 from ....proof.mla.batches import Batch, requests_of, some_lengths, verify_input
-from ....proof.mla.rig import Room, furnished, model_runner, server_args
+from ....proof.mla.rig import furnished, model_runner, server_args
+from ....proof.namespace import NoneByDefault
 
 PATCH = "mla.sync-opt-out"
 CAPTURED = 4
@@ -58,20 +59,20 @@ def drawn(random: Random) -> Case:
     }
 
 
-def arguments(**given: Any) -> Room:
+def arguments(**given: Any) -> NoneByDefault:
     """A server's, with the graphs that are on by default."""
     return server_args(
         **{
             "page_size": 32,
             "disable_piecewise_cuda_graph": False,
             "speculative_attention_mode": "prefill",
-            "get_model_config": lambda: Room(hf_text_config=Room()),
+            "get_model_config": lambda: NoneByDefault(hf_text_config=NoneByDefault()),
             **given,
         }
     )
 
 
-def backend(kind: str, runner: Room) -> Any:
+def backend(kind: str, runner: NoneByDefault) -> Any:
     """A backend of the release; ``a+b`` prefills with a and decodes with b."""
     if "+" in kind:
         parts = [backend(part, runner) for part in kind.split("+")]
@@ -83,7 +84,7 @@ def backend(kind: str, runner: Room) -> Any:
     }[kind](runner)
 
 
-def drafting(kind: str, runner: Room) -> Any:
+def drafting(kind: str, runner: NoneByDefault) -> Any:
     """The multi-step backend of a draft."""
     return {
         "triton": triton_backend.TritonMultiStepDraftBackend,
@@ -121,7 +122,7 @@ def step(case: Case) -> dict[str, Any]:
         return {"mask": mask, "read": [read(each, forward, case) for each in steps]}
 
 
-def published(runner: Room, lengths: list[int], host: bool) -> Room:
+def published(runner: NoneByDefault, lengths: list[int], host: bool) -> NoneByDefault:
     """A batch whose lengths stock's relay has brought over from the last step."""
     algorithm = spec_info.SpeculativeAlgorithm.EAGLE
     future = overlap_utils.FutureMap(
@@ -129,8 +130,8 @@ def published(runner: Room, lengths: list[int], host: bool) -> Room:
     )
     requests = requests_of(runner, len(lengths))
     future.publish(requests, torch.tensor(lengths))
-    batch = Room(
-        spec_info=Room(future_indices=requests),
+    batch = NoneByDefault(
+        spec_info=NoneByDefault(future_indices=requests),
         req_pool_indices=requests,
         req_pool_indices_cpu=requests,
         seq_lens=torch.tensor(lengths) - 1,
@@ -148,7 +149,7 @@ def published(runner: Room, lengths: list[int], host: bool) -> Room:
     return batch
 
 
-def forward_batch(runner: Room, batch: Room, case: Case) -> Batch:
+def forward_batch(runner: NoneByDefault, batch: NoneByDefault, case: Case) -> Batch:
     """The forward batch of one part of a step, as stock derives it from the scheduler's."""
     count = batch.seq_lens.numel()
     lengths, host, total = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
@@ -193,7 +194,7 @@ def forward_batch(runner: Room, batch: Room, case: Case) -> Batch:
     )
 
 
-def build(case: Case, target: Any, batch: Room, forward: Batch) -> dict[str, Any]:
+def build(case: Case, target: Any, batch: NoneByDefault, forward: Batch) -> dict[str, Any]:
     """Build the verify's trees by the release's own worker code; the cells that are read."""
     count = batch.seq_lens.numel()
     parents = torch.arange(DRAFT - 1).repeat(count, 1)

@@ -1,9 +1,9 @@
 """``swa.evict-before-retract``."""
 
-from ....model.patch import Patch, Variant
+from ....model.patch import Patch, Variant, of
 from ....model.releases import between
 from ..proven import DECODING, DRAFTS
-from ..references import BATCH, COMMON, EVICT_WINDOWS, EVICTS, REQUEST, of
+from ..references import BATCH, COMMON, EVICT_WINDOWS, EVICTS, REQUEST
 
 PATCH = Patch(
     id="swa.evict-before-retract",

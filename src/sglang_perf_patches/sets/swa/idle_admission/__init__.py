@@ -1,9 +1,9 @@
 """``swa.idle-admission``."""
 
-from ....model.patch import Patch, Variant, Worth
+from ....model.patch import Patch, Variant, Worth, of
 from ....model.releases import between
 from ..proven import DECODING, TREES
-from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE, of
+from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
 
 # What a request needs until its end, and what can make room for it.
 _DECODES = (

@@ -7,13 +7,12 @@ a request without ``max_tokens`` waits forever, and with it every request behind
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....model.patching import MISSING
 from .. import growth
 from ..references import QUEUE
-from ..window import ceil_align, idle, unserved
+from ..window import ceil_align, idle, serving
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -24,7 +23,7 @@ _LEAVES = "beside a request that it admitted, stock's own rule admits no more th
 def install(patching: Patching) -> None:
     """Before 0.5.12: swa.tail-prealloc uses one method for the size that a request grows to."""
     patching.anytime(_LEAVES)
-    serves = _serving(patching)
+    serves = serving(patching, "_swa_idle_served")
 
     def make(inner: Any) -> Any:
         def peak(self: Any, req: Any, held: int, idle: bool) -> int:
@@ -46,7 +45,7 @@ def install_in_stock_rule(patching: Patching) -> None:
     The first alone: once it has its slots, the pools are no longer whole and the server not idle.
     """
     patching.anytime(_LEAVES)
-    serves = _serving(patching)
+    serves = serving(patching, "_swa_idle_served")
     growth.limit_growth(patching, lambda queue: idle(queue) and serves(queue) and can_end(queue))
 
 
@@ -64,17 +63,3 @@ def can_end(queue: Any) -> bool:
     others = queue.req_to_token_pool.available_size() - 1
     tail = ceil_align(window + allocator.page_size - 1, allocator.page_size)
     return bool(growth.bound(queue) + others * tail <= allocator.swa_available_size())
-
-
-def _serving(patching: Patching) -> Callable[[Any], bool]:
-    """A function for whether a queue is served; decided once for each queue."""
-
-    def serves(queue: Any) -> bool:
-        if "_swa_idle_served" not in vars(queue):
-            reason = unserved(queue)
-            queue._swa_idle_served = reason is None and queue._uses_swa_tail_prealloc()
-            if reason is not None:
-                patching.gate(reason)
-        return bool(queue._swa_idle_served)
-
-    return serves

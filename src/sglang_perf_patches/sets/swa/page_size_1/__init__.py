@@ -1,6 +1,6 @@
 """``swa.page-size-1``."""
 
-from ....model.patch import Patch, Variant, Worth
+from ....model.patch import Patch, Variant, Worth, of
 from ....model.releases import between
 from ..proven import DECODING, RANKS, TREES
 from ..references import (
@@ -15,7 +15,6 @@ from ..references import (
     QUEUE,
     REQUEST,
     STOCK_RULE,
-    of,
 )
 
 CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"

@@ -1,9 +1,9 @@
 """``swa.pool-ratio``."""
 
-from ....model.patch import Patch, Variant
+from ....model.patch import Patch, Variant, of
 from ....model.releases import between
 from ..proven import BESIDE
-from ..references import EVICTS, of
+from ..references import EVICTS
 
 _CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
 CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"

@@ -1,6 +1,6 @@
 """``swa.tail-prealloc``."""
 
-from ....model.patch import Marker, Patch, Variant, Worth
+from ....model.patch import Marker, Patch, Variant, Worth, of
 from ....model.releases import between
 from ..proven import DECODING, RANKS, TREES
 from ..references import (
@@ -13,7 +13,6 @@ from ..references import (
     OLD_POOL,
     QUEUE,
     REQUEST,
-    of,
 )
 
 _BODY = f"{__name__}.body"

@@ -1,9 +1,9 @@
 """``swa.window-bounded-admission``."""
 
-from ....model.patch import Patch, Variant
+from ....model.patch import Patch, Variant, of
 from ....model.releases import between
 from ..proven import DECODING
-from ..references import ADMITTED, DECODE, EVICTS, QUEUE, STOCK_RULE, of
+from ..references import ADMITTED, DECODE, EVICTS, QUEUE, STOCK_RULE
 
 _CHANGED = of(
     QUEUE,

@@ -7,14 +7,13 @@ more in the sliding-window pool, though KV behind the window is freed while a re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ....model.patching import MISSING
 from .. import growth
 from ..references import DECODE, QUEUE
-from ..window import unserved
+from ..window import serving
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -25,7 +24,7 @@ logger = logging.getLogger("sglang_perf_patches")
 def install(patching: Patching) -> None:
     """Before 0.5.12: swa.tail-prealloc uses one method for the size that a request grows to."""
     patching.anytime("it holds nothing of a request that it admitted: stock's rule counts more")
-    serves = _serving(patching)
+    serves = serving(patching, "_swa_growth_bounded")
 
     def make(inner: Any) -> Any:
         def peak(self: Any, req: Any, held: int, idle: bool) -> int:
@@ -45,7 +44,7 @@ def install_in_stock_rule(patching: Patching) -> None:
     """From 0.5.12 on: stock's own rule with bounded figures."""
     patching.anytime("it holds nothing of a request that it admitted: stock's rule counts more")
     decode = patching.module(DECODE)
-    serves = _serving(patching)
+    serves = serving(patching, "_swa_growth_bounded")
     growth.limit_growth(patching, serves)
 
     def make_budget(inner: Any) -> Any:
@@ -99,17 +98,3 @@ def install_in_stock_rule(patching: Patching) -> None:
 
     patching.override(f"{QUEUE}._swa_tail_allocatable_token_budget", make_budget)
     patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
-
-
-def _serving(patching: Patching) -> Callable[[Any], bool]:
-    """A function for whether a queue is served; decided once for each queue."""
-
-    def serves(queue: Any) -> bool:
-        if "_swa_growth_bounded" not in vars(queue):
-            reason = unserved(queue)
-            queue._swa_growth_bounded = reason is None and queue._uses_swa_tail_prealloc()
-            if reason is not None:
-                patching.gate(reason)
-        return bool(queue._swa_growth_bounded)
-
-    return serves

@@ -225,20 +225,38 @@ def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -
     assert "one.bad is failed" in done.stderr
 
 
-@pytest.mark.parametrize("broken", ["selection", "package"])
-def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway, broken: str) -> None:
-    """The bootstrap folder alone on the path: nothing of ours can be imported, or a bad choice."""
-    environment = throwaway.environment(
-        PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
-        SGLANG_PERF_PATCHES="nonsense" if broken == "selection" else "all",
-    )
-    start = [sys.executable, *(["-S"] if broken == "package" else [])]
+def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway) -> None:
     done = subprocess.run(
-        [*start, "-c", "import sglang; print('served')"],
-        env=environment,
+        [sys.executable, "-c", "import sglang; print('served')"],
+        env=throwaway.environment(
+            PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
+            SGLANG_PERF_PATCHES="nonsense",
+        ),
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stderr.count("sglang-perf-patches: no patch is applied: ") == 1
+
+
+@pytest.mark.parametrize(("strict", "code"), [("1", 1), ("0", 0)])
+def test_a_python_without_the_project_says_so(throwaway: Throwaway, strict: str, code: int) -> None:
+    """What can't be patched does not pass for a patched server; nor does any other process."""
+    environment = throwaway.environment(
+        PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
+        SGLANG_PERF_PATCHES_STRICT=strict,
+    )
+    throwaway.put("sglang_perf_patches.py", "raise ImportError('it is being replaced')\n")
+    for statement, expected in (("import sglang", code), ("import json", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{statement}; print('served')"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        line = "sglang-perf-patches: no patch is applied: it is being replaced\n"
+        assert (done.returncode, done.stdout) == (expected, "" if expected else "served\n")
+        assert done.stderr == (line if "sglang" in statement else "")

@@ -1,8 +1,9 @@
 """First on PYTHONPATH under ``sglang-perf-patches run``: activate when a process imports sglang.
 
 Whatever goes wrong here, the interpreter starts: an exception out of ``sitecustomize`` would end
-every Python of the process tree. Processes that never import sglang stay as they are, and import
-nothing for it. Every Python below ``run`` executes this file, whatever its version: it has the
+every Python of the process tree. A process that imports sglang and can't be given patches says so,
+or ends under STRICT. Processes that never import sglang stay as they are, and import nothing for
+it. Every Python below ``run`` executes this file, whatever its version: it has the
 syntax of 2.7.
 """
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from types import ModuleType  # noqa: F401
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OFF = ("", "none", "off", "0", "no", "false")  # as in model/switch.py
+_OFF = ("", "none", "off", "0", "no", "false")  # both as in model/switch.py
+_ON = ("1", "true", "yes", "on")
 
 
 class _Watcher:
@@ -30,12 +32,13 @@ class _Watcher:
         sys.meta_path.remove(self)
         try:
             from sglang_perf_patches import bootstrap
-        except ImportError:
-            return None  # another Python, without this project: not ours to change
-        try:
+
             return bootstrap.register(name)
-        except Exception as error:
+        except Exception as error:  # this may be another Python, which lacks the project
             sys.stderr.write("sglang-perf-patches: no patch is applied: " + str(error) + "\n")
+            if os.environ.get("SGLANG_PERF_PATCHES_STRICT", "").strip().lower() in _ON:
+                sys.stderr.flush()
+                os._exit(1)  # as live/ending.py: whoever imports sglang may swallow an exception
             return None
 
 

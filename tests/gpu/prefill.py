@@ -189,7 +189,13 @@ OPTIONS: dict[str, Any] = {
 
 
 class Boot:
-    """An Engine in a process of its own."""
+    """An Engine in a process of its own.
+
+    Attributes:
+        script: what that process runs.
+    """
+
+    script = __file__
 
     def __init__(self, plan: dict[str, Any], folder: Path) -> None:
         """Start to boot."""
@@ -201,7 +207,7 @@ class Boot:
         self._read = self._file.open()
         self.found: dict[str, Any] = {**plan, "ms": {}, "busy ms": {}}
         self._look = 0.0
-        words = [sys.executable, __file__, "seat", str(self._file), json.dumps(plan)]
+        words = [sys.executable, self.script, "seat", str(self._file), json.dumps(plan)]
         if plan.get("patches"):
             words = [sys.executable, "-m", "sglang_perf_patches", "run", *words]
         self._process = subprocess.Popen(
@@ -251,7 +257,7 @@ class Boot:
     def said(self) -> dict[str, Any]:
         """What its log says of memory, graphs and failures."""
         text = self.log.read_text(errors="replace")
-        kept = r"[^\n]*(?:[Cc]apture|CUDA graph|avail mem|full|breakable)[^\n]*"
+        kept = r"[^\n]*(?:[Cc]apture|CUDA graph|avail mem|full|breakable|max_mamba)[^\n]*"
         errors = r"[^\n]*(?:Error|Exception|assert|refus|not support)[^\n]*"
         return {
             "log": [line[-260:] for line in re.findall(kept, text) if "%|" not in line][:40],

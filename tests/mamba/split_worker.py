@@ -1,9 +1,10 @@
 """What stock's own code makes of a hybrid model's memory, on the release on PYTHONPATH.
 
-``python split_worker.py JOBS`` prints one JSON object for each of the jobs, JSON as well:
-``{"config": a model's config.json, "ranks", "gib", "strategy", "skip", "settings"}``. The release's
-own are the configuration's class, the arguments as it publishes them, and the arithmetic of states,
-KV and requests. The number of GPUs stands in, and what they have free.
+``python split_worker.py JOBS`` first prints, as JSON, of which architectures the release tracks
+states by itself. Then it prints an object for each of the jobs, JSON as well: ``{"config": a
+model's config.json, "ranks", "gib", "strategy", "skip", "settings"}``. The release's own are the
+configuration's class, the arguments as it publishes them, and the arithmetic of states, KV and
+requests. The number of GPUs stands in, and what they have free.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -65,14 +66,12 @@ def found(job: dict[str, Any]) -> dict[str, Any]:
         rest = handle(owner)(job["gib"])
     tokens = int(rest * 2**30) // token
     slots = max_slots(arguments)
-    running = getattr(owner, "resolve_max_num_reqs", None)
-    running = running or getattr(owner, "_resolve_max_num_reqs", None)
     return {
         "state": state,
         "token": token,
         "slots": slots,
         "tokens": tokens,
-        "running": None if running is None else running(tokens),
+        "running": running(owner, tokens, slots),
     }
 
 
@@ -113,6 +112,30 @@ def max_slots(arguments: Any) -> int:
 
         return int(get_schedule().max_mamba_cache_size)
     return int(arguments.max_mamba_cache_size)
+
+
+def running(owner: Any, tokens: int, slots: int) -> int:
+    """How many requests it lets run."""
+    for name in ("resolve_max_num_reqs", "_resolve_max_num_reqs"):
+        if hasattr(owner, name):
+            return int(getattr(owner, name)(tokens))
+    # 0.5.9 does it in the midst of making the pools.
+    arguments = owner.server_args
+    constant = importlib.import_module(MIXIN).MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO
+    each = 1 if arguments.disable_radix_cache else constant
+    return int(min(arguments.max_running_requests, slots // each))
+
+
+def tracked(architectures: list[str]) -> dict[str, bool]:
+    """Whether the release's ``auto`` tracks states of a model, on a GPU and with overlap."""
+    arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
+    with contextlib.suppress(ImportError):
+        from sglang.srt.arg_groups.overrides import _MAMBA_EXTRA_BUFFER_ARCHS
+
+        return {name: name in _MAMBA_EXTRA_BUFFER_ARCHS for name in architectures}
+    asks = getattr(arguments, "_support_mamba_cache_extra_buffer", None)
+    view = SimpleNamespace(linear_attn_backend="triton")
+    return {name: bool(asks and asks(view, name)) for name in architectures}
 
 
 def cell(config: Any, number: int) -> int:
@@ -165,5 +188,7 @@ def ranks(number: int) -> Any:
 
 
 if __name__ == "__main__":
-    for each in json.loads(sys.argv[1]):
+    JOBS = json.loads(sys.argv[1])
+    print(json.dumps(tracked(sorted({each["config"]["architectures"][0] for each in JOBS}))))
+    for each in JOBS:
         print(json.dumps(found(each)), flush=True)

@@ -36,10 +36,10 @@ def main() -> int:
     if os.environ.get("SGLANG_USE_MLX"):
         _measure(given)
         return 0
-    sys.path.insert(0, str(_ROOT / "examples"))
+    sys.path.insert(0, str(_ROOT / "tests" / "harness"))
     from linux_mlx.environments import sglang_environment, variables
 
-    shims = _ROOT / "examples" / "linux_mlx" / "shims"
+    shims = _ROOT / "tests" / "harness" / "linux_mlx" / "shims"
     search = os.pathsep.join(map(str, [_ROOT / "src", shims, _HERE]))
     settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
     python = sglang_environment(given.release).python

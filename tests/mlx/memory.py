@@ -43,7 +43,7 @@ def main() -> int:
         for selection in given.patches.split(":"):
             _measure(selection, given.radix == "on", given.only)
         return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "examples", "tests/support")]
+    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
     import released
 
     worst = 0

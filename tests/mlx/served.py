@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "examples")]
+sys.path[:0] = [str(_ROOT / "tests" / "harness")]
 
 from linux_mlx import tiny_model  # noqa: E402
 from linux_mlx.environments import install_bench_client, sglang_environment  # noqa: E402
 from linux_mlx.server import running_server  # noqa: E402
 
-_SHIMS = str(_ROOT / "examples" / "linux_mlx" / "shims")
+_SHIMS = str(_ROOT / "tests" / "harness" / "linux_mlx" / "shims")
 _SIDES = ("none", "mlx")
 _FIGURES = ("median_ttft_ms", "median_tpot_ms", "output_throughput")
 _Load = tuple[str, int, list[str]]
@@ -205,7 +205,7 @@ def _send(url: str, model: str, out: str, loads: Sequence[_Load], warm_up: Seque
 def _write_model(environment: Any, model: Path, shape: str, paths: Sequence[str]) -> None:
     """The example's tiny model, or one of Qwen3-0.6B's shape; with a template for chats."""
     code = "import sys; sys.path[:0] = sys.argv[3:]; import served; served.write(*sys.argv[1:3])"
-    search = [str(Path(__file__).parent), str(_ROOT / "examples")]
+    search = [str(Path(__file__).parent), str(_ROOT / "tests" / "harness")]
     subprocess.run(
         [environment.python, "-W", "ignore", "-c", code, model, shape, *search],
         env=_variables(paths),

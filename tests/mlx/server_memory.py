@@ -23,7 +23,7 @@ from typing import Any
 import served
 
 _ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "src"), str(_ROOT / "examples")]
+sys.path[:0] = [str(_ROOT / "src"), str(_ROOT / "tests" / "harness")]
 
 from linux_mlx import completions  # noqa: E402
 from linux_mlx.completions import Completion, complete  # noqa: E402

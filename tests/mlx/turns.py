@@ -36,7 +36,7 @@ def main() -> int:
     if os.environ.get("SGLANG_USE_MLX"):
         _measure(given)
         return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "examples", "tests/support")]
+    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
     import released
 
     return released.again(__file__, given.release)

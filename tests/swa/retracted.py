@@ -1,6 +1,6 @@
 """What becomes of requests whose retracted KV the host's pool can't hold, stock and patched.
 
-usage: PYTHONPATH=tests/support:examples python tests/swa/retracted.py RELEASE…
+usage: PYTHONPATH=tests/harness python tests/swa/retracted.py RELEASE…
 
 Real queue, pools, allocator and batch, on a CPU, at page size 1 with a window of 128. Retracted KV
 goes where the release puts it if it is not told. Prints a table, and returns 1 if a patched cell

@@ -41,7 +41,7 @@ LOADS = {"64x512": (64, 512), "16x2048": (16, 2048), "64x128": (64, 128)}
 TPOT = (1, 16, 64)
 TOKENS = 64
 SAID = int(os.environ.get("SAID", "200"))
-PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
+PROBE = Path(__file__).resolve().parents[2] / "harness" / "probe"
 
 
 class Turns:

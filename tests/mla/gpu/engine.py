@@ -33,7 +33,7 @@ DEFAULTS = {
     "SGLANG_ENABLE_SPEC_V2": "1",
     "DUMMY_WEIGHTS": "1",
 }
-PROBE = Path(__file__).resolve().parents[2] / "support" / "probe"
+PROBE = Path(__file__).resolve().parents[2] / "harness" / "probe"
 WORDS = {"simulated": 32000, "real": 32}
 REAL_WORDS = {"target=8b": 128256, "target=v2lite": 102400}
 """Targets of real dimensions, which keep their vocabulary."""

@@ -13,7 +13,7 @@ install+=" --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 --pla
 # torch and what comes with it is there; the rest is lent on a CPU (sglang_perf_patches.proof.lent).
 left_out='torch|triton|torchvision|torchao|xgrammar|outlines|outlines_core|llguidance|scipy|timm|networkx|sympy'
 left_out+='|hf-xet|uvloop|pytest|jedi|mpmath|ninja|pluggy|iniconfig|genson|openai-harmony'
-grep -vE "^(#|($left_out)==)" "$here/../../support/cpu.txt" >site.txt
+grep -vE "^(#|($left_out)==)" "$here/../../harness/cpu.txt" >site.txt
 $install --target site -r site.txt
 $install --target nixl nixl==1.0.1 nixl-cu13==1.0.1
 (

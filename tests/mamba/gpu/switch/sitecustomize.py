@@ -3,7 +3,7 @@
 It serves the files of $TURNS_FOLDER: ``command`` holds a number and a word, and the outcome goes to
 ``done.NUMBER``. Where the prefill graph captures patched layers, a second runner captures stock's
 own before the first request, so that each side replays its own graphs. It shadows
-``tests/support/probe``: it needs that folder too, and does what that does.
+``tests/harness/probe``: it needs that folder too, and does what that does.
 """
 
 import json

@@ -3,7 +3,7 @@
 Before the graph is replayed the same batch runs eagerly, as stock runs it. $COMPARE_OUT gets one
 line of JSON, rewritten every few steps. By batch size it says how many draft-extends were compared,
 in how many logits or hidden states differ in a bit, and in how many the proposed token does. It
-also says what capturing the graph took. This file shadows ``tests/support/probe``, whose folder is
+also says what capturing the graph took. This file shadows ``tests/harness/probe``, whose folder is
 needed too.
 """
 

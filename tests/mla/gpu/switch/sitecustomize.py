@@ -3,7 +3,7 @@
 Each function or property that a patch of $SWITCH_PATCHES puts in place of stock's asks for the file
 at each call. So it is for patches that keep nothing between calls. ``mla.draft-extend-graph`` keeps
 a graph: where it is off, the runner declines each batch, and stock's eager code runs. This file
-shadows ``tests/support/probe``: it needs that folder too, and does what that does.
+shadows ``tests/harness/probe``: it needs that folder too, and does what that does.
 """
 
 import functools

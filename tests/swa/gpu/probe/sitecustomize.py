@@ -3,7 +3,7 @@
 Wraps what is called once a step (``DecodeTransferQueue.pop_transferred``) and where requests are
 retracted, and writes what it saw to the file that $SWA_PROBE names, four times a second.
 
-With $DUMMY_WEIGHTS set, see ``tests/support/probe/dummy_weights.py``: its folder is needed too.
+With $DUMMY_WEIGHTS set, see ``tests/harness/probe/dummy_weights.py``: its folder is needed too.
 """
 
 import json

@@ -20,7 +20,7 @@ from typing import TextIO
 from linux_mlx.processes import Failure, last_lines, started
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
-_CHECKOUT = Path(__file__).parents[2]
+_CHECKOUT = Path(__file__).parents[3]
 _PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 _REPORT_S = 10
 _DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from linux_mlx import tiny_model
 from linux_mlx.environments import Environment, variables
 from linux_mlx.processes import Failure, last_lines, started
 
@@ -32,6 +33,15 @@ def arguments_of(release: str) -> tuple[str, ...]:
         uncut = ("--chunked-prefill-size", "16384")
         return ("--enable-mixed-chunk", "--disable-radix-cache", *uncut)
     return ()
+
+
+def write_model(environment: Environment, folder: Path) -> Path:
+    """Write the tiny model with the environment's Python; this one need not have mlx."""
+    model = folder / "model"
+    command: list[str | Path] = [environment.python, tiny_model.__file__, model]
+    if subprocess.run(command, env=variables(), check=False).returncode:
+        raise Failure("the tiny model could not be written")
+    return model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from sglang_perf_patches.judge import downloads
 
 _HERE = Path(__file__).parent
 _SOURCE = _HERE.parents[1] / "src"
-_SHIMS = _HERE.parents[1] / "examples" / "linux_mlx" / "shims"
+_SHIMS = _HERE / "linux_mlx" / "shims"
 
 
 @dataclass(frozen=True)

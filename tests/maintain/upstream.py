@@ -10,8 +10,8 @@ has a process of its own, one test at a time; a test that crashes it fails, and 
 Both sides run at once. What differs is played again, its whole file on one side after the other:
 only what differs both times counts as differing.
 
-``--keep`` puts the counts into ``tests/results/upstream.json``, from which `tables` makes a page.
-Nothing of the tests comes into the project but the names of those that differ.
+``--keep`` puts the counts into ``tests/benchmarks/results/upstream.json``, from which `tables`
+makes a page. Nothing of the tests comes into the project but the names of those that differ.
 
 Exit codes: 0, no test differs; 1, one does; 2, there are no tests to play; 128 + N: signal N ended
 the command, and with it all that it had started.
@@ -35,14 +35,14 @@ from sglang_perf_patches.bench.server import interrupts
 from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases
 
-from . import ROOT
+from . import ROOT, pages
 
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 from linux_mlx import environments, processes, tiny_model
 
-PAGE = "tests/results/upstream.md"
-RESULTS = "tests/results/upstream.json"
+PAGE = f"{pages.RESULTS}/upstream.md"
+RESULTS = f"{pages.RESULTS}/upstream.json"
 
 TRANSFORMERS = {
     "5.3.0": releases.between("0.5.10", "0.5.10.post1"),

@@ -46,7 +46,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "a token of 16 clients, unique prompts, takes a server 32.2 and 38.0 ms, not 78.2 ms",
-        "tests/mlx/served.md",
+        "tests/benchmarks/results/mlx.md",
         "served-unique-16",
     ),
     anchors=(BATCHED_DECODE,),

@@ -89,15 +89,14 @@ def configurator(config: Any, arguments: Any) -> Any:
         "pp_size": 1,
         "ps": SimpleNamespace(attn_dp_size=1, pp_size=1),
         "extra_mamba_cache_bytes_per_req": 0,
-        "fused_entry_bytes": lambda _: None,
+        "fused_entry_bytes": lambda *_: None,
     }
     try:
         kind = importlib.import_module(CONFIGURATOR).KVCacheConfigurator
     except ModuleNotFoundError:
         kind = importlib.import_module(MIXIN).ModelRunnerKVCacheMixin
-    made = object.__new__(kind)
-    vars(made).update(given)
-    return made
+    # Attributes of a class, because some releases' objects have slots and properties.
+    return object.__new__(type("Configurator", (kind,), given))
 
 
 def handle(owner: Any) -> Any:
@@ -164,7 +163,8 @@ def cell(config: Any, number: int) -> int:
     except ModuleNotFoundError:
         mixin = importlib.import_module(MIXIN).ModelRunnerKVCacheMixin
         return int(mixin.get_cell_size_per_token(runner, layers))
-    return int(kind._compute_cell_size(object.__new__(kind), runner, layers))
+    made = object.__new__(type("Default", (kind,), {"kv_cache_dtype_str": "auto"}))
+    return int(made._compute_cell_size(runner, layers))
 
 
 @contextlib.contextmanager

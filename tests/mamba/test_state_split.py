@@ -153,7 +153,7 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
     assert len(answers) == len(told)
     for (line, cells, split), found in zip(told, answers, strict=True):
         assert (found["state"], found["token"]) == (cells.state, cells.token), line
-        # Up to 0.5.20 or so stock forgets the slot that pads a batch.
+        # Up to 0.5.16 stock forgets the slot that pads a batch.
         assert 0 <= found["slots"] - split.slots <= 1, (line, found, split)
         assert abs(found["tokens"] - split.tokens) <= 2 * (cells.state / cells.token) + 2, line
         in_flight = min(found["running"], found["tokens"] // LOAD.context)

@@ -21,9 +21,10 @@ _ARGUMENTS = (
     "sglang.srt.arg_groups.fields.exec_",
     "sglang.srt.arg_groups.overrides",
 )
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
 _SKIPS = "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"
 _TRACKED = re.compile(
-    r"_MAMBA_EXTRA_BUFFER_ARCHS = frozenset\((.*?)\)"
+    r"_MAMBA_EXTRA_BUFFER_ARCHS = frozenset\((.*?)\n\)"
     r"|def _support_mamba_cache_extra_buffer\(self, model_arch: str\):"
     r"\s+if model_arch in \[(.*?)\]",
     re.DOTALL,
@@ -136,7 +137,8 @@ def hint(
     found = ways(tree, architecture)
     if prefix_cache:
         each = found[0].slots_each
-        plain = state_split.stock(cells, load, available=available, slots_each=each)
+        pads = "max_mamba_cache_size + 1)" in "".join(_texts(tree, (_CONFIGURATOR,)))
+        plain = state_split.stock(cells, load, available=available, slots_each=each, pads=pads)
     else:
         found = [way for way in found if "no_cache" in way.costs]
         plain = state_split.stock_without_cache(cells, load, available=available)

@@ -62,10 +62,25 @@ class Load:
 
 
 def stock(
-    cells: Cells, load: Load, *, available: int, slots_each: int, ratio: float = STOCK_RATIO
+    cells: Cells,
+    load: Load,
+    *,
+    available: int,
+    slots_each: int,
+    ratio: float = STOCK_RATIO,
+    pads: bool = True,
 ) -> Split:
-    """What stock makes of so many bytes, where a request reserves so many slots."""
-    slots = int((available * ratio / (1 + ratio) - cells.state) // cells.state)
+    """What stock makes of memory.
+
+    Args:
+        cells: of the model.
+        load: what the server is to hold.
+        available: bytes for states and KV.
+        slots_each: slots that a request reserves.
+        ratio: memory of states to memory of KV.
+        pads: whether the release counts the slot that pads a batch; up to 0.5.16 none does.
+    """
+    slots = int(available * ratio / (1 + ratio) // cells.state) - pads
     return _split(cells, load, available, slots, slots_each)
 
 

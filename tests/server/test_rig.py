@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are
 
 def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     environment = sglang_environment(releases.KNOWN[-1])
-    python = [environment.python, "-W", "ignore"]
+    python: list[str | Path] = [environment.python, "-W", "ignore"]
     settings = variables(
         PYTHONPATH=os.pathsep.join(map(str, (ROOT / "src", SHIMS))),
         SGLANG_USE_MLX="1",

@@ -70,12 +70,14 @@ def _measure(given: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[str, Any]:
+    from graphs import primitives
+
     views = _views(given.patch)
     module = views.pop("module")
     nodes, seconds = {}, {view: [] for view in views}  # type: ignore[var-annotated]
     for view, core in views.items():
         module.mx = core
-        nodes[view] = sum(player.primitives(names).values())
+        nodes[view] = sum(primitives(player, names).values())
     for pair in range(_WARM_UP + given.pairs):
         for view in sorted(views, reverse=bool(pair % 2)):
             module.mx = views[view]

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from random import Random
@@ -183,8 +183,7 @@ def off() -> dict[str, Any]:
 
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
-    from sglang_perf_patches.proof.mlx import comparisons
-    from sglang_perf_patches.sets.mlx.kv_arena import arena
+    from sglang_perf_patches.sets.mlx.kv_arena import arena, proof
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
     from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
@@ -233,7 +232,7 @@ def broken_arena() -> dict[str, Any]:
         "rows that are set apart are mixed up": (arena_moves.Moves, "set_apart", mixed_up),
         "rows are never set apart": (arena_moves.Moves, "set_apart", lambda *_: False),
     }
-    return {what: verdict_of(comparisons.kv_arena, change) for what, change in broken.items()}
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
 def _counts_each_layer(self: Any) -> None:
@@ -248,8 +247,8 @@ def _counts_each_layer(self: Any) -> None:
 
 def broken_merged_cache() -> dict[str, Any]:
     """The same of ``mlx.merged-cache``."""
-    from sglang_perf_patches.proof.mlx import comparisons
     from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache
+    from sglang_perf_patches.sets.mlx.merged_cache import proof
 
     batch_of = merged_cache._batch_of
 
@@ -262,7 +261,7 @@ def broken_merged_cache() -> dict[str, Any]:
         "a batch in another order is taken for the same": (merged_cache, "_batch_of", any_order),
         "a failed step counts": (merged_cache._Batch, "_settle", lambda self: None),
     }
-    return {what: verdict_of(comparisons.merged_cache, change) for what, change in broken.items()}
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
 def older_mlx_lm() -> dict[str, Any]:
@@ -272,20 +271,20 @@ def older_mlx_lm() -> dict[str, Any]:
     """
     from mlx_lm.models.cache import BatchKVCache, _BaseCache
 
-    from sglang_perf_patches.proof.mlx import comparisons
+    from sglang_perf_patches.sets.mlx.merged_cache import proof
 
     @property  # type: ignore[misc]
     def no_size(self: Any) -> Any:
         raise AttributeError("size")
 
     return {
-        name: verdict_of(comparisons.merged_cache, (BatchKVCache, "size", size))
+        name: verdict_of(proof, (BatchKVCache, "size", size))
         for name, size in (("0.30.2", no_size), ("0.31.1", _BaseCache.size))
     }
 
 
-def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
-    """What a case says with one attribute changed: equal, different, or the error it raised."""
+def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
+    """What a patch's checks say with one attribute changed: equal, different, or an error."""
     from sglang_perf_patches.proof import Different
 
     def few(draw: Any, count: int | None = None) -> Any:
@@ -293,7 +292,8 @@ def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
 
     with replaced(*change):
         try:
-            return "equal" if compare(few) else "nothing was compared"
+            compared = sum(check(few) for check in proof.CHECKS.values())
+            return "equal" if compared else "nothing was compared"
         except Different:
             return "different"
         except (RuntimeError, ValueError, AttributeError) as error:
@@ -709,11 +709,13 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
-    from sglang_perf_patches.proof import comparing
-    from sglang_perf_patches.proof.mlx import comparisons, loads, models
+    from sglang_perf_patches.proof.mlx import alike, loads, models
     from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
+    from sglang_perf_patches.sets.mlx.first_buffer import proof as buffer
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx.last_row import proof as row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
+    from sglang_perf_patches.sets.mlx.pool_write import proof as pool
 
     class FirstRow(last_row._Trunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -736,12 +738,10 @@ def broken_prefill() -> dict[str, Any]:
         patching.ran.seen = True
 
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
-        """What `_episodes` plays, of which a part tells the broken ones."""
+        """What `alike.episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as made:
-            play = comparisons._Play(made, [], radix=True)
-            return comparing.same(patch, play, [loads.HITTING])
+            return alike.same(patch, made, [loads.HITTING], radix=True)
 
-    pool, buffer, row = comparisons.pool_write, comparisons.first_buffer, comparisons.last_row
     broken = {
         "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
         "pool-write, nothing is copied": (pool, (pool_write, "install_attention", no_copies)),
@@ -757,7 +757,9 @@ def broken_prefill() -> dict[str, Any]:
         "last-row, the first row": (row, (last_row, "_Trunk", FirstRow)),
         "last-row, no trunk is found": (row, (last_row, "_owner_of_trunk", lambda model: None)),
     }  # fmt: skip
-    with replaced(comparisons, "_episodes", one_model):
+    with ExitStack() as stack:
+        for proof in (buffer, row, pool):
+            stack.enter_context(replaced(proof, "episodes", one_model))
         return {what: verdict_of(*how) for what, how in broken.items()}
 
 
@@ -982,6 +984,8 @@ def whose_turn() -> dict[str, Any]:
 
 def arena_nodes() -> dict[str, Any]:
     """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
+    from graphs import primitives
+
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, playing
 
@@ -996,7 +1000,7 @@ def arena_nodes() -> dict[str, Any]:
                     for number, name in enumerate(names):
                         player.join(name, 9 + number * (kind == "skewed"))
                     player.decode(names, 2)
-                    nodes = player.primitives(names)
+                    nodes = primitives(player, names)
                     found[f"{selection} {kind} {requests}"] = {
                         "all": sum(nodes.values()),
                         "concatenations": nodes["Concatenate"],
@@ -1052,6 +1056,8 @@ def kinds(release: str) -> list[tuple[str, str]]:
 
 def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes a step's graph has, or the error raised."""
+    from graphs import primitives
+
     from sglang_perf_patches.proof.mlx import loads, playing
 
     player = playing.Player(made)
@@ -1063,7 +1069,7 @@ def outcome(made: Any) -> dict[str, Any]:
         for name, batch in (("counted", COUNTED), ("counted long", COUNTED_LONG)):
             for who, length in batch.items():
                 player.join(who, length)
-            found[name] = dict(player.primitives(list(batch)))
+            found[name] = dict(primitives(player, list(batch)))
             for who in batch:
                 player.leave(who)
     except (ValueError, RuntimeError) as error:

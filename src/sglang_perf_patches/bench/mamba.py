@@ -119,9 +119,9 @@ def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> boo
     """A gated delta net takes all; the others prefills, tracked where the release tracks them."""
     if title == "gated-delta-net":
         return True
-    compared = import_module("..proof.mamba.compared", __package__)
+    play = import_module("..proof.mamba.play", __package__)
     module = "mamba.mamba" if title == "Mamba2" else "linear.lightning_backend"
-    tracks = compared.source_has(module, "mamba_track")
+    tracks = play.source_has(module, "mamba_track")
     return all(each.mode != "DECODE" and (tracks or not each.tracking) for each in batches)
 
 

@@ -104,9 +104,7 @@ def same(
     with live(patch, ran=ran):
         patched = [run(value) for value in inputs]
     for value, expected, found in zip(inputs, expected_of, patched, strict=True):
-        difference = differs(expected, found)
-        if difference:
-            raise Different(f"{patch}, {value!r}: {difference}")
+        require_same(f"{patch}, {value!r}", expected, found)
     return len(inputs)
 
 
@@ -115,6 +113,18 @@ def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
     if not scenarios:
         return []
     return list(scenarios[: len(inputs(lambda random: random.random(), len(scenarios)))])
+
+
+def require_same(what: str, expected: Any, found: Any) -> None:
+    """Raise `Different`, with what it is of, unless two results are equal; see `differs`."""
+    difference = differs(expected, found)
+    require(difference is None, f"{what}: {difference}")
+
+
+def require(holds: object, otherwise: str) -> None:
+    """Raise `Different` with a text unless something holds."""
+    if not holds:
+        raise Different(otherwise)
 
 
 def differs(expected: Any, found: Any, where: str = "result") -> str | None:

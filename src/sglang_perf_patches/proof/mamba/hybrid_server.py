@@ -13,7 +13,7 @@ import importlib
 import inspect
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,17 +118,6 @@ class HybridServer:
         self.waiting[:0] = retracted
         self.running.batch_is_full = False  # as wherever stock's batch gets smaller
         self._change()
-
-    def lock(self, ids: Sequence[int]) -> Callable[[], None]:
-        """Lock the node of a cached prefix, as a transfer does; returns what unlocks it."""
-        memory = importlib.import_module(f"{MEMORY}.radix_cache")
-        kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
-        kept: Any = array("q", ids) if hasattr(self._batches, "array") else list(ids)
-        key = called(memory.RadixKey, token_ids=kept, extra_key=None)
-        node = self.tree.match_prefix(kinds.MatchPrefixParams(key=key)).last_device_node
-        locked = self.tree.inc_lock_ref(node)
-        given = [locked.to_dec_params()] if hasattr(locked, "to_dec_params") else []
-        return lambda: self.tree.dec_lock_ref(node, *given)
 
     # -- steps -----------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from ..comparing import require
 from .decode_worker import DecodeWorker
 from .shape import Shape
-from .witness import Witness, must
+from .witness import Witness
 
 PAGES = (1, 4, 16, 64)
 WINDOWS = (1, 7, 32, 100)
@@ -97,7 +98,7 @@ class Episode:
         """Retract as when memory is short: stock retracts one at least."""
         aborted = self.worker.counts.aborted  # where the host has no room
         retracted = self.worker.retract() or self.worker.counts.aborted > aborted
-        must(retracted, "nothing was retracted")
+        require(retracted, "nothing was retracted")
         self.witness.check()
 
     def end(self) -> int:

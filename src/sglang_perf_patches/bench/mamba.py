@@ -15,18 +15,15 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from .. import deactivate
-from ..live import engine
 from ..proof import Different, Missing, lent
-from ..proof.comparing import differs, installed
+from ..proof.comparing import require_same, selected
 from . import mamba_captured
 from . import words as set_words
 from .report import Cell, Table
-from .timing import Ratio, interleaved, progress, ratio
+from .timing import Ratio, call_time, in_turns, progress
 
 _SET = "mamba"
 _CHUNKS = "mamba.mamba2-chunk-indices"
@@ -61,15 +58,6 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     else:
         lent.lend()
         yield from _on_cpu(words, given.quick)
-
-
-@contextmanager
-def _on(selection: str) -> Iterator[None]:
-    engine.activate(selection, tree=installed())
-    try:
-        yield
-    finally:
-        deactivate()
 
 
 # -- without a GPU ---------------------------------------------------------------------------------
@@ -127,16 +115,10 @@ def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> boo
 
 def _counted(name: str, rig: Any, batches: Sequence[Any]) -> tuple[Cell, ...]:
     expected, stock = rig.forwards(batches)
-    with _on(_SET):
+    with selected(_SET):
         found, waited = rig.forwards(batches)
-    _same(name, expected, found)
+    require_same(name, expected, found)
     return name, sum(each.tokens for each in batches), len(stock), len(waited)
-
-
-def _same(what: str, expected: Any, found: Any) -> None:
-    difference = differs(expected, found)
-    if difference:
-        raise Different(f"{what}: {difference}")
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
@@ -147,7 +129,7 @@ def _on_gpu(torch: Any, words: dict[str, str], rounds: int) -> Iterator[Table]:
         if words["mamba.zero-sync"] == "applies":
             yield _measured(torch, words, rounds)
         if words["mamba.gdn-prefill-graph"] == "applies":
-            yield mamba_captured.table(torch, _on, "mamba.gdn-prefill-graph", rounds)
+            yield mamba_captured.table(torch, rounds)
         if words[_CHUNKS] == "applies":
             yield _chunk_table(torch, rounds)
         rows, notes = [], []
@@ -239,21 +221,18 @@ def _chunk_table(torch: Any, rounds: int) -> Table:
             return module.Mamba2Metadata.prepare_mixed(metadata, 256, batch)
 
         expected = play.plain(tuple(vars(run().mixed_metadata).values()))
-        with _on(_CHUNKS):
-            _same(
+        with selected(_CHUNKS):
+            require_same(
                 f"{count} requests",
                 expected,
                 play.plain(tuple(vars(run().mixed_metadata).values())),
             )
-        found = None
-        if rounds >= 2:
-            found = interleaved(
-                run,
-                lambda: _on(_CHUNKS),
-                rounds=rounds,
-                repeat=20,
-                synchronize=torch.cuda.synchronize,
-            )
+
+        def timed(selection: str, run: Callable[[], Any] = run) -> float:
+            with selected(selection):
+                return call_time(run, 20, torch.cuda.synchronize)
+
+        found = in_turns(lambda: timed("none"), lambda: timed(_CHUNKS), rounds)
         rows.append((count, wanted.tokens, *_spread(found)))
     return Table(
         _SET,
@@ -349,8 +328,8 @@ class _Forwards:
         inputs = self.rig.inputs(wanted.tokens)
         expected = self._played(wanted, inputs)
         stock = self._warned(wanted, inputs)
-        with _on(_SET):
-            _same(name, expected, self._played(wanted, inputs))
+        with selected(_SET):
+            require_same(name, expected, self._played(wanted, inputs))
             patched = self._warned(wanted, inputs)
             traced = self._traced(wanted, inputs)
             if patched == 0:
@@ -359,15 +338,13 @@ class _Forwards:
 
     def times(self, wanted: Any, rounds: int) -> Ratio | None:
         """Seconds of a forward, from its metadata until the GPU is done."""
-        if rounds < 2:
-            return None
         inputs = self.rig.inputs(wanted.tokens)
-        taken: dict[bool, list[float]] = {False: [], True: []}
-        for number in range(rounds):
-            for is_patched in (False, True) if number % 2 else (True, False):
-                with _on(_SET if is_patched else "none"):
-                    taken[is_patched].append(self._time(wanted, inputs))
-        return ratio(taken[False], taken[True])
+
+        def timed(selection: str) -> float:
+            with selected(selection):
+                return self._time(wanted, inputs)
+
+        return in_turns(lambda: timed("none"), lambda: timed(_SET), rounds)
 
     def _time(self, wanted: Any, inputs: Any) -> float:
         seconds = []

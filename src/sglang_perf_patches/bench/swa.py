@@ -1,23 +1,21 @@
 """``bench swa``: what the swa patches let a decode server admit, on this machine's sglang and CPU.
 
 The queue, the pools, the allocator and the batch are the installed sglang's own; no model runs and
-no GPU is used. Each row is one load. Stock and patched run in processes of their own, one after
-the other; first it is shown that where memory does not bind, both do the same.
+no GPU is used. Each row is one load, played on stock and then with each selection of patches. First
+it is shown that where memory does not bind, all do the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..proof import Different, Missing, lent
+from ..proof import Different, Missing
+from ..proof.comparing import selected
+from ..proof.swa import prepare
 from ..proof.swa.decode_worker import DecodeWorker
 from ..proof.swa.shape import Shape
 from .report import Cell, Table
@@ -87,9 +85,8 @@ DECODING = (
 QUICK_DECODING = (Load(32, 1, 1024, 65_536, 200, 60),)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(_: argparse.ArgumentParser) -> None:
     """``--quick`` is all there is: it decodes one small load."""
-    parser.add_argument("--measure", metavar="SELECTION", help=argparse.SUPPRESS)
 
 
 def tables(given: argparse.Namespace) -> Iterator[Table]:
@@ -101,12 +98,13 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     """
     decoding = QUICK_DECODING if given.quick else DECODING
     found = {}
-    for name, text in progress(SELECTIONS.items(), "bench swa"):
-        try:
-            found[name] = _in_process(text, given.quick)
-        except subprocess.CalledProcessError as error:
-            lines = (error.stderr or "").strip().splitlines()
-            raise Missing(lines[-1] if lines else str(error)) from error
+    try:
+        prepare()
+        for name, selection in progress(SELECTIONS.items(), "bench swa"):
+            with selected(selection):
+                found[name] = _measured(decoding)
+    except Exception as error:
+        raise Missing(f"{type(error).__name__}: {error}") from error
     for name, result in found.items():
         if result["unbound"] != found["stock"]["unbound"]:
             raise Different(
@@ -116,24 +114,9 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     yield _decoding_table(found, decoding)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """In a process of its own: print what every load gives under one selection of patches."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    add_options(parser)
-    given = parser.parse_args(list(arguments))
-    print(json.dumps(measure(given.measure, QUICK_DECODING if given.quick else DECODING)))
-    return 0
-
-
-def measure(selection: str, decoding: Sequence[Load]) -> dict[str, Any]:
-    """In a process of its own: what every load gives under a selection of patches."""
-    lent.lend()
-    from .. import activate
-
-    report = activate(selection)
+def _measured(decoding: Sequence[Load]) -> dict[str, Any]:
+    """What every load gives with the patches that are live."""
     return {
-        "sglang": report.sglang,
         "unbound": _unbound(),
         "admission": [_admission(load) for load in ADMISSION],
         "decoding": [_decoding(load) for load in decoding],
@@ -188,19 +171,6 @@ def _worker(load: Load) -> DecodeWorker:
     return worker
 
 
-def _in_process(selection: str, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "sglang_perf_patches.bench.swa", "--measure", selection]
-    done = subprocess.run(
-        [*command, "--quick"] if quick else command,
-        env={**os.environ, "SGLANG_PERF_PATCHES": "none"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for index, load in enumerate(ADMISSION):
@@ -247,7 +217,3 @@ def _decoding_table(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) 
         tuple(rows),
         (f"'with policies' is SGLANG_PERF_PATCHES={POLICIES}.",),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -71,15 +71,27 @@ def lend_beside_wheels() -> None:
     """
     lend_packages()
     _lend_kernel_sources()
+    lent = lend_for_broken(*KERNELS)
     for name in KERNELS:
-        try:
+        if name not in lent:
             wheel: Any = importlib.import_module(name)
+            wheel.__getattr__ = _Lent(name).__getattr__
+
+
+def lend_for_broken(*names: str) -> tuple[str, ...]:
+    """Stand in for those of these modules that can't be loaded here; a package before its own."""
+    broken: list[str] = []
+    for name in names:
+        if name.partition(".")[0] in broken:
+            continue
+        try:
+            importlib.import_module(name)
         except Exception:
             for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                 del sys.modules[module]
             sys.meta_path.insert(0, StandIns((name,)))
-        else:
-            wheel.__getattr__ = _Lent(name).__getattr__
+            broken.append(name)
+    return tuple(broken)
 
 
 def _lend_torchvision(torch: Any) -> None:

@@ -40,7 +40,7 @@ def main() -> int:
     from linux_mlx.environments import sglang_environment, variables
 
     shims = _ROOT / "tests" / "harness" / "linux_mlx" / "shims"
-    search = os.pathsep.join(map(str, [_ROOT / "src", shims, _HERE]))
+    search = os.pathsep.join(map(str, [_ROOT / "src", shims, _ROOT / "tests" / "mlx"]))
     settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
     python = sglang_environment(given.release).python
     return subprocess.run([python, __file__, *sys.argv[1:]], env=variables(**settings)).returncode

@@ -1,7 +1,6 @@
 """A hybrid model's server with few slots, on the release on PYTHONPATH.
 
-``python slots_worker.py JOB …`` prints one JSON object with what each job found. A job is
-``deaths``, ``waits``, ``broken``, or ``episodes:FIRST:END`` for the seeds of random episodes.
+`on_release` plays ``deaths``, ``waits``, ``broken`` and ``episodes``, and the tests judge them.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -9,9 +8,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
-import sys
 import warnings
 from array import array
 from collections.abc import Callable
@@ -140,21 +137,6 @@ def broken() -> Any:
     return said
 
 
-def episodes(first: str, end: str) -> Any:
+def episodes(count: int) -> Any:
     """Where stock died in how many of the episodes, in all of which the patch is right."""
-    return dict(exhaustion.alike(range(int(first), int(end))))
-
-
-JOBS: dict[str, Callable[..., Any]] = {
-    "deaths": deaths,
-    "waits": waits,
-    "broken": broken,
-    "episodes": episodes,
-}
-
-if __name__ == "__main__":
-    results = {}
-    for job in sys.argv[1:]:
-        name, *given = job.split(":")
-        results[name] = JOBS[name](*given)
-    print(json.dumps(results))
+    return dict(exhaustion.alike(range(count)))

@@ -1,8 +1,7 @@
 """What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
 
-Prints one JSON object with what each part found, for the tests to judge. With ``broken`` as an
-argument, only that part runs. `sglang_perf_patches.proof` shows that
-both sides compute the same.
+`on_release` plays ``passes`` and ``broken``, and the tests judge what they find.
+`sglang_perf_patches.proof` shows that both sides compute the same.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -10,7 +9,6 @@ both sides compute the same.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -50,11 +48,11 @@ PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 
-def main() -> None:
+def passes() -> Any:
+    """What each part finds on stock, with the patches, and on stock again."""
     found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(play.gdn().rig.layers)}
-    passes = ["none", "mamba", "none"]
     parts = (forwards, fallbacks, mamba2, idle)
-    for number, selection in enumerate(passes):
+    for number, selection in enumerate(("none", "mamba", "none")):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
         here: dict[str, Any] = {
@@ -71,7 +69,7 @@ def main() -> None:
             here["busy"] = busy()
         sglang_perf_patches.deactivate()
         found[label] = here
-    print(json.dumps(found))
+    return found
 
 
 def forwards() -> Any:
@@ -272,11 +270,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), list(value.shape), value.tolist()]
     return [*map(_plain, value)] if isinstance(value, tuple) else value
-
-
-if __name__ == "__main__":
-    parts = {"broken": broken}
-    if sys.argv[1:]:
-        print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))
-    else:
-        main()

@@ -1,7 +1,6 @@
 """What `mamba.gdn-prefill-graph` does on the release on PYTHONPATH, beside what the proof compares.
 
-Prints one JSON object with what each part found, for the tests to judge. With ``many`` as an
-argument, only the part of that name runs.
+`on_release` plays ``parts`` and ``many``, and the tests judge what they find.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -12,8 +11,6 @@ import contextlib
 import dataclasses
 import gc
 import importlib
-import json
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -58,10 +55,10 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    parts = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
-    chosen = (many,) if sys.argv[1:] == ["many"] else parts
-    print(json.dumps({part.__name__: part() for part in chosen}))
+def parts() -> dict[str, Any]:
+    """What each part finds."""
+    chosen = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
+    return {part.__name__: part() for part in chosen}
 
 
 # -- the tables ------------------------------------------------------------------------------------
@@ -334,7 +331,3 @@ def _runner(size: int) -> Runner:
     play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
     with play.counting():
         return Runner(play.rig, batch, inputs)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,9 @@
-"""Runs in an environment with stock sglang of one release; prints one line of JSON.
-
-``worker.py PART``, where PART is the name of one of the functions below.
-"""
+"""What `on_release` plays in an environment with stock sglang of one release."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -1198,7 +1193,3 @@ def wrapper_name() -> str:
     from sglang_perf_patches.sets.mlx.references import WRAPPER
 
     return WRAPPER
-
-
-if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))

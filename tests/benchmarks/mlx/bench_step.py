@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[2]
+_ROOT = Path(__file__).parents[3]
 _WARM_UP = 3
 _SHORTEST, _LONGEST, _EQUAL = 16, 256, 128
 

@@ -314,9 +314,17 @@ def _is_aborted(decode: Any, entry: Any) -> bool:
 def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     """The requests that stock may look at: aborted ones, and as many as both pools can serve.
 
-    First come, first served: the first that does not fit keeps all behind it out, as in stock. One
-    that does not fit while both pools are whole never will, nor will any behind it: it is aborted
-    with a 400 instead.
+    First come, first served, by these figures of a request, in tokens:
+
+    | pool | must be free | is taken |
+    | --- | --- | --- |
+    | full | the prompt, in whole pages | the same |
+    | sliding-window | the tail in whole pages, or the peak less `retractable` | the tail |
+
+    `retractable` is what retracting all running requests would free: they make room for the growth
+    to the peak. The first request that does not fit keeps all behind it out, as in stock. On an
+    idle server nothing will ever make room for it, so it is answered with a 400, and the next one
+    is looked at.
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     running = scheduler.running_batch.reqs

@@ -1182,9 +1182,9 @@ def judge_as_before_23470() -> None:
 
 def state(patch: str) -> Any:
     """A patch's state in this process."""
-    from sglang_perf_patches.live import engine as activation
+    from sglang_perf_patches.live import engine
 
-    report = activation.report()
+    report = engine.report()
     assert report is not None
     return report.of(patch)
 

@@ -225,9 +225,9 @@ class Side:
                 setattr(runner, name, self._timed(getattr(runner, name)))
 
     def _timed(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
-            built = build(*arguments, **options)
+            built = build(*args, **kwargs)
             self._building += time.perf_counter() - began
             return built
 

@@ -103,8 +103,8 @@ def _take_part(patching: Patching) -> Any:
     gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
-        def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
-            inner(self, *args, **options)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            inner(self, *args, **kwargs)
             takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
             if takes_part and isinstance(self.linear_attn_backend, gdn):
                 _TAKING_PART.add(self)
@@ -330,7 +330,7 @@ def _tracked(
 
 # -- within the graph ------------------------------------------------------------------------------
 #
-# A capture keeps a layer's kernels and drops its Python. What stock's Python does in an eager layer,
+# A capture keeps a layer's kernels and drops its Python. What that does in an eager layer,
 # from RadixLinearAttention down, beside launching kernels, and what stands for it:
 #
 # | dropped by the capture | at a replay |
@@ -411,12 +411,12 @@ def _keep_states(inner: Any) -> Any:
         h: Any,
         ssm_states: Any,
         forward_metadata: Any,
-        *rest: Any,
-        **more: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         tables = _tables_of(forward_metadata)
         if tables is None:
-            return inner(self, forward_batch, h, ssm_states, forward_metadata, *rest, **more)
+            return inner(self, forward_batch, h, ssm_states, forward_metadata, *args, **kwargs)
         return None if tables.breaks else tables.keep_states(h, ssm_states)
 
     return _track_mamba_state_extend

@@ -21,6 +21,7 @@ from typing import Any
 import sglang_perf_patches as ours
 from sglang_perf_patches.judge.verdict import Verdict
 from sglang_perf_patches.live import engine, identity
+from sglang_perf_patches.live.wrappers import underlying
 from sglang_perf_patches.model.patching import MISSING
 
 Held = dict[str, tuple[Any, Any, Any]]
@@ -206,7 +207,7 @@ def _held() -> Held:
         for reference in _own(patch):
             owner, name = identity.owner_of(reference)
             held = identity.raw(owner, name)
-            found[reference] = (held, getattr(held, "__code__", None), owner)
+            found[reference] = (held, getattr(underlying(held), "__code__", None), owner)
     return found
 
 
@@ -227,7 +228,7 @@ def _put_back(reference: str, stock: tuple[Any, Any, Any]) -> None:
             delattr(owner, name)
         return
     if code is not None:
-        held.__code__ = code
+        underlying(held).__code__ = code
     setattr(owner, name, held)
 
 

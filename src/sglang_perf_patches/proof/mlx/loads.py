@@ -23,199 +23,107 @@ Step = tuple[Any, ...]
 - ``("chain", requests, steps)``: steps, each built before the previous one is read,
 - ``("fail", requests, layer)``: a step in which an attention layer raises an exception."""
 
-SCRIPTED: tuple[Step, ...] = (
-    ("join", "a", 5),
-    ("decode", "a"),
-    ("join", "b", 23),
-    ("decode", "ab"),
-    ("join", "c", 24),
-    ("join", "d", 24),
-    ("decode", "abcd"),
-    ("chain", "dbca", 4),
-    ("leave", "b"),
-    ("decode", "acd"),
-    ("decode", "cd"),
-    ("leave", "a"),
-    ("chain", "cd", 3),
-    ("join", "b", 6),
-    ("decode", "bcd"),
-    ("leave", "c"),
-    ("leave", "d"),
-    ("decode", "b"),
-    ("join", "a", 7),
-    ("chain", "ab", 12),
-    ("join", "c", 40),
-    ("decode", "abc"),
-    ("decode", "b"),
-    ("decode", "abc"),
+
+def schedule(text: str) -> tuple[Step, ...]:
+    """The steps that a text names, with commas between: ``join a 5, decode ab, chain ab 3``."""
+    steps = (step.split() for step in text.split(","))
+    return tuple((*words[:2], *(_number(word) for word in words[2:])) for words in steps)
+
+
+def _number(word: str) -> str | int:
+    return int(word) if word.isdigit() else word  # a donor has a name
+
+
+SCRIPTED = schedule(
+    """
+    join a 5, decode a, join b 23, decode ab, join c 24, join d 24, decode abcd, chain dbca 4,
+    leave b, decode acd, decode cd, leave a, chain cd 3, join b 6, decode bcd, leave c, leave d,
+    decode b, join a 7, chain ab 12, join c 40, decode abc, decode b, decode abc
+    """
 )
 """Batches of one, of equal and of unequal lengths, which exceed a windowed layer's window."""
 
-GROWING: tuple[Step, ...] = (
-    ("join", "a", 9),
-    ("join", "b", 9),
-    ("chain", "ab", 70),
-    ("join", "c", 150),
-    ("decode", "abc"),
-    ("chain", "cab", 75),
-    ("leave", "c"),
-    ("chain", "ba", 3),
+GROWING = schedule(
+    """
+    join a 9, join b 9, chain ab 70, join c 150, decode abc, chain cab 75, leave c, chain ba 3
+    """
 )
 """Equal and unequal lengths that exceed a buffer; then the longest request leaves."""
 
-EXTENDING: tuple[Step, ...] = (
-    ("join", "a", 9),
-    ("join", "b", 12),
-    ("chain", "ab", 3),
-    ("extend", "a", 4),
-    ("decode", "ab"),
-    ("chain", "ba", 3),
-    ("extend", "b", 1),
-    ("extend", "a", 2),
-    ("decode", "ba"),
+EXTENDING = schedule(
+    """
+    join a 9, join b 12, chain ab 3, extend a 4, decode ab, chain ba 3, extend b 1, extend a 2,
+    decode ba
+    """
 )
 """Requests that get more prompt while they decode in a batch."""
 
-CROSSING: tuple[Step, ...] = (
-    ("join", "a", 250),
-    ("decode", "a", 4),
-    ("chain", "a", 8),
-    ("join", "b", 254),
-    ("join", "c", 200),
-    ("chain", "bc", 6),
-    ("chain", "abc", 3),
-    ("leave", "a"),
-    ("join", "d", 700),
-    ("chain", "d", 80),
-    ("decode", "dbc"),
-    ("leave", "d"),
-    ("join", "e", 3),
-    ("chain", "ecb", 60),
+CROSSING = schedule(
+    """
+    join a 250, decode a 4, chain a 8, join b 254, join c 200, chain bc 6, chain abc 3, leave a,
+    join d 700, chain d 80, decode dbc, leave d, join e 3, chain ecb 60
+    """
 )
 """Prompts and decode steps of single and batched requests that cross 256 and 768 tokens."""
 
-TALKING: tuple[Step, ...] = (
-    ("join", "a", 20),
-    ("decode", "a", 5),
-    ("leave", "a"),
-    ("hit", "b", "a", 25, 12),
-    ("chain", "b", 6),
-    ("join", "x", 9),
-    ("chain", "bx", 7),
-    ("leave", "b"),
-    ("hit", "c", "b", 50, 3),
-    ("chain", "xc", 4),
-    ("leave", "c"),
-    ("hit", "d", "c", 40, 9),
-    ("decode", "d", 2),
-    ("leave", "d"),
-    ("hit", "e", "d", 51, 4),
-    ("decode", "e", 2),
-    ("hit", "f", "c", 57, 2),
-    ("chain", "fe", 3),
+TALKING = schedule(
+    """
+    join a 20, decode a 5, leave a, hit b a 25 12, chain b 6, join x 9, chain bx 7, leave b, hit
+    c b 50 3, chain xc 4, leave c, hit d c 40 9, decode d 2, leave d, hit e d 51 4, decode e 2,
+    hit f c 57 2, chain fe 3
+    """
 )
 """A conversation of several turns, one of which restarts at an earlier point, and another
 request beside it."""
 
-FAR: tuple[Step, ...] = (
-    ("join", "a", 600),
-    ("join", "b", 9),
-    ("join", "c", 12),
-    ("chain", "abc", 4),
-    ("join", "d", 5),
-    ("chain", "bdca", 3),
-    ("leave", "a"),
-    ("chain", "bdc", 3),
+FAR = schedule(
+    """
+    join a 600, join b 9, join c 12, chain abc 4, join d 5, chain bdca 3, leave a, chain bdc 3
+    """
 )
 """One long request beside short ones."""
 
-CHANGING: tuple[Step, ...] = (
-    ("join", "a", 9),
-    ("join", "b", 9),
-    ("chain", "ab", 3),
-    ("leave", "a"),
-    ("join", "c", 12),
-    ("decode", "bc"),
-    ("leave", "b"),
-    ("join", "d", 5),
-    ("decode", "cd"),
-    ("chain", "cd", 70),
-    ("leave", "c"),
-    ("join", "e", 6),
-    ("chain", "de", 2),
-    ("decode", "d"),
-    ("chain", "ed", 60),
-    ("join", "f", 150),
-    ("decode", "df"),
-    ("decode", "ef"),
-    ("decode", "df"),
-    ("chain", "def", 3),
+CHANGING = schedule(
+    """
+    join a 9, join b 9, chain ab 3, leave a, join c 12, decode bc, leave b, join d 5, decode cd,
+    chain cd 70, leave c, join e 6, chain de 2, decode d, chain ed 60, join f 150, decode df,
+    decode ef, decode df, chain def 3
+    """
 )
 """A batch of two that changes repeatedly, with rows that have room and with full ones."""
 
-SETTLING: tuple[Step, ...] = (
-    *(("join", who, length) for who, length in zip("abcdef", (9, 9, 30, 5, 9, 12), strict=True)),
-    ("chain", "abcd", 3),
-    ("leave", "a"),
-    ("decode", "bcde"),
-    ("decode", "cdef"),
-    ("decode", "fedc"),
-    ("leave", "c"),
-    ("join", "a", 17),
-    ("decode", "defa"),
-    ("decode", "efab"),
-    ("chain", "efab", 3),
-    ("decode", "fabd"),
-    ("decode", "abdf"),
-    ("decode", "b"),
-    ("extend", "a", 4),
-    ("chain", "abdf", 2),
-    ("decode", "fdb"),
-    ("decode", "dbf"),
-    *(("decode", who) for who in ("fab", "baf") * 50),
-    ("chain", "dabf", 3),
-    ("decode", "adbf"),
-    ("decode", "adbf"),
-    ("leave", "d"),
-    ("decode", "abf"),
-    ("decode", "fba"),
-    ("leave", "f"),
-    ("decode", "abe"),
-    ("leave", "b"),
-    ("chain", "ea", 3),
+SETTLING = (
+    *schedule(
+        """
+        join a 9, join b 9, join c 30, join d 5, join e 9, join f 12, chain abcd 3, leave a,
+        decode bcde, decode cdef, decode fedc, leave c, join a 17, decode defa, decode efab,
+        chain efab 3, decode fabd, decode abdf, decode b, extend a 4, chain abdf 2, decode fdb,
+        decode dbf
+        """
+    ),
+    *schedule("decode fab, decode baf") * 50,
+    *schedule(
+        """
+        chain dabf 3, decode adbf, decode adbf, leave d, decode abf, decode fba, leave f, decode
+        abe, leave b, chain ea 3
+        """
+    ),
 )
 """A batch of three or four that changes at every step, stays the same, and changes again."""
 
-FAILING: tuple[Step, ...] = (
-    ("join", "a", 9),
-    ("join", "b", 12),
-    ("decode", "ab"),
-    ("decode", "ab"),
-    ("fail", "ab", 1),
-    ("decode", "ab"),
-    ("fail", "ab", 2),
-    ("leave", "a"),
-    ("join", "c", 5),
-    ("decode", "bc"),
+FAILING = schedule(
+    """
+    join a 9, join b 12, decode ab, decode ab, fail ab 1, decode ab, fail ab 2, leave a, join c
+    5, decode bc
+    """
 )
 """Steps of a stable batch that fail in the middle of the model and must have no effect."""
 
-HITTING: tuple[Step, ...] = (
-    ("join", "a", 12),
-    ("join", "b", 9),
-    ("chain", "ab", 6),
-    ("leave", "a"),
-    ("hit", "c", "a", 16, 3),
-    ("decode", "bc"),
-    ("chain", "cb", 4),
-    ("leave", "b"),
-    ("hit", "d", "b", 14, 1),
-    ("hit", "e", "a", 17, 0),
-    ("chain", "dec", 5),
-    ("leave", "d"),
-    ("leave", "c"),
-    ("hit", "f", "c", 20, 2),
-    ("decode", "ef"),
+HITTING = schedule(
+    """
+    join a 12, join b 9, chain ab 6, leave a, hit c a 16 3, decode bc, chain cb 4, leave b, hit
+    d b 14 1, hit e a 17 0, chain dec 5, leave d, leave c, hit f c 20 2, decode ef
+    """
 )
 """Prompts whose prefix other requests decoded in a batch."""
 

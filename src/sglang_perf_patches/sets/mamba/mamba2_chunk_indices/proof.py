@@ -15,7 +15,7 @@ from ....proof.mamba.alike import Played, alike
 from ....proof.mamba.batches import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
 from ....proof.mamba.kinds import Mamba2
 from ....proof.mamba.play import Play, gdn
-from ....proof.mamba.rig import called
+from ....proof.stock import called
 
 PATCH = "mamba.mamba2-chunk-indices"
 

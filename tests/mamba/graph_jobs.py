@@ -33,8 +33,8 @@ from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.proof.mamba import flashinfer
 from sglang_perf_patches.proof.mamba.alike import alike
-from sglang_perf_patches.proof.mamba.batches import Batch, Request
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_of
+from sglang_perf_patches.proof.mamba.cases import Batch, Request
 from sglang_perf_patches.proof.mamba.play import Play, gdn
 from sglang_perf_patches.proof.mamba.rig import Rig, called
 from sglang_perf_patches.proof.mamba.runner import Runner

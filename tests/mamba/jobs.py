@@ -33,8 +33,8 @@ from triton.runtime import interpreter
 import sglang_perf_patches
 from sglang_perf_patches.proof.mamba import play
 from sglang_perf_patches.proof.mamba.alike import alike
-from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays
+from sglang_perf_patches.proof.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.kinds import Lightning
 from sglang_perf_patches.sets.mamba import host
 from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.batches import draft_batch, prepare
+from sglang_perf_patches.proof.mla.cases import draft_batch, prepare
 from sglang_perf_patches.proof.mla.rig import furnished, model_runner, server_args
 from sglang_perf_patches.sets.mla.draft_metadata.proof import MODULE, PARENT, PATCH
 

@@ -65,9 +65,9 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    from sglang_perf_patches.proof.mlx import loads, models
+    from sglang_perf_patches.proof.mlx import cases, models
 
-    many = [loads.SCRIPTED, *(loads.random_schedule(Random(seed)) for seed in SEEDS)]
+    many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
@@ -87,12 +87,12 @@ def outcome_of_growth(
 ) -> dict[str, Any]:
     """What schedules give with buffers of so many tokens, or of stock's size."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     sglang_perf_patches.activate(selection, strict=True)
     kv_arena.COUNTS.clear()
-    player = playing.Player(made)
+    player = rig.Player(made)
     if tokens is not None:
         player.runner._max_seq_len = tokens
     found: dict[str, Any] = {"buffer": player.runner._max_seq_len}
@@ -302,7 +302,7 @@ def arena_memory() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
@@ -315,7 +315,7 @@ def arena_memory() -> dict[str, Any]:
             gc.collect()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            player = playing.Player(made)
+            player = rig.Player(made)
             for number, name in enumerate(names):
                 player.join(name, 100 + 20 * number)
                 player.pending.clear()
@@ -375,14 +375,14 @@ def changing() -> dict[str, Any]:
     Then the batch settles, and the counts are of a settled batch's change and of its next steps.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     found = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
         for requests in (2, 4):
-            player = playing.Player(made)
+            player = rig.Player(made)
             names = [f"r{number}" for number in range(requests + 7)]
             for name in names:
                 player.join(name, 9)
@@ -433,11 +433,11 @@ def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
 
     import mlx.core as mx
 
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
 
     gc.collect()
     before = mx.get_active_memory()
-    player = playing.Player(made)
+    player = rig.Player(made)
     names = list("abcdef")
     for name in names:
         player.join(name, 400)
@@ -462,7 +462,7 @@ def far_apart() -> dict[str, Any]:
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
 
@@ -481,7 +481,7 @@ def far_apart() -> dict[str, Any]:
             kv_arena.COUNTS.clear()
             with replaced(arena_choice, "STOCK_ROOM", 16):
                 found[selection] = {
-                    "played": asdict(playing.Player(made).play(schedule)),
+                    "played": asdict(rig.Player(made).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),
                 }
             sglang_perf_patches.deactivate()
@@ -491,7 +491,7 @@ def far_apart() -> dict[str, Any]:
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     write = kv_arena._Step.write
@@ -499,7 +499,7 @@ def broken_trial() -> dict[str, Any]:
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
 
-    schedules = [loads.SCRIPTED, loads.HITTING, loads.GROWING]
+    schedules = [cases.SCRIPTED, cases.HITTING, cases.GROWING]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
         for what, selection, changed in (
@@ -510,7 +510,7 @@ def broken_trial() -> dict[str, Any]:
             with replaced(kv_arena._Step, "write", changed):
                 sglang_perf_patches.activate(selection, strict=True)
                 kv_arena.COUNTS.clear()
-                player = playing.Player(made, radix=True)
+                player = rig.Player(made, radix=True)
                 found[what] = {"played": [asdict(player.play(each)) for each in schedules]}
                 found[what] |= {"counts": dict(kv_arena.COUNTS)}
                 found[what] |= {"state": asdict(state("mlx.kv-arena"))}
@@ -525,17 +525,17 @@ def queued_faults() -> dict[str, Any]:
     waits for every step that it compares.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
 
-    short: list[loads.Step] = [
+    short: list[cases.Step] = [
         *(("join", who, 9) for who in "ab"),
         ("chain", "ab", 22),
         ("join", "c", 12),
         ("chain", "cab", 22),
     ]
-    longer: list[loads.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    longer: list[cases.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
     end_step = arena_trial.Trial.end_step
 
     def waits(self: Any) -> None:
@@ -555,7 +555,7 @@ def queued_faults() -> dict[str, Any]:
         ):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
-            player = playing.Player(made)
+            player = rig.Player(made)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
             with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
@@ -704,7 +704,7 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
-    from sglang_perf_patches.proof.mlx import alike, loads, models
+    from sglang_perf_patches.proof.mlx import alike, cases, models
     from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
     from sglang_perf_patches.sets.mlx.first_buffer import proof as buffer
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
@@ -735,7 +735,7 @@ def broken_prefill() -> dict[str, Any]:
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
         """What `alike.episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as made:
-            return alike.same(patch, made, [loads.HITTING], radix=True)
+            return alike.same(patch, made, [cases.HITTING], radix=True)
 
     broken = {
         "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
@@ -766,7 +766,7 @@ def on_cuda() -> dict[str, Any]:
 
     import sglang_perf_patches
     from sglang_perf_patches.proof import Missing, comparing
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx import device
 
     def verified(*patches: str, beside: tuple[str, ...] = ()) -> str:
@@ -782,7 +782,7 @@ def on_cuda() -> dict[str, Any]:
         for cudnn in ("1", "0"):
             os.environ[device.CUDNN_ATTENTION] = cudnn
             sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
-            player = playing.Player(made)
+            player = rig.Player(made)
             player.join("a", 300)
             found[cudnn] = {
                 "room": player.runner._req_caches["a"][0].keys.shape[2],
@@ -803,7 +803,7 @@ def few_rows() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
 
     class Head:
@@ -828,7 +828,7 @@ def few_rows() -> dict[str, Any]:
                 last_row.COUNTS.clear()
                 with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
                     sglang_perf_patches.activate(selection, strict=True)
-                    player = playing.Player(made, radix=True)
+                    player = rig.Player(made, radix=True)
                     played = asdict(player.play(schedule))
                 found[f"{rows} {selection}"] = {
                     "played": played,
@@ -848,7 +848,7 @@ def other_blas() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
 
     class Head:
@@ -877,7 +877,7 @@ def other_blas() -> dict[str, Any]:
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
                 sglang_perf_patches.activate(selection, strict=True)
-                played = asdict(playing.Player(made, radix=True).play(schedule))
+                played = asdict(rig.Player(made, radix=True).play(schedule))
                 counts = dict(last_row.COUNTS)
                 found[f"{dtype} {selection}"] = {
                     "played": played,
@@ -894,17 +894,17 @@ def together() -> dict[str, Any]:
     import sglang_perf_patches
 
     release = installed_release()
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
 
     found: dict[str, Any] = {}
     for name, dtype in kinds(release):
         with models.model(name, dtype) as made:
-            schedules = [loads.random_episodes(Random(seed)) for seed in range(4)]
-            schedules += [loads.HITTING]
+            schedules = [cases.random_episodes(Random(seed)) for seed in range(4)]
+            schedules += [cases.HITTING]
             of_model = found[f"{name} {dtype}"] = {}
             for selection in ("none", "mlx"):
                 report = sglang_perf_patches.activate(selection, strict=True)
-                player = playing.Player(made, radix=True)
+                player = rig.Player(made, radix=True)
                 of_model[selection] = [asdict(player.play(each)) for each in schedules]
                 of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
                 sglang_perf_patches.deactivate()
@@ -932,18 +932,18 @@ def whose_turn() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
 
-    turn: list[loads.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
-    again: list[loads.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
 
         def continued(schedule: Sequence[Any], change: Any = None) -> int:
             next_turn.COUNTS.clear()
-            player = playing.Player(made, radix=True)
+            player = rig.Player(made, radix=True)
             player.play(schedule[:-1], ends=False)
             if change is not None:
                 change(player)
@@ -968,7 +968,7 @@ def whose_turn() -> dict[str, Any]:
         found["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
         found["in other slots"] = continued(again, elsewhere)
         found["after a flush"] = continued(again, flushed)
-        player = playing.Player(made, radix=True)
+        player = rig.Player(made, radix=True)
         player.play(turn, ends=False)
         sglang_perf_patches.deactivate()
         gc.collect()
@@ -982,7 +982,7 @@ def arena_nodes() -> dict[str, Any]:
     from graphs import primitives
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
@@ -991,7 +991,7 @@ def arena_nodes() -> dict[str, Any]:
             for kind in ("equal", "skewed"):
                 for requests in (2, 6):
                     names = list("abcdef")[:requests]
-                    player = playing.Player(made)
+                    player = rig.Player(made)
                     for number, name in enumerate(names):
                         player.join(name, 9 + number * (kind == "skewed"))
                     player.decode(names, 2)
@@ -1053,11 +1053,11 @@ def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes a step's graph has, or the error raised."""
     from graphs import primitives
 
-    from sglang_perf_patches.proof.mlx import loads, playing
+    from sglang_perf_patches.proof.mlx import cases, rig
 
-    player = playing.Player(made)
-    schedules: list[Sequence[loads.Step]] = [loads.SCRIPTED]
-    schedules += [loads.random_schedule(Random(seed)) for seed in SEEDS]
+    player = rig.Player(made)
+    schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
+    schedules += [cases.random_schedule(Random(seed)) for seed in SEEDS]
     found: dict[str, Any] = {}
     try:
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
@@ -1074,9 +1074,9 @@ def outcome(made: Any) -> dict[str, Any]:
 
 def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
     """How often one decode step of `COUNTED` calls each counted function."""
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
 
-    player = playing.Player(made)
+    player = rig.Player(made)
     for who, length in COUNTED.items():
         player.join(who, length)
     calls.clear()

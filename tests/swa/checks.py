@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
-from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker
-from sglang_perf_patches.proof.swa.loads import (
+from sglang_perf_patches.proof.swa.cases import (
     admitted,
     alone_without_limit,
     history,
     pressed,
 )
+from sglang_perf_patches.proof.swa.rig import DecodeWorker
 from sglang_perf_patches.proof.swa.shape import Shape
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows

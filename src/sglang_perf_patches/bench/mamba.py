@@ -64,7 +64,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 
 
 def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     play = import_module("..proof.mamba.play", __package__)
     rigs = _rigs(words)
     scenarios = dict(batches.FORWARDS)
@@ -178,7 +178,7 @@ def _spread(found: Ratio | None) -> tuple[Cell, ...]:
 def _others(
     torch: Any, title: str, make: Callable[[], Any], words: dict[str, str], rounds: int
 ) -> list[tuple[Cell, ...]]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     kinds = import_module("..proof.mamba.kinds", __package__)
     kernel = title.rpartition(" ")[2]
     made = (
@@ -199,7 +199,7 @@ def _others(
 
 def _chunk_table(torch: Any, rounds: int) -> Table:
     """Time of the metadata of Mamba2 prefills in which every request has a cached prefix."""
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     rig = import_module("..proof.mamba.rig", __package__)
     play = import_module("..proof.mamba.play", __package__)
     module = import_module(play.METADATA)
@@ -261,7 +261,7 @@ def _sync_table(title: str, rows: list[tuple[Cell, ...]], notes: tuple[str, ...]
 
 
 def _gpu_cases() -> dict[str, Any]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     request, batch = batches.Request, batches.Batch
     half = (request(1000, 64), request(40, 0, False), request(1000, 640), request(63, 0, False))
     tail = [request(1, 299, False)] * 7

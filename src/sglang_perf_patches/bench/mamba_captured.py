@@ -60,7 +60,7 @@ def table(torch: Any, rounds: int) -> Table:
 
 
 def _cases() -> list[tuple[str, int, Sequence[Any]]]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     request, batch = batches.Request, batches.Batch
     return [
         ("1x519 tracked", 576, (batch((request(519),)), batch((request(519, 64),)))),
@@ -92,7 +92,7 @@ class _Graph:
         self.bucket = bucket
         play = import_module("..proof.mamba.play", __package__)
         self.known = play.known_batch
-        batches = import_module("..proof.mamba.batches", __package__)
+        batches = import_module("..proof.mamba.cases", __package__)
         batch = rig.batch(batches.Batch((batches.Request(bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
         if not rig.backend.supports_prefill_graph_extend():

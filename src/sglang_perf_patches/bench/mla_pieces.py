@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..proof.mla import wheels
-from ..proof.mla.batches import draft_batch, prepare, requests_of
+from ..proof.mla.cases import draft_batch, prepare, requests_of
 from ..proof.mla.rig import furnished, model_runner, server_args
 from ..proof.namespace import NoneByDefault
 

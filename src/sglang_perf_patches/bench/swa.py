@@ -16,7 +16,7 @@ from typing import Any
 from ..proof import Different, Missing
 from ..proof.comparing import selected
 from ..proof.swa import prepare
-from ..proof.swa.decode_worker import DecodeWorker
+from ..proof.swa.rig import DecodeWorker
 from ..proof.swa.shape import Shape
 from .report import Cell, Table
 from .timing import progress

@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     sizes = {
         "num_hidden_layers": given.layers,
@@ -59,7 +59,7 @@ def _measure(given: argparse.Namespace) -> None:
     with models.model("qwen3", "float32", **sizes) as made:
         for batch in (4, 16):
             for lengths in ("equal", "skewed"):
-                player = playing.Player(made)
+                player = rig.Player(made)
                 names = [f"r{number}" for number in range(batch)]
                 for number, name in enumerate(names):
                     spread = (_LONGEST - _SHORTEST) * number // (batch - 1)

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from ..stock import called
-from .batches import CHUNK
+from .cases import CHUNK
 from .rig import ATTENTION, WIDER, Rig, Size, alone
 
 

@@ -31,7 +31,7 @@ import torch
 from ...sets.mamba import host
 from . import scheduling, waits
 from .alike import Played
-from .batches import Batch, Request
+from .cases import Batch, Request
 from .rig import ATTENTION, Rig
 
 METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata"

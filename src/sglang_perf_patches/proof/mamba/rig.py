@@ -18,7 +18,7 @@ from .. import stock
 from ..given import MORE
 from ..namespace import NoneByDefault
 from ..stock import called
-from .batches import CHUNK, Batch
+from .cases import CHUNK, Batch
 
 ATTENTION = "sglang.srt.layers.attention"
 

@@ -12,7 +12,7 @@ import torch
 from .. import stock
 from ..namespace import NoneByDefault
 from ..stock import called
-from .batches import Request
+from .cases import Request
 from .hybrid_parts import kv_allocator, model_config
 from .rig import Rig, alone
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from .. import Inputs, comparing
 from ..comparing import live, require, require_same, some
-from . import loads, models, playing
-from .loads import Step
+from . import cases, models, rig
+from .cases import Step
 from .models import Model
-from .playing import Played, Player
+from .rig import Played, Player
 
 FEW = 3
 """Drawn schedules that are played again, with another model or in another set-up."""
@@ -59,14 +59,14 @@ def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
 
     `needs_pool`: the patch has no effect where stock has no pool.
     """
-    drawn = inputs(loads.random_episodes)
-    hits = [loads.HITTING, *inputs(loads.random_hits)]
+    drawn = inputs(cases.random_episodes)
+    hits = [cases.HITTING, *inputs(cases.random_hits)]
     compared = 0
     with models.model("qwen3", "float32") as made:
         compared += same(patch, made, [*hits, *drawn], radix=True)
-        compared += same(patch, made, [loads.SCRIPTED, loads.EXTENDING], ran=not needs_pool)
+        compared += same(patch, made, [cases.SCRIPTED, cases.EXTENDING], ran=not needs_pool)
         if can_sample():
-            sampled = some(inputs, [loads.HITTING, loads.EXTENDING])
+            sampled = some(inputs, [cases.HITTING, cases.EXTENDING])
             compared += same(patch, made, sampled, radix=True, sampling=True)
     others = (
         ("qwen3", "bfloat16", False),
@@ -82,11 +82,11 @@ def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
 
 def after_failures(patch: str, dtype: str) -> int:
     """A patched run with failing steps, against stock without those steps."""
-    without = [step for step in loads.FAILING if step[0] != "fail"]
+    without = [step for step in cases.FAILING if step[0] != "fail"]
     with models.model("qwen3", dtype) as made:
         expected = _Play(made).stock(without)
         with live(patch):
-            found = asdict(Player(made).play(loads.FAILING))
+            found = asdict(Player(made).play(cases.FAILING))
     require_same(f"{patch}, after a step that failed", expected, found)
     return 1
 
@@ -101,7 +101,7 @@ def read(schedule: Sequence[Step]) -> tuple[Step, ...]:
 
 def can_sample() -> bool:
     """Whether the release can sample tokens; it does so by position."""
-    return find_spec(playing.SAMPLING) is not None
+    return find_spec(rig.SAMPLING) is not None
 
 
 def further_models() -> list[str]:

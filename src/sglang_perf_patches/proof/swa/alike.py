@@ -11,8 +11,8 @@ import sglang_perf_patches
 
 from .. import Inputs
 from ..comparing import live, require, require_same
+from .cases import admitted, history
 from .episodes import PAGES, play
-from .loads import admitted, history
 
 LOADS, EPISODES = 4, 2
 """How many are drawn of each."""

@@ -1,7 +1,7 @@
 """What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
 
 Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
-`decode_worker.DecodeWorker`, which is made of these.
+`rig.DecodeWorker`, which is made of these.
 """
 
 from __future__ import annotations

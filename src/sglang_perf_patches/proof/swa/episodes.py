@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from ..comparing import require
-from .decode_worker import DecodeWorker
+from .rig import DecodeWorker
 from .shape import Shape
 from .witness import Witness
 

@@ -8,7 +8,7 @@ import torch
 
 from ..comparing import require
 from . import host_pool
-from .decode_worker import DecodeWorker
+from .rig import DecodeWorker
 
 
 class Witness:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ....proof import Inputs
 from ....proof.comparing import live, require, some
 from ....proof.mamba.alike import alike
-from ....proof.mamba.batches import FORWARDS, PREFIX, SCHEDULED, Batch
+from ....proof.mamba.cases import FORWARDS, PREFIX, SCHEDULED, Batch
 from ....proof.mamba.kinds import Lightning
 from ....proof.mamba.play import Play, gdn, prefills, source_has
 

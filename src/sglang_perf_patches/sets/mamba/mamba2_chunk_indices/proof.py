@@ -12,7 +12,7 @@ import torch
 from ....proof import Inputs
 from ....proof.mamba import play
 from ....proof.mamba.alike import Played, alike
-from ....proof.mamba.batches import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
+from ....proof.mamba.cases import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
 from ....proof.mamba.kinds import Mamba2
 from ....proof.mamba.play import Play, gdn
 from ....proof.stock import called

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ....proof import Inputs
 from ....proof.comparing import require, same, some
 from ....proof.mamba.alike import alike
-from ....proof.mamba.batches import EDGES, FORWARDS, METADATA, SCHEDULED, Batch, draw, draw_decode
+from ....proof.mamba.cases import EDGES, FORWARDS, METADATA, SCHEDULED, Batch, draw, draw_decode
 from ....proof.mamba.kinds import Kda
 from ....proof.mamba.play import UNKNOWN, Play, attention_module, gdn
 

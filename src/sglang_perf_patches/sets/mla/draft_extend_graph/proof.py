@@ -9,7 +9,7 @@ from typing import Any
 from ....proof import Inputs
 from ....proof.comparing import live, require_same
 from ....proof.mla import flash
-from ....proof.mla.batches import some_lengths
+from ....proof.mla.cases import some_lengths
 from ....proof.mla.rig import furnished
 
 PATCH = "mla.draft-extend-graph"

@@ -13,7 +13,7 @@ from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runne
 
 from ....proof.comparing import same
 from ....proof.mla import flash
-from ....proof.mla.batches import requests_of, some_lengths
+from ....proof.mla.cases import requests_of, some_lengths
 from ....proof.mla.rig import furnished
 from ....proof.namespace import NoneByDefault
 

@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from ....proof import Inputs
 from ....proof.comparing import same
 from ....proof.mla import wheels
-from ....proof.mla.batches import draft_batch, prepare, some_lengths
+from ....proof.mla.cases import draft_batch, prepare, some_lengths
 from ....proof.mla.rig import REQUESTS, furnished, model_runner, server_args
 
 PATCH = "mla.draft-metadata"

@@ -9,7 +9,7 @@ from typing import Any
 from ....proof import Different, Inputs
 from ....proof.comparing import live, same
 from ....proof.mla import flash
-from ....proof.mla.batches import draft_batch, prepare, requests_of
+from ....proof.mla.cases import draft_batch, prepare, requests_of
 from ....proof.mla.rig import furnished
 
 PATCH = "mla.page-table-bound"

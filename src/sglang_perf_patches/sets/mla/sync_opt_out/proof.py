@@ -14,7 +14,7 @@ from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 from ....proof import Different
 from ....proof.comparing import same
 from ....proof.mla import wheels
-from ....proof.mla.batches import Batch, requests_of, some_lengths, verify_input
+from ....proof.mla.cases import Batch, requests_of, some_lengths, verify_input
 from ....proof.mla.rig import furnished, model_runner, server_args
 from ....proof.namespace import NoneByDefault
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....proof import Inputs
 from ....proof.comparing import some
-from ....proof.mlx import loads, models
+from ....proof.mlx import cases, models
 from ....proof.mlx.alike import further_models, same
 
 PATCH = "mlx.decode-context"
@@ -12,7 +12,7 @@ PATCH = "mlx.decode-context"
 
 def all_models(inputs: Inputs) -> int:
     """All schedules with the first model, four with each other one."""
-    schedules = [loads.SCRIPTED, *inputs(loads.random_schedule)]
+    schedules = [cases.SCRIPTED, *inputs(cases.random_schedule)]
     kinds = [("qwen3", "float32"), ("qwen3", "bfloat16")]
     kinds += [(name, "float32") for name in further_models()]
     compared = 0

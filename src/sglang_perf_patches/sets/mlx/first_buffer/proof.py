@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ....proof import Inputs
 from ....proof.comparing import live, require
-from ....proof.mlx import loads, models
+from ....proof.mlx import cases, models
 from ....proof.mlx.alike import episodes, same
-from ....proof.mlx.playing import Player
+from ....proof.mlx.rig import Player
 
 PATCH = "mlx.first-buffer"
 
 
 def ends_of_buffers(_: Inputs) -> int:
     """Prompts and steps that cross them, with the radix cache and without."""
-    crossing = [loads.CROSSING, loads.SCRIPTED]
+    crossing = [cases.CROSSING, cases.SCRIPTED]
     with models.model("qwen3", "float32") as made:
         return same(PATCH, made, crossing) + same(PATCH, made, crossing, radix=True)
 

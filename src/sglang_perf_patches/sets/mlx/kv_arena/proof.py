@@ -15,24 +15,24 @@ import mlx.core as mx
 
 from ....proof import Inputs
 from ....proof.comparing import live, require, require_same, some
-from ....proof.mlx import alike, loads, models
+from ....proof.mlx import alike, cases, models
 from ....proof.mlx.alike import FEW, after_failures, can_sample, further_models
-from ....proof.mlx.loads import Step
+from ....proof.mlx.cases import Step
 from ....proof.mlx.models import Model
-from ....proof.mlx.playing import Player
+from ....proof.mlx.rig import Player
 from . import body
 from .choice import COUNTS
 from .trial import is_proven
 
 PATCH = "mlx.kv-arena"
 
-SCRIPTED = [loads.SCRIPTED, loads.GROWING, loads.EXTENDING, loads.CHANGING]
+SCRIPTED = [cases.SCRIPTED, cases.GROWING, cases.EXTENDING, cases.CHANGING]
 
 
 def batches(inputs: Inputs) -> int:
     """Batches that grow and change; arenas serve most of their steps."""
     with models.model("qwen3", "float32") as made:
-        compared = _same(made, [*SCRIPTED, *inputs(loads.random_schedule)])
+        compared = _same(made, [*SCRIPTED, *inputs(cases.random_schedule)])
     most = not is_proven(mx) or COUNTS["steps"] >= 2 * COUNTS["stock steps"]
     require(most, f"{PATCH}: {dict(COUNTS)}")
     return compared
@@ -49,14 +49,14 @@ def settling(inputs: Inputs) -> int:
 
 def prefix_hits(inputs: Inputs) -> int:
     """Prompts whose prefix is in the pool, with random episodes."""
-    hits = [*_hits(inputs), loads.FAR, *inputs(loads.random_episodes)]
+    hits = [*_hits(inputs), cases.FAR, *inputs(cases.random_episodes)]
     with models.model("qwen3", "float32") as made:
         return _same(made, hits, radix=True)
 
 
 def bfloat16(inputs: Inputs) -> int:
     """The same schedules in the dtype of most models."""
-    drawn = inputs(loads.random_schedule)[:FEW]
+    drawn = inputs(cases.random_schedule)[:FEW]
     schedules = [*some(inputs, SCRIPTED), *drawn, *some(inputs, _settling(inputs)[:FEW])]
     with models.model("qwen3", "bfloat16") as made:
         return _same(made, schedules)
@@ -64,7 +64,7 @@ def bfloat16(inputs: Inputs) -> int:
 
 def other_layers(inputs: Inputs) -> int:
     """Models with recurrent states and with sliding windows."""
-    drawn = inputs(loads.random_schedule)[:FEW]
+    drawn = inputs(cases.random_schedule)[:FEW]
     compared = 0
     for name in some(inputs, further_models()):
         with models.model(name, "float32") as made:
@@ -88,7 +88,7 @@ def pool_of_another_dtype(inputs: Inputs) -> int:
 
 def ends_of_buffers(inputs: Inputs) -> int:
     """Buffers that end at once, patched, against wide ones in stock: its own attribute sets it."""
-    schedules = [loads.SCRIPTED, loads.SETTLING, *inputs(loads.random_schedule)]
+    schedules = [cases.SCRIPTED, cases.SETTLING, *inputs(cases.random_schedule)]
     with models.model("qwen3", "float32") as made:
         wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
         with live(PATCH):
@@ -99,8 +99,8 @@ def ends_of_buffers(inputs: Inputs) -> int:
 
 def unproven_device(inputs: Inputs) -> int:
     """On a device treated as unproven: the results are equal, and then arenas serve."""
-    drawn = inputs(loads.random_schedule)[:FEW]
-    schedules = [loads.SCRIPTED, loads.GROWING, *drawn, *_hits(inputs)[:FEW]]
+    drawn = inputs(cases.random_schedule)[:FEW]
+    schedules = [cases.SCRIPTED, cases.GROWING, *drawn, *_hits(inputs)[:FEW]]
     COUNTS.clear()
     with (
         models.model("qwen3", "float32") as made,
@@ -118,11 +118,11 @@ def _same(made: Model, schedules: Sequence[Sequence[Step]], **options: bool) -> 
 
 
 def _settling(inputs: Inputs) -> list[tuple[Step, ...]]:
-    return [loads.SETTLING, *inputs(loads.random_changes)]
+    return [cases.SETTLING, *inputs(cases.random_changes)]
 
 
 def _hits(inputs: Inputs) -> list[tuple[Step, ...]]:
-    return [loads.HITTING, *inputs(loads.random_hits)]
+    return [cases.HITTING, *inputs(cases.random_hits)]
 
 
 def _with_buffers(made: Model, tokens: int, schedule: Sequence[Step]) -> dict[str, Any]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from ....proof import Inputs
 from ....proof.comparing import require
-from ....proof.mlx import loads, models
+from ....proof.mlx import cases, models
 from ....proof.mlx.alike import FEW, after_failures, read, same
-from ....proof.mlx.loads import Step
+from ....proof.mlx.cases import Step
 from .body import COUNTS
 
 PATCH = "mlx.merged-cache"
 
 SCRIPTED = [
-    read(schedule) for schedule in (loads.SCRIPTED, loads.GROWING, loads.EXTENDING, loads.SETTLING)
+    read(schedule) for schedule in (cases.SCRIPTED, cases.GROWING, cases.EXTENDING, cases.SETTLING)
 ]
 
 
 def batches(inputs: Inputs, dtype: str) -> int:
     """Batches that grow and change; some steps merge nothing."""
-    schedules = [*SCRIPTED, *_drawn(inputs), *map(read, inputs(loads.random_changes))]
+    schedules = [*SCRIPTED, *_drawn(inputs), *map(read, inputs(cases.random_changes))]
     with models.model("qwen3", dtype) as made:
         compared = same(PATCH, made, schedules, counts=COUNTS, served=("steps", "merges"))
     require(COUNTS["steps"], f"{PATCH}: every step merged")
@@ -36,7 +36,7 @@ def window(inputs: Inputs) -> int:
 
 
 def _drawn(inputs: Inputs) -> list[tuple[Step, ...]]:
-    return [read(schedule) for schedule in inputs(loads.random_schedule)]
+    return [read(schedule) for schedule in inputs(cases.random_schedule)]
 
 
 CHECKS = {

@@ -12,11 +12,11 @@ import mlx.core as mx
 
 from ....proof import Inputs
 from ....proof.comparing import live, require, require_same, some
-from ....proof.mlx import loads, models
+from ....proof.mlx import cases, models
 from ....proof.mlx.alike import can_sample, further_models, same
-from ....proof.mlx.loads import Step
+from ....proof.mlx.cases import Step
 from ....proof.mlx.models import Model
-from ....proof.mlx.playing import Player
+from ....proof.mlx.rig import Player
 from .body import COUNTS
 
 PATCH = "mlx.next-turn"
@@ -54,7 +54,7 @@ def sampled(_: Inputs) -> int:
     if not can_sample():
         return 0
     with models.model("qwen3", "float32") as made:
-        return same(PATCH, made, [loads.TALKING], radix=True, sampling=True)
+        return same(PATCH, made, [cases.TALKING], radix=True, sampling=True)
 
 
 def window(_: Inputs) -> int:
@@ -63,9 +63,9 @@ def window(_: Inputs) -> int:
         return 0
     with models.model("gpt_oss", "float32") as made:
         COUNTS.clear()
-        expected = _logits(made, loads.TALKING)
+        expected = _logits(made, cases.TALKING)
         with live(PATCH):
-            found = _logits(made, loads.TALKING)
+            found = _logits(made, cases.TALKING)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
         require(close, f"{PATCH}, with a window: logits {number} are not close")
@@ -74,8 +74,8 @@ def window(_: Inputs) -> int:
 
 
 def _hits(inputs: Inputs) -> list[tuple[Step, ...]]:
-    hits = [loads.HITTING, loads.TALKING, *inputs(loads.random_hits)]
-    return hits + inputs(loads.random_episodes)
+    hits = [cases.HITTING, cases.TALKING, *inputs(cases.random_hits)]
+    return hits + inputs(cases.random_episodes)
 
 
 def _logits(made: Model, schedule: Sequence[Step]) -> list[mx.array]:

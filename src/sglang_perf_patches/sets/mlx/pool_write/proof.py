@@ -12,7 +12,7 @@ from ....proof.comparing import live, require
 from ....proof.mlx import models
 from ....proof.mlx.alike import episodes
 from ....proof.mlx.models import Model
-from ....proof.mlx.playing import Player
+from ....proof.mlx.rig import Player
 
 PATCH = "mlx.pool-write"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ....proof import Inputs
 from ....proof.comparing import require
 from ....proof.swa.alike import live_throughout, random_episodes, with_room
+from ....proof.swa.cases import pressed
 from ....proof.swa.episodes import PAGES
-from ....proof.swa.loads import pressed
 
 PATCH = "swa.evict-before-retract"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....proof import Inputs
 from ....proof.comparing import require
 from ....proof.swa.alike import PAGED, live_throughout, random_episodes, with_room
-from ....proof.swa.loads import alone_without_limit
+from ....proof.swa.cases import alone_without_limit
 
 PATCH = "swa.idle-admission"
 

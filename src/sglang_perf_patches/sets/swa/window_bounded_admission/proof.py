@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....proof import Inputs
 from ....proof.comparing import require
 from ....proof.swa.alike import PAGED, live_throughout, random_episodes, with_room
-from ....proof.swa.loads import admitted
+from ....proof.swa.cases import admitted
 
 PATCH = "swa.window-bounded-admission"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..comparing import require
-from .decode_worker import DecodeWorker
+from .rig import DecodeWorker
 from .shape import Shape
 from .witness import Witness
 

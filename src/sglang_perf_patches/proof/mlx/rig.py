@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .loads import Step
+from .cases import Step
 from .models import RUNNER, Model, runner
 
 SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"

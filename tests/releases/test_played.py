@@ -30,7 +30,7 @@ RELEASES = (
     "0.5.23",
 )
 SETS = ("mla", "mamba", "swa")
-"""Whose cases take the arguments of a server from `proof.given`."""
+"""Whose cases take the arguments of a server from `proof.stock`."""
 TOGETHER = (
     {"standalone", "data-parallel", "no-overlap", "deterministic", "forward-metrics"}
     | {"draft-vocabulary", "sessions", "mixed-chunks", "no-radix-cache"},

@@ -477,7 +477,7 @@ def backed_up(
         if worker.idle:
             break
         worker.step()
-        in_tensors = max(in_tensors, worker.kept_in_tensors())
+        in_tensors = max(in_tensors, _kept_in_tensors(worker))
     assert worker.idle, "requests are left"
     Witness(worker).check_drained()
     return {
@@ -487,6 +487,16 @@ def backed_up(
         "in_tensors": in_tensors,
         "steps": worker.counts.steps,
     }
+
+
+def _kept_in_tensors(worker: DecodeWorker) -> int:
+    """Tokens of retracted requests whose KV is in tensors on the host, from 0.5.18 on."""
+    kept = 0
+    for req in worker.queue.retracted_queue:
+        holder = req if hasattr(req, "retraction_backup") else req.kv
+        if getattr(getattr(holder, "retraction_backup", None), "cpu_tensors", None) is not None:
+            kept += req.seqlen - 1
+    return kept
 
 
 def none_fails_for_the_host(

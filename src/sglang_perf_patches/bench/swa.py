@@ -16,6 +16,7 @@ from typing import Any
 from ..proof import Different, Missing
 from ..proof.comparing import selected
 from ..proof.swa import prepare
+from ..proof.swa.cases import admitted, history
 from ..proof.swa.rig import DecodeWorker
 from ..proof.swa.shape import Shape
 from .report import Cell, Table
@@ -103,6 +104,8 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         for name, selection in progress(SELECTIONS.items(), "bench swa"):
             with selected(selection):
                 found[name] = _measured(decoding)
+    except Different:
+        raise
     except Exception as error:
         raise Missing(f"{type(error).__name__}: {error}") from error
     for name, result in found.items():
@@ -117,46 +120,18 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 def _measured(decoding: Sequence[Load]) -> dict[str, Any]:
     """What every load gives with the patches that are live."""
     return {
-        "unbound": _unbound(),
+        "unbound": [history(window=100, page_size=page) for page in (1, 64)],
         "admission": [_admission(load) for load in ADMISSION],
         "decoding": [_decoding(load) for load in decoding],
     }
 
 
-def _unbound() -> list[Any]:
-    """Order of admission and tokens of each step, with room for everything."""
-    seen: list[Any] = []
-    for page in (1, 64):
-        worker = DecodeWorker(Shape(100, page, 65_536, 65_536, 2048, running=6, in_transfer=3))
-        for prompt in (5, 300, 64, 65, 1000, 1, 129):
-            worker.submit(prompt, 12)
-        while not worker.idle and worker.counts.steps < 200:
-            worker.step()
-            seen.append(worker.counts.tokens)
-        seen.append(worker.order)
-    return seen
-
-
-def _admission(load: Load) -> dict[str, int]:
-    worker = _worker(load)
-    reqs = worker.admit()
-    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
-    refused = len(worker.rejected)
-    return {"admitted": len(reqs), "swa_tokens_each": max(held, default=0), "refused": refused}
+def _admission(load: Load) -> dict[str, Any]:
+    pools = (load.window, load.page_size, load.swa_tokens, load.full_tokens)
+    return admitted(*pools, load.prompt, load.output, REQUESTS)
 
 
 def _decoding(load: Load) -> dict[str, float]:
-    worker = _worker(load)
-    worker.run(50 * load.output)
-    counts = worker.counts
-    return {
-        "retractions": counts.retractions,
-        "tokens_per_step": round(counts.tokens / max(1, counts.steps), 1),
-        "finished": counts.finished,
-    }
-
-
-def _worker(load: Load) -> DecodeWorker:
     worker = DecodeWorker(
         Shape(
             load.window,
@@ -168,7 +143,13 @@ def _worker(load: Load) -> DecodeWorker:
     )
     for _ in range(REQUESTS):
         worker.submit(load.prompt, load.output)
-    return worker
+    worker.run(50 * load.output)
+    counts = worker.counts
+    return {
+        "retractions": counts.retractions,
+        "tokens_per_step": round(counts.tokens / max(1, counts.steps), 1),
+        "finished": counts.finished,
+    }
 
 
 def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
@@ -178,7 +159,7 @@ def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
         rows.append(
             (
                 *(load.window, load.page_size, load.ratio, load.prompt),
-                *(stock["swa_tokens_each"], patched["swa_tokens_each"]),
+                *(max(found["held"], default=0) for found in (stock, patched)),
                 *(stock["admitted"], patched["admitted"], load.bound),
             )
         )

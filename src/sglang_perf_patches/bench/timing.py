@@ -72,11 +72,11 @@ def call_time(
     return (time.perf_counter() - began) / calls
 
 
-def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+def progress(items: Iterable[T], what: str) -> Iterator[T]:
     """The items, with a bar where stderr is a terminal and tqdm is there, as beside sglang."""
     try:
         from tqdm import tqdm
     except ImportError:
         yield from items
         return
-    yield from tqdm(items, desc=what, total=total, disable=None, leave=False, file=sys.stderr)
+    yield from tqdm(items, desc=what, disable=None, leave=False, file=sys.stderr)

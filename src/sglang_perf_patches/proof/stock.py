@@ -12,9 +12,14 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from .given import noted
-
 MEMORY = "sglang.srt.mem_cache"
+
+MORE: dict[str, Any] = {}
+"""Arguments of a server that checks are played with beside those that they give themselves: set by
+who plays them in another set-up."""
+
+MADE: list[Any] = []
+"""The server arguments that checks were played with, in the order in which they were made."""
 
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,6 +36,12 @@ def arguments(**settings: Any) -> Any:
     """The release's own ServerArgs, of the settings that it knows."""
     kind = importlib.import_module("sglang.srt.server_args").ServerArgs
     return noted(called(kind, model_path="dummy", **settings))
+
+
+def noted(made: Any) -> Any:
+    """The same arguments; they are kept in `MADE`."""
+    MADE.append(made)
+    return made
 
 
 def publish(made: Any) -> None:

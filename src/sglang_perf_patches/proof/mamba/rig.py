@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from .. import stock
-from ..given import MORE
 from ..namespace import NoneByDefault
-from ..stock import called
+from ..stock import MORE, called
 from .cases import CHUNK, Batch
 
 ATTENTION = "sglang.srt.layers.attention"

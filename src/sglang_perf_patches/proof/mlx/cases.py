@@ -128,17 +128,17 @@ HITTING = schedule(
 """Prompts whose prefix other requests decoded in a batch."""
 
 
-def random_schedule(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
+def random_schedule(chance: Random) -> tuple[Step, ...]:
     """Joins, leaves, extensions and decode steps, in random order within the batch."""
-    return _random_schedule(chance, steps, most, radix=False)
+    return _random_schedule(chance, radix=False)
 
 
-def random_hits(chance: Random, steps: int = 24, most: int = 6) -> tuple[Step, ...]:
+def random_hits(chance: Random) -> tuple[Step, ...]:
     """Like `random_schedule`, with prompt prefixes that other requests left in the pool."""
-    return _random_schedule(chance, steps, most, radix=True)
+    return _random_schedule(chance, radix=True)
 
 
-def random_changes(chance: Random, phases: int = 6) -> tuple[Step, ...]:
+def random_changes(chance: Random) -> tuple[Step, ...]:
     """Phases in which the batch changes at every step, with steady phases in between."""
     names = (f"r{number}" for number in count())
     schedule: list[Step] = []
@@ -150,7 +150,7 @@ def random_changes(chance: Random, phases: int = 6) -> tuple[Step, ...]:
 
     for _ in range(chance.randint(3, 5)):
         join()
-    for _ in range(phases):
+    for _ in range(6):
         schedule.append(("chain", list(batch), chance.randint(1, 4)))
         for _ in range(chance.randint(1, 5)):
             change = chance.choice(("replace", "reorder", "extend", "single", "fewer"))
@@ -168,20 +168,20 @@ def random_changes(chance: Random, phases: int = 6) -> tuple[Step, ...]:
     return tuple(schedule)
 
 
-def _random_schedule(chance: Random, steps: int, most: int, *, radix: bool) -> tuple[Step, ...]:
+def _random_schedule(chance: Random, *, radix: bool) -> tuple[Step, ...]:
     names = (f"r{number}" for number in count())
     held: dict[str, int] = {}
     left: dict[str, int] = {}
     schedule: list[Step] = []
     other = "hit" if radix else "extend"
     kinds = ("join", "leave", "decode", "decode", "chain", other)
-    while len(schedule) < steps:
+    while len(schedule) < 24:
         kind = chance.choice(kinds)
-        if kind == "join" and len(held) < most:
+        if kind == "join" and len(held) < 6:
             who, length = next(names), chance.choice((1, 2, 9, 9, 17, 33))
             held[who] = length
             schedule.append(("join", who, length))
-        elif kind == "hit" and len(held) < most and left:
+        elif kind == "hit" and len(held) < 6 and left:
             who, donor = next(names), chance.choice(sorted(left))
             prefix, more = chance.randint(1, left[donor]), chance.choice((0, 1, 5))
             held[who] = prefix + more
@@ -203,7 +203,7 @@ def _random_schedule(chance: Random, steps: int, most: int, *, radix: bool) -> t
     return tuple(schedule)
 
 
-def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Step, ...]:
+def random_episodes(chance: Random) -> tuple[Step, ...]:
     """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
 
     Also changes of the batch, and requests that decode alone.
@@ -214,15 +214,15 @@ def random_episodes(chance: Random, steps: int = 28, most: int = 5) -> tuple[Ste
     growing: set[str] = set()
     schedule: list[Step] = []
     kinds = ("join", "hit", "chunk", "leave", "drop", "decode", "decode", "chain", "clear")
-    while len(schedule) < steps:
+    while len(schedule) < 28:
         kind = chance.choice(kinds)
         ready = sorted(held)
-        if kind == "join" and len(held) < most:
+        if kind == "join" and len(held) < 5:
             who, length = next(names), chance.choice((1, 2, 9, 9, 17, 60))
             held[who] = length
             growing.add(who)
             schedule.append(("join", who, length))
-        elif kind == "hit" and len(held) < most and left:
+        elif kind == "hit" and len(held) < 5 and left:
             who, donor = next(names), chance.choice(sorted(left))
             prefix, more = chance.randint(1, left[donor]), chance.choice((0, 1, 5, 40))
             held[who] = prefix + more

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from .. import stock
-from ..given import MORE
+from ..stock import MORE
 from .shape import LAYOUTS, Shape
 
 DECODE = "sglang.srt.disaggregation.decode"
@@ -32,7 +32,7 @@ class Transfers:
 
 
 def publish(shape: Shape) -> Any:
-    """Publish the server that a worker is a rank of; what `given.MORE` adds gives way to it."""
+    """Publish the server that a worker is a rank of; what `stock.MORE` adds gives way to it."""
     own = {
         "page_size": shape.page_size,
         "disable_radix_cache": True,

@@ -17,6 +17,7 @@ RESERVES = (0, 5, 24)
 OVER_ALLOCATIONS = (0, 0, 3)
 OUTPUTS = (1, 2, 17, 40, 90)
 BACKUPS = ("default", "cpu_tensor")
+RULES = 10
 
 
 def shape(
@@ -108,16 +109,13 @@ class Episode:
         return self.witness.checks
 
 
-def play(
-    random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True, rules: int = 10
-) -> int:
+def play(random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True) -> int:
     """Play a random episode; how often everything was checked.
 
     Args:
         random: chooses everything.
         pages: page sizes to choose from, in tokens.
         drafts: whether the server may be one with speculation.
-        rules: how many steps are taken.
 
     Raises:
         Different: an invariant does not hold.
@@ -135,7 +133,7 @@ def play(
     )
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]
     episode = Episode(chosen, lengths)
-    for _ in range(rules):
+    for _ in range(RULES):
         _any_rule(episode, random)
     return episode.end()
 

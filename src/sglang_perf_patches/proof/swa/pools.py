@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import stock
-from ..given import MORE
+from ..stock import MORE
 
 MODULE = "sglang.srt.model_executor.pool_configurator"
 GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
@@ -45,7 +45,7 @@ def publish(**asked: Any) -> None:
     """Say that this process is an ordinary server; a decode worker may have said otherwise.
 
     Args:
-        asked: arguments of the server, beside those that `given.MORE` adds.
+        asked: arguments of the server, beside those that `stock.MORE` adds.
     """
     stock.publish(stock.arguments(**{"device": "cpu"} | MORE | asked))
 

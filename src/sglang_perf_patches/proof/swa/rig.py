@@ -266,15 +266,6 @@ class DecodeWorker:
             return int(req.kv.get_evicted_seqlen(component))
         return int(req.kv.swa_evicted_seqlen)
 
-    def kept_in_tensors(self) -> int:
-        """Tokens of retracted requests whose KV is in tensors on the host, from 0.5.18 on."""
-        kept = 0
-        for req in self.queue.retracted_queue:
-            holder = req if hasattr(req, "retraction_backup") else req.kv
-            if getattr(getattr(holder, "retraction_backup", None), "cpu_tensors", None) is not None:
-                kept += req.seqlen - 1
-        return kept
-
     def slots(self, req: Any, first: int, end: int) -> Any:
         """Full-pool slots of a range of a request's tokens, int32."""
         row = req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx

@@ -1,7 +1,5 @@
 """Tails are reserved at page size 1: no fewer requests are admitted, and all else is stock's."""
 
-from __future__ import annotations
-
 from ....proof.swa.alike import random_episodes, with_room, without_room
 
 PATCH = "swa.page-size-1"

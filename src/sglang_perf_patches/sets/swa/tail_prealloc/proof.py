@@ -1,7 +1,5 @@
 """Tails are reserved at page sizes above 1: no fewer requests are admitted, all else is stock's."""
 
-from __future__ import annotations
-
 from ....proof.swa.alike import PAGED, random_episodes, with_room, without_room
 
 PATCH = "swa.tail-prealloc"

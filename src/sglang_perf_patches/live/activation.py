@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from .imports import Imports
 from .member import WAITING, WORKING, Member
 from .neighbours import HOOKS, Neighbours, to_be_replaced
 from .notices import Notices
+from .pausing import Pause, Pausing
 from .removal import Removal
 from .roster import Roster
 from .verifier import Verifier
@@ -42,6 +44,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 # Install code may import what the very thread imports that waits for it.
 _OTHER_THREAD_S = 1.0
+_POLL_S = 0.005
 _OFF: tuple[State, str] = ("off", "")
 
 
@@ -94,6 +97,7 @@ class Activation:
         self._verifier = Verifier(board, self._imports, Compiled())
         self._neighbours = Neighbours(board, self._before_hooks, self._after_hooks)
         self._removal = Removal(self._roster, self._notices)
+        self._pausing = Pausing(self._roster, self._notices)
         self._gatekeeper = Gatekeeper(
             *(features, board, self._roster, self._removal, self._after_publication)
         )
@@ -157,6 +161,41 @@ class Activation:
     def take_off(self, patch: str) -> None:
         """Take one patch off, as soon as that is safe; for tests and measurements."""
         self._request(partial(self._removal.lose, self._roster[patch], *_OFF))
+
+    def pause(self, patches: frozenset[str], *, regardless: bool, wait_s: float) -> Pause:
+        """Show stock's code in place of those of these patches that are live, until `resume`.
+
+        Args:
+            patches: their ids.
+            regardless: also while they hold work.
+            wait_s: how long to wait for a moment at which that is safe, in seconds.
+
+        Raises:
+            TimeoutError: there was none.
+        """
+        pause = Pause(patches, regardless)
+        end = time.monotonic() + wait_s
+        try:
+            self._request(partial(self._pausing.begin, pause))
+            while not pause.is_shown:
+                if time.monotonic() > end:
+                    why = self._pausing.waits_for(patches)
+                    raise TimeoutError(f"not paused within {wait_s:g} s: {why}")
+                time.sleep(_POLL_S)
+                self._request(partial(self._pausing.begin, pause))
+        except BaseException:
+            self.resume(pause)
+            raise
+        return pause
+
+    def paused(self) -> frozenset[str]:
+        """The ids of the patches in whose place stock's code is shown."""
+        return frozenset(m.patch.id for m in self._roster if self._pausing.is_paused(m))
+
+    def resume(self, pause: Pause) -> None:
+        """End a pause: now, or at the first look at which that is safe."""
+        pause.is_wanted = False
+        self._request(self._look_at_everything)
 
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
@@ -249,6 +288,8 @@ class Activation:
         for member in list(members):
             if self.over or member.state != "live" or member.end is not None:
                 continue
+            if self._pausing.is_paused(member):
+                continue
             now = self._verifier.glimpse(member)
             try:
                 wrappers = self._verifier.verify(member)
@@ -261,7 +302,7 @@ class Activation:
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
         working = [member for member in self._roster if member.state in WAITING | WORKING]
-        if self.over or not working:
+        if self.over or not working or self._pausing:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
@@ -284,6 +325,7 @@ class Activation:
             self._removal.end_all(*_OFF, whatever=True)
         self._removal.go_on()
         if not self.over:
+            self._pausing.agree()
             return
         # Nothing is to go live any more: what is inert goes, and our hooks.
         if not self._roster.on():

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from .. import sets
 from ..judge import source
@@ -71,6 +71,24 @@ def deactivate() -> None:
     waits_for = activation.stop()
     if waits_for and not _executor.is_at_work_here():
         logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
+
+
+@contextlib.contextmanager
+def paused(names: Collection[str], *, regardless: bool, wait_s: float) -> Iterator[frozenset[str]]:
+    """See `sglang_perf_patches.paused`."""
+    patches = by_id(sets.load())
+    chosen = [id for name in names for id in selection.members(name, patches, policies=True)]
+    activation = _present()
+    if activation is None:
+        yield frozenset()
+        return
+    pause = activation.pause(
+        frozenset(chosen if names else patches), regardless=regardless, wait_s=wait_s
+    )
+    try:
+        yield activation.paused()
+    finally:
+        activation.resume(pause)
 
 
 def report() -> Report | None:

@@ -1,10 +1,9 @@
-"""Inside a patched server: compare each draft-extend by graph with stock's eager one, bit by bit.
+"""Compare each draft-extend by graph with stock's eager one, bit by bit, where $COMPARE_OUT is set.
 
 Before the graph is replayed the same batch runs eagerly, as stock runs it. $COMPARE_OUT gets one
 line of JSON, rewritten every few steps. By batch size it says how many draft-extends were compared,
 in how many logits or hidden states differ in a bit, and in how many the proposed token does. It
-also says what capturing the graph took. This file shadows ``tests/harness/probe``, whose folder is
-needed too.
+also says what capturing the graph took.
 """
 
 import copy
@@ -15,7 +14,6 @@ import time
 import traceback
 from collections import defaultdict
 
-import dummy_weights
 import wrapt
 
 _OUT = os.environ.get("COMPARE_OUT", "")
@@ -86,9 +84,8 @@ def _hook(module):
     wrapt.wrap_function_wrapper(kind, "execute" if "execute" in vars(kind) else "replay", _replay)
 
 
-if os.environ.get("DUMMY_WEIGHTS"):
-    dummy_weights.enlarge()
-if _OUT:
+def watch():
+    """Compare from now on."""
     wrapt.register_post_import_hook(
         _hook, "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner"
     )

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def _measure(given: argparse.Namespace) -> None:
         "num_key_value_heads": 4,
         "head_dim": 64,
     }
+    _live(given.patch)
     with models.model("qwen3", "float32", **sizes) as made:
         for batch in (4, 16):
             for lengths in ("equal", "skewed"):
@@ -71,16 +73,15 @@ def _measure(given: argparse.Namespace) -> None:
 def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[str, Any]:
     from graphs import primitives
 
-    views = _views(given.patch)
-    module = views.pop("module")
-    nodes, seconds = {}, {view: [] for view in views}  # type: ignore[var-annotated]
-    for view, core in views.items():
-        module.mx = core
-        nodes[view] = sum(primitives(player, names).values())
+    nodes: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {"stock": [], "patched": []}
+    for view in seconds:
+        with _shown(given.patch, view):
+            nodes[view] = sum(primitives(player, names).values())
     for pair in range(_WARM_UP + given.pairs):
-        for view in sorted(views, reverse=bool(pair % 2)):
-            module.mx = views[view]
-            taken = _step(player, names)
+        for view in sorted(seconds, reverse=bool(pair % 2)):
+            with _shown(given.patch, view):
+                taken = _step(player, names)
             if pair >= _WARM_UP:
                 seconds[view].append(taken)
     ratios = [a / b for a, b in zip(seconds["stock"], seconds["patched"], strict=True)]
@@ -91,20 +92,24 @@ def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[s
     }
 
 
-def _views(patch: str) -> dict[str, Any]:
-    """The wrapper's module, and what it uses as ``mlx.core``, stock and patched."""
+def _live(patch: str) -> None:
+    """Have the patch on, for the step that it leaves to stock's code."""
     from importlib import import_module
 
     import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.references import WRAPPER
 
-    module: Any = import_module(WRAPPER)
-    sglang_perf_patches.deactivate()
-    stock = module.mx
+    import_module(WRAPPER)
     sglang_perf_patches.activate(patch, strict=True)
-    if patch == "mlx.kv-arena":  # the step that it leaves to stock's code
+    if patch == "mlx.kv-arena":
         import_module("sglang_perf_patches.sets.mlx.kv_arena.body")._begin = lambda *_: None
-    return {"module": module, "stock": stock, "patched": module.mx}
+
+
+def _shown(patch: str, view: str) -> AbstractContextManager[object]:
+    """The block runs with stock's code, or with ours."""
+    import sglang_perf_patches
+
+    return sglang_perf_patches.paused(patch) if view == "stock" else nullcontext()
 
 
 def _step(player: Any, names: list[str]) -> float:

@@ -116,6 +116,7 @@ class Boot:
                     return None
                 return said
             if self._process.poll() is not None or (not line and self._died()):
+                self.found.setdefault("error", "it has ended: see its log")
                 break
             time.sleep(0.002)
         return None
@@ -181,7 +182,7 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
                     groups.setdefault(group, {})[name] = in_turn(members, cell)
                     print(group, name, json.dumps(groups[group][name]), flush=True)
                     write()
-            for boot in members:
+            for boot in members if _has_gpu() else ():  # a profile is of a GPU
                 if time.monotonic() - began < LIMIT_S:
                     _look_closely(boot)
                     print(group, boot.name, json.dumps(boot.found["busy ms"]), flush=True)
@@ -252,6 +253,13 @@ def _look_closely(boot: Boot) -> None:
         boot.found["host"] = boot.ask("host", 130)
 
 
+def _has_gpu() -> bool:
+    try:
+        return subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def _drafts(boot: Boot) -> dict[str, Any]:
     """What an Engine that compares its draft-extends found, at some batch sizes."""
     for count in (1, 2, 5, 16, 17, 63, 64):
@@ -320,7 +328,7 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
         except BaseException:
             say({"error": traceback.format_exc()[-2000:]})
             raise
-        say({"boot s": mine.server.boot_s, "GPU MiB": memory(), "patches": patches_here()})
+        say({"boot s": mine.server.boot_s, "GPU MiB": memory()})
         does: dict[str, Callable[..., Any]] = {
             name: getattr(mine, name) for name in ("time", "busy", "calls", "host")
         }

@@ -52,7 +52,7 @@ class Activation:
     """The patches of this process. There is one at a time.
 
     Attributes:
-        chosen: the selection.
+        selection: of the patches.
         is_observed: whether observers know that it has started.
         is_stopping: it was stopped: everything is to be taken off.
         ended: it was stopped, and everything is off. After a fault it is not: it still reports it.
@@ -61,7 +61,7 @@ class Activation:
     def __init__(
         self,
         patches: Iterable[Patch],
-        chosen: Selection,
+        selection: Selection,
         *,
         strict: bool,
         features: Features,
@@ -75,7 +75,7 @@ class Activation:
 
         Args:
             patches: all there are, in declared order.
-            chosen: those that are to go live.
+            selection: those that are to go live.
             strict: whether the loss of one that was chosen by name is more than a warning.
             features: what a server may have on that a patch was not proven with.
             board: what this process shows.
@@ -84,7 +84,7 @@ class Activation:
             on_end: called with this one when everything is off again.
             on_loss: called outside of the executor, under `strict`, with the line to show.
         """
-        self.chosen = chosen
+        self.selection = selection
         self.is_observed = False
         self.is_stopping = False
         self.ended = False
@@ -92,7 +92,7 @@ class Activation:
         self._executor = executor
         self._on_end = on_end
         self._roster = Roster(patches, board)
-        self._notices = Notices(chosen.by_name if strict else (), on_change, on_loss)
+        self._notices = Notices(selection.by_name if strict else (), on_change, on_loss)
         self._imports = Imports(self._finish_import)
         self._verifier = Verifier(board, self._imports, Compiled())
         self._neighbours = Neighbours(board, self._before_hooks, self._after_hooks)
@@ -120,13 +120,13 @@ class Activation:
         for verdict in verdicts:
             member = self._roster[verdict.patch.id]
             member.verdict = verdict
-            if member.patch.id not in self.chosen.chosen:
+            if member.patch.id not in self.selection.ids:
                 continue
             if verdict.word == "applies":
                 member.status = ("pending", "")
                 continue
             member.status = (verdict.word, verdict.reason)
-            named = member.patch.id in self.chosen.in_full
+            named = member.patch.id in self.selection.in_full
             if verdict.word == "refused" or (verdict.word == "absent" and named):
                 self._notices.complain(member)
 
@@ -141,7 +141,7 @@ class Activation:
     def report(self) -> Report:
         """What happened to each patch."""
         states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._roster)
-        return Report(self.chosen.text, self._version, states)
+        return Report(self.selection.text, self._version, states)
 
     def stop(self) -> str:
         """Take everything off, as soon as that is safe.

@@ -45,7 +45,7 @@ def activate(
         return _nothing_yet(text)
     activation = _started(text, strict=strict, tree=tree)
     activation.look_again()
-    if activation.chosen.chosen and not activation.is_observed and not activation.over:
+    if activation.selection.ids and not activation.is_observed and not activation.over:
         activation.is_observed = True
         for observer in _observers:
             try:
@@ -139,12 +139,12 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
                 on_end=_tell_of_end,
                 on_loss=_end,
             )
-            if chosen.chosen:
+            if chosen.ids:
                 read = tree or source.installed()
-                activation.take(read, judge_each(sets.load(), read, only=chosen.chosen))
+                activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
             _current[:] = [activation]
         elif text is not None:
-            _compare(text, patches, activation.chosen)
+            _compare(text, patches, activation.selection)
         return activation
 
 
@@ -160,7 +160,7 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
     except selection.SelectionError as error:
         first = f"and the first call has decided already, for {decided.text!r}"
         raise selection.SelectionError(f"{error} ({first})") from None
-    if asked.chosen != decided.chosen:
+    if asked.ids != decided.ids:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
         logger.warning(line, text, decided.text)
 

@@ -27,14 +27,14 @@ class Selection:
 
     Attributes:
         text: as the operator wrote it.
-        chosen: ids, in declared order.
+        ids: of the patches, in declared order.
         by_name: the ids among them that a set's or a patch's name brought in (not ``all``).
         in_full: the ids that were named in full.
         notes: a line for each name that is retired or old.
     """
 
     text: str
-    chosen: tuple[str, ...]
+    ids: tuple[str, ...]
     by_name: frozenset[str]
     in_full: frozenset[str]
     notes: tuple[str, ...] = ()

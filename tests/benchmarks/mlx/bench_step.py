@@ -20,8 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[2]
+_ROOT = Path(__file__).parents[3]
 _WARM_UP = 3
 _SHORTEST, _LONGEST, _EQUAL = 16, 256, 128
 
@@ -41,14 +40,14 @@ def main() -> int:
     from linux_mlx.environments import sglang_environment, variables
 
     shims = _ROOT / "tests" / "harness" / "linux_mlx" / "shims"
-    search = os.pathsep.join(map(str, [_ROOT / "src", shims, _HERE]))
+    search = os.pathsep.join(map(str, [_ROOT / "src", shims, _ROOT / "tests" / "mlx"]))
     settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
     python = sglang_environment(given.release).python
     return subprocess.run([python, __file__, *sys.argv[1:]], env=variables(**settings)).returncode
 
 
 def _measure(given: argparse.Namespace) -> None:
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     sizes = {
         "num_hidden_layers": given.layers,
@@ -62,7 +61,7 @@ def _measure(given: argparse.Namespace) -> None:
     with models.model("qwen3", "float32", **sizes) as made:
         for batch in (4, 16):
             for lengths in ("equal", "skewed"):
-                player = playing.Player(made)
+                player = rig.Player(made)
                 names = [f"r{number}" for number in range(batch)]
                 for number, name in enumerate(names):
                     spread = (_LONGEST - _SHORTEST) * number // (batch - 1)
@@ -72,11 +71,13 @@ def _measure(given: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[str, Any]:
+    from graphs import primitives
+
     nodes: dict[str, int] = {}
     seconds: dict[str, list[float]] = {"stock": [], "patched": []}
     for view in seconds:
         with _shown(given.patch, view):
-            nodes[view] = sum(player.primitives(names).values())
+            nodes[view] = sum(primitives(player, names).values())
     for pair in range(_WARM_UP + given.pairs):
         for view in sorted(seconds, reverse=bool(pair % 2)):
             with _shown(given.patch, view):

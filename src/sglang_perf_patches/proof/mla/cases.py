@@ -18,10 +18,10 @@ class Batch(SimpleNamespace):
     """A forward batch, of the fields that metadata is built from; a weak reference may name it."""
 
 
-def some_lengths(random: Random, most: int, *, least: int = 1, room: int = 8) -> list[int]:
-    """Prefix lengths of `least` to `most` requests, each with `room` tokens to spare."""
+def some_lengths(random: Random, most: int, *, least: int = 1) -> list[int]:
+    """Prefix lengths of `least` to `most` requests, each with 8 tokens to spare."""
     count = random.randint(least, most)
-    return [random.randint(1, CONTEXT - room) for _ in range(count)]
+    return [random.randint(1, CONTEXT - 8) for _ in range(count)]
 
 
 def draft_batch(

@@ -76,6 +76,16 @@ FORWARDS: dict[str, tuple[Batch, ...]] = {
 What shows most for its time comes first.
 """
 
+SCHEDULED = (
+    (Request(65), Request(9), Request(70, 64), Request(128, 128)),
+    # In the next decode the first and the third reach 256 tokens, where it tracks.
+    (Request(255), Request(9), Request(191, 64), Request(128, 128)),
+)
+"""Requests of which the release's own scheduler makes a batch."""
+
+METADATA = 60
+"""Drawn batches whose metadata is compared: each takes milliseconds."""
+
 EDGES = (
     Batch((Request(64),)),
     Batch((Request(65),)),

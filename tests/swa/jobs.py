@@ -1,21 +1,13 @@
-"""Run checks on one release: ``python on_release.py``, the release on PYTHONPATH.
+"""What `on_release` plays of the swa patches, beside the functions of `checks` and its like.
 
-Jobs come as JSON on stdin, each ``[name, {arguments}]``. A job is a function of `checks`, or
-``play`` with so many ``episodes``, or ``select`` with the ``text`` of a selection to activate from
-here on. It may also be ``states`` of the patches, ``prove`` for the cases of ``verify``, or
-``broken`` for another job while functions of the patches are disabled. Prints one JSON line a job:
-its ``value``, or ``error``.
+``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
-import sys
-import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,42 +15,37 @@ from typing import Any
 from sglang_perf_patches.proof import lent
 
 lent.lend()
+warnings.filterwarnings("ignore")
+for name in ("sglang", "sglang_perf_patches"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+import leaving_checks  # noqa: E402
+import pool_checks  # noqa: E402
+import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
+from checks import CHECKS  # noqa: E402
+from machine import play  # noqa: E402
 
 import sglang_perf_patches  # noqa: E402
+from prove import drawn  # noqa: E402
 from sglang_perf_patches import proof  # noqa: E402
-from sglang_perf_patches.live import engine as activation  # noqa: E402
+from sglang_perf_patches.live import engine  # noqa: E402
 from sglang_perf_patches.proof import worker  # noqa: E402
 from sglang_perf_patches.proof.swa.pools import publish  # noqa: E402
 
-
-def main() -> int:
-    """Do the jobs; print one line for the result of each."""
-    warnings.filterwarnings("ignore")
-    for name in ("sglang", "sglang_perf_patches"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    import sglang.srt.disaggregation.decode  # noqa: F401 - the patches go live on what is there
-
-    functions = _functions()
-    for name, arguments in json.load(sys.stdin):
-        began = time.monotonic()
-        line: dict[str, Any] = {"job": name}
-        try:
-            line["value"] = functions[name](**arguments)
-        except Exception:
-            line["error"] = traceback.format_exc(limit=-4)
-        line["seconds"] = round(time.monotonic() - began, 1)
-        print(json.dumps(line), flush=True)
-    return 0
+_CHECKS: dict[str, Callable[..., Any]] = {
+    **CHECKS,
+    **leaving_checks.CHECKS,
+    **pool_checks.CHECKS,
+    "play": play,
+}
 
 
-def _functions() -> dict[str, Callable[..., Any]]:
-    import leaving_checks
-    import pool_checks
-    from checks import CHECKS
-    from machine import play
-
-    own = {"select": select, "states": states, "prove": prove, "broken": broken}
-    return {**CHECKS, **leaving_checks.CHECKS, **pool_checks.CHECKS, "play": play, **own}
+def __getattr__(name: str) -> Callable[..., Any]:
+    """The checks of the other modules are jobs too."""
+    try:
+        return _CHECKS[name]
+    except KeyError:
+        raise AttributeError(name) from None
 
 
 def select(text: str) -> None:
@@ -72,13 +59,13 @@ def _have_stock() -> None:
     """Take off what is on; the requests of earlier jobs are waited for, and gone."""
     gc.collect()
     sglang_perf_patches.deactivate()
-    assert activation.report() is None, activation.report()
+    assert engine.report() is None, engine.report()
 
 
 def states() -> dict[str, list[Any]]:
     """Each patch's state, and whether its code has run."""
-    activation.look_again()
-    report = activation.report()
+    engine.look_again()
+    report = engine.report()
     return (
         {p.id: [p.state, p.ran] for p in report.patches if p.id.startswith("swa.")}
         if report
@@ -88,8 +75,6 @@ def states() -> dict[str, list[Any]]:
 
 def prove(patches: list[str]) -> list[dict[str, Any]]:
     """The lines of these patches' cases, with inputs from hypothesis."""
-    from prove import drawn
-
     _have_stock()
     chosen = [case for case in proof.all_cases() if case.patch in patches]
     return list(worker.run(chosen, drawn))
@@ -110,7 +95,7 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
     try:
         with _out_of_work(names):
             select(selection)
-            _functions()[job](**arguments)
+            {**globals(), **_CHECKS}[job](**arguments)
     except AssertionError as error:
         return str(error) or "an assertion"
     finally:
@@ -143,7 +128,3 @@ def _out_of_work(names: list[str]) -> Iterator[None]:
     finally:
         for module, name, function in kept:
             setattr(module, name, function)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

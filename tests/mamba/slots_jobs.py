@@ -1,17 +1,16 @@
 """A hybrid model's server with few slots, on the release on PYTHONPATH.
 
-``python slots_worker.py JOB …`` prints one JSON object with what each job found. A job is
-``deaths``, ``waits``, ``broken``, or ``episodes:FIRST:END`` for the seeds of random episodes.
+`on_release` plays ``deaths``, ``waits``, ``broken`` and ``episodes``, and the tests judge them.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
 from __future__ import annotations
 
-import json
+import importlib
 import logging
-import sys
 import warnings
+from array import array
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -24,8 +23,9 @@ mamba.prepare()
 
 from sglang_perf_patches.proof import comparing
 from sglang_perf_patches.proof.mamba import exhaustion
-from sglang_perf_patches.proof.mamba.hybrid_parts import Shape, trees
+from sglang_perf_patches.proof.mamba.hybrid_parts import MEMORY, Shape, trees
 from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer
+from sglang_perf_patches.proof.mamba.rig import called
 from sglang_perf_patches.sets.mamba.slot_exhaustion import body
 
 KINDS = [(tree, tracked) for tracked in (True, False) for tree in trees()]
@@ -64,10 +64,10 @@ def waits() -> Any:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     body.logger.addHandler(handler)
     for tree in trees():
-        stock = exhaustion.drained(exhaustion.too_few_slots(tree, True)).died
+        stock = exhaustion.drained(_too_few_slots(tree)).died
         with comparing.live(exhaustion.PATCH):
             said.clear()
-            server = exhaustion.too_few_slots(tree, True)
+            server = _too_few_slots(tree)
             for _ in range(20):
                 server.step()
             waiting = [req.rid for req in server.waiting]
@@ -78,13 +78,33 @@ def waits() -> Any:
     return found
 
 
+def _too_few_slots(tree: str) -> HybridServer:
+    """A request that can never have its slots."""
+    server = HybridServer(Shape(tree, tracked=True, slots=2, rows=1))
+    server.submit([11] * 128, 3)
+    return server
+
+
+def _lock(server: HybridServer, ids: list[int]) -> Callable[[], None]:
+    """Lock the node of a cached prefix, as a transfer does; returns what unlocks it."""
+    memory = importlib.import_module(f"{MEMORY}.radix_cache")
+    kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
+    batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+    kept: Any = array("q", ids) if hasattr(batches, "array") else list(ids)
+    key = called(memory.RadixKey, token_ids=kept, extra_key=None)
+    node = server.tree.match_prefix(kinds.MatchPrefixParams(key=key)).last_device_node
+    locked = server.tree.inc_lock_ref(node)
+    given = [locked.to_dec_params()] if hasattr(locked, "to_dec_params") else []
+    return lambda: server.tree.dec_lock_ref(node, *given)
+
+
 def _locked(tree: str, said: list[str]) -> dict[str, Any]:
     """The only slot is a cached state's, which someone else locks for a while."""
     server = HybridServer(Shape(tree, tracked=False, slots=1, rows=1))
     server.submit([11] * 40, 1)
     server.drain()
     said.clear()
-    unlock = server.lock([11] * 40)
+    unlock = _lock(server, [11] * 40)
     req = server.submit([50] * 40, 3)
     for _ in range(5):
         server.step()
@@ -117,21 +137,6 @@ def broken() -> Any:
     return said
 
 
-def episodes(first: str, end: str) -> Any:
+def episodes(count: int) -> Any:
     """Where stock died in how many of the episodes, in all of which the patch is right."""
-    return dict(exhaustion.alike(range(int(first), int(end))))
-
-
-JOBS: dict[str, Callable[..., Any]] = {
-    "deaths": deaths,
-    "waits": waits,
-    "broken": broken,
-    "episodes": episodes,
-}
-
-if __name__ == "__main__":
-    results = {}
-    for job in sys.argv[1:]:
-        name, *given = job.split(":")
-        results[name] = JOBS[name](*given)
-    print(json.dumps(results))
+    return dict(exhaustion.alike(range(count)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decode_worker import DecodeWorker
+from ..comparing import require
+from .rig import DecodeWorker
 from .shape import Shape
-from .witness import Witness, must
+from .witness import Witness
 
 PROMPTS = (5, 300, 64, 65, 1000, 1, 129, 500, 17)
 
@@ -42,7 +43,7 @@ def admitted(
         worker.submit(prompt, max_new_tokens)
     reqs = worker.admit()
     order = [req.rid for req in reqs]
-    must(order == [f"r{n}" for n in range(len(reqs))], f"not in order: {order}")
+    require(order == [f"r{n}" for n in range(len(reqs))], f"not in order: {order}")
     held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
     return {
         "admitted": len(reqs),
@@ -116,63 +117,14 @@ def pressed(
         worker.step()
         if watched and step % 20 == 0:
             witness.check()
-    must(worker.idle, "requests are left")
-    must(not worker.rejected, f"refused: {worker.rejected}")
+    require(worker.idle, "requests are left")
+    require(not worker.rejected, f"refused: {worker.rejected}")
     if watched:
         witness.check_drained()
     return {
         "retractions": worker.counts.retractions,
         "tokens": worker.counts.tokens,
         "finished": worker.counts.finished,
-    }
-
-
-def backed_up(
-    swa_tokens: int,
-    prompt: int,
-    new: int,
-    *,
-    window: int = 128,
-    full_tokens: int = 262_144,
-    requests: int = 64,
-    transfer_steps: int = 1,
-    backup: str = "default",
-) -> dict[str, int]:
-    """What becomes of equal requests at page size 1, retracted KV going to the release's default.
-
-    Returns:
-        requests by what became of them; ``in_tensors``, the most tokens whose KV was kept in
-        tensors on the host at a time.
-
-    Raises:
-        Different: requests are left.
-    """
-    shape = Shape(
-        window=window,
-        page_size=1,
-        swa_tokens=swa_tokens,
-        full_tokens=full_tokens,
-        context=prompt + new + 512,
-        transfer_steps=transfer_steps,
-        backup=backup,
-    )
-    worker = DecodeWorker(shape)
-    for _ in range(requests):
-        worker.submit(prompt, new)
-    in_tensors = 0
-    for _ in range(40 * new):
-        if worker.idle:
-            break
-        worker.step()
-        in_tensors = max(in_tensors, worker.kept_in_tensors())
-    must(worker.idle, "requests are left")
-    Witness(worker).check_drained()
-    return {
-        "finished": worker.counts.finished,
-        "aborted": worker.counts.aborted,
-        "retractions": worker.counts.retractions,
-        "in_tensors": in_tensors,
-        "steps": worker.counts.steps,
     }
 
 

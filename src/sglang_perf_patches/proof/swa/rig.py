@@ -9,12 +9,11 @@ each running request).
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import stock
 from . import host_pool
 from .decode_parts import (
     BATCHES,
@@ -80,21 +79,18 @@ class DecodeWorker:
 
     def submit(self, prompt: int | Sequence[int], max_new_tokens: int) -> Any:
         """Queue a request of so many, or of these, prompt tokens; returns sglang's ``Req``."""
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        ids = list(prompt) if not isinstance(prompt, int) else [1] * prompt
         rid = f"r{self._made}"
         self._made += 1
-        sampling = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
-        kept = inspect.signature(self._batches.Req.__init__).parameters
-        named: dict[str, Any] = {"vocab_size": 32000, "eos_token_ids": set()}
-        named |= {
-            "bootstrap_host": "2.2.2.2",  # marks a fake transfer in every release
-            "bootstrap_port": 1,
-            "bootstrap_room": self._made,
-        }
-        named = {name: value for name, value in named.items() if name in kept}
-        req = self._batches.Req(rid, "", _token_array(ids, self._batches), sampling, **named)
+        req = stock.request(
+            rid,
+            [1] * prompt if isinstance(prompt, int) else prompt,
+            sampling={"max_new_tokens": max_new_tokens, "ignore_eos": True},
+            vocab_size=32000,
+            eos_token_ids=set(),
+            bootstrap_host="2.2.2.2",  # marks a fake transfer in every release
+            bootstrap_port=1,
+            bootstrap_room=self._made,
+        )
         self.queue.add(req)
         return req
 
@@ -102,7 +98,7 @@ class DecodeWorker:
         """End the transfer of the `index`-th request in transfer as failed; returns the request."""
         entry = self.transfers.queue.pop(index)
         self.scheduler.metadata_indices.free(entry.metadata_buffer_index)
-        self._release(entry.req)
+        stock.release(entry.req, self.tree_cache, keep=False)
         self.counts.aborted += 1
         return entry.req
 
@@ -159,8 +155,7 @@ class DecodeWorker:
         """How the release's ``pop_preallocated`` is told on what the stages agree."""
         if agreed is None:
             return {}
-        known = inspect.signature(self.queue.pop_preallocated).parameters
-        if "pp_good_rids" in known:
+        if stock.takes(self.queue.pop_preallocated, "pp_good_rids"):
             return {"pp_good_rids": agreed, "pp_bad_rids": []}
         return {"rids_to_check": agreed}
 
@@ -204,7 +199,7 @@ class DecodeWorker:
 
     def retract(self) -> list[Any]:
         """Retract as stock's scheduler does when the next step does not fit."""
-        known = inspect.signature(self.batch.retract_decode).parameters
+        known = stock.takes(self.batch.retract_decode, "server_args")
         arguments = (self.server_args,) if known else ()
         retracted, _, aborted = self.batch.retract_decode(*arguments)
         self.counts.retractions += len(retracted)
@@ -219,7 +214,7 @@ class DecodeWorker:
         """Release the KV of running requests and forget them."""
         for req in reqs:
             self.batch.reqs.remove(req)
-            self._release(req)
+            stock.release(req, self.tree_cache, keep=False)
             self.counts.finished += 1
 
     def keep(self, *, keep_indices: Sequence[int], **_: Any) -> None:
@@ -231,7 +226,7 @@ class DecodeWorker:
         while self.transfers.queue:
             self.abort_in_transfer(0)
         for req in self.scheduler.waiting_queue:
-            self._release(req)
+            stock.release(req, self.tree_cache, keep=False)
         self.scheduler.waiting_queue.clear()
         self.finish(list(self.batch.reqs))
         self.queue.queue.clear()
@@ -270,15 +265,6 @@ class DecodeWorker:
             component = self._batches.ComponentType.SWA
             return int(req.kv.get_evicted_seqlen(component))
         return int(req.kv.swa_evicted_seqlen)
-
-    def kept_in_tensors(self) -> int:
-        """Tokens of retracted requests whose KV is in tensors on the host, from 0.5.18 on."""
-        kept = 0
-        for req in self.queue.retracted_queue:
-            holder = req if hasattr(req, "retraction_backup") else req.kv
-            if getattr(getattr(holder, "retraction_backup", None), "cpu_tensors", None) is not None:
-                kept += req.seqlen - 1
-        return kept
 
     def slots(self, req: Any, first: int, end: int) -> Any:
         """Full-pool slots of a range of a request's tokens, int32."""
@@ -375,23 +361,6 @@ class DecodeWorker:
                 backend = get_disagg().disaggregation_decode_retraction_backup
                 getattr(self._common, name)(req, self.tree_cache, backend)
 
-    def _release(self, req: Any) -> None:
-        function = self._common.release_kv_cache
-        name = "checkpoint" if "checkpoint" in inspect.signature(function).parameters else None
-        function(req, self.tree_cache, **{name or "is_insert": False})
-
 
 def _is_done(req: Any) -> bool:
     return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)
-
-
-def _token_array(ids: list[int], batches: Any) -> Any:
-    """Token ids in the type that the release's ``Req`` joins with its output ids."""
-    from array import array
-
-    return array("q", ids) if _mentions(vars(batches.Req)["__init__"], "array(") else ids
-
-
-@functools.cache
-def _mentions(function: Any, text: str) -> bool:
-    return text in inspect.getsource(function)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import cycle
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import mlx.core as mx
 
-from .loads import Step
+from .cases import Step
 from .models import RUNNER, Model, runner
 
 SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
@@ -172,21 +169,6 @@ class Player:
         if hasattr(self.runner, "_request_states"):
             return list(self.runner._request_states[who].token_ids)
         return list(self.runner._req_token_ids[who])
-
-    def primitives(self, batch: Sequence[str]) -> Counter[str]:
-        """Play one decode step; the number of nodes of each primitive in its graph."""
-        pending = self.runner.decode_batch_start(list(batch))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "step.dot")
-            mx.export_to_dot(str(path), pending.lazy_tokens)
-            lines = path.read_text().splitlines()
-        labels = (line.partition('label ="')[2].partition('"')[0] for line in lines)
-        mx.eval(pending.lazy_tokens)
-        self.runner.decode_batch_finalize(pending)
-        self.pending.clear()
-        for who in batch:
-            self._held[who] += 1
-        return Counter(label for label in labels if label)
 
     def _words(self, seed: str, length: int) -> list[int]:
         chance = Random(seed)  # noqa: S311

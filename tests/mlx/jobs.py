@@ -1,18 +1,13 @@
-"""Runs in an environment with stock sglang of one release; prints one line of JSON.
-
-``worker.py PART``, where PART is the name of one of the functions below.
-"""
+"""What `on_release` plays in an environment with stock sglang of one release."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from random import Random
@@ -70,9 +65,9 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    from sglang_perf_patches.proof.mlx import loads, models
+    from sglang_perf_patches.proof.mlx import cases, models
 
-    many = [loads.SCRIPTED, *(loads.random_schedule(Random(seed)) for seed in SEEDS)]
+    many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
@@ -92,12 +87,12 @@ def outcome_of_growth(
 ) -> dict[str, Any]:
     """What schedules give with buffers of so many tokens, or of stock's size."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     sglang_perf_patches.activate(selection, strict=True)
     kv_arena.COUNTS.clear()
-    player = playing.Player(made)
+    player = rig.Player(made)
     if tokens is not None:
         player.runner._max_seq_len = tokens
     found: dict[str, Any] = {"buffer": player.runner._max_seq_len}
@@ -183,8 +178,7 @@ def off() -> dict[str, Any]:
 
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
-    from sglang_perf_patches.proof.mlx import comparisons
-    from sglang_perf_patches.sets.mlx.kv_arena import arena
+    from sglang_perf_patches.sets.mlx.kv_arena import arena, proof
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
     from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
@@ -233,7 +227,7 @@ def broken_arena() -> dict[str, Any]:
         "rows that are set apart are mixed up": (arena_moves.Moves, "set_apart", mixed_up),
         "rows are never set apart": (arena_moves.Moves, "set_apart", lambda *_: False),
     }
-    return {what: verdict_of(comparisons.kv_arena, change) for what, change in broken.items()}
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
 def _counts_each_layer(self: Any) -> None:
@@ -248,8 +242,8 @@ def _counts_each_layer(self: Any) -> None:
 
 def broken_merged_cache() -> dict[str, Any]:
     """The same of ``mlx.merged-cache``."""
-    from sglang_perf_patches.proof.mlx import comparisons
     from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache
+    from sglang_perf_patches.sets.mlx.merged_cache import proof
 
     batch_of = merged_cache._batch_of
 
@@ -262,7 +256,7 @@ def broken_merged_cache() -> dict[str, Any]:
         "a batch in another order is taken for the same": (merged_cache, "_batch_of", any_order),
         "a failed step counts": (merged_cache._Batch, "_settle", lambda self: None),
     }
-    return {what: verdict_of(comparisons.merged_cache, change) for what, change in broken.items()}
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
 def older_mlx_lm() -> dict[str, Any]:
@@ -272,20 +266,20 @@ def older_mlx_lm() -> dict[str, Any]:
     """
     from mlx_lm.models.cache import BatchKVCache, _BaseCache
 
-    from sglang_perf_patches.proof.mlx import comparisons
+    from sglang_perf_patches.sets.mlx.merged_cache import proof
 
     @property  # type: ignore[misc]
     def no_size(self: Any) -> Any:
         raise AttributeError("size")
 
     return {
-        name: verdict_of(comparisons.merged_cache, (BatchKVCache, "size", size))
+        name: verdict_of(proof, (BatchKVCache, "size", size))
         for name, size in (("0.30.2", no_size), ("0.31.1", _BaseCache.size))
     }
 
 
-def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
-    """What a case says with one attribute changed: equal, different, or the error it raised."""
+def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
+    """What a patch's checks say with one attribute changed: equal, different, or an error."""
     from sglang_perf_patches.proof import Different
 
     def few(draw: Any, count: int | None = None) -> Any:
@@ -293,7 +287,8 @@ def verdict_of(compare: Any, change: tuple[Any, str, Any]) -> str:
 
     with replaced(*change):
         try:
-            return "equal" if compare(few) else "nothing was compared"
+            compared = sum(check(few) for check in proof.CHECKS.values())
+            return "equal" if compared else "nothing was compared"
         except Different:
             return "different"
         except (RuntimeError, ValueError, AttributeError) as error:
@@ -307,7 +302,7 @@ def arena_memory() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
@@ -320,7 +315,7 @@ def arena_memory() -> dict[str, Any]:
             gc.collect()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            player = playing.Player(made)
+            player = rig.Player(made)
             for number, name in enumerate(names):
                 player.join(name, 100 + 20 * number)
                 player.pending.clear()
@@ -380,14 +375,14 @@ def changing() -> dict[str, Any]:
     Then the batch settles, and the counts are of a settled batch's change and of its next steps.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     found = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
         for requests in (2, 4):
-            player = playing.Player(made)
+            player = rig.Player(made)
             names = [f"r{number}" for number in range(requests + 7)]
             for name in names:
                 player.join(name, 9)
@@ -438,11 +433,11 @@ def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
 
     import mlx.core as mx
 
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
 
     gc.collect()
     before = mx.get_active_memory()
-    player = playing.Player(made)
+    player = rig.Player(made)
     names = list("abcdef")
     for name in names:
         player.join(name, 400)
@@ -467,7 +462,7 @@ def far_apart() -> dict[str, Any]:
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
 
@@ -486,7 +481,7 @@ def far_apart() -> dict[str, Any]:
             kv_arena.COUNTS.clear()
             with replaced(arena_choice, "STOCK_ROOM", 16):
                 found[selection] = {
-                    "played": asdict(playing.Player(made).play(schedule)),
+                    "played": asdict(rig.Player(made).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),
                 }
             sglang_perf_patches.deactivate()
@@ -496,7 +491,7 @@ def far_apart() -> dict[str, Any]:
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     write = kv_arena._Step.write
@@ -504,7 +499,7 @@ def broken_trial() -> dict[str, Any]:
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
 
-    schedules = [loads.SCRIPTED, loads.HITTING, loads.GROWING]
+    schedules = [cases.SCRIPTED, cases.HITTING, cases.GROWING]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
         for what, selection, changed in (
@@ -515,7 +510,7 @@ def broken_trial() -> dict[str, Any]:
             with replaced(kv_arena._Step, "write", changed):
                 sglang_perf_patches.activate(selection, strict=True)
                 kv_arena.COUNTS.clear()
-                player = playing.Player(made, radix=True)
+                player = rig.Player(made, radix=True)
                 found[what] = {"played": [asdict(player.play(each)) for each in schedules]}
                 found[what] |= {"counts": dict(kv_arena.COUNTS)}
                 found[what] |= {"state": asdict(state("mlx.kv-arena"))}
@@ -530,17 +525,17 @@ def queued_faults() -> dict[str, Any]:
     waits for every step that it compares.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
 
-    short: list[loads.Step] = [
+    short: list[cases.Step] = [
         *(("join", who, 9) for who in "ab"),
         ("chain", "ab", 22),
         ("join", "c", 12),
         ("chain", "cab", 22),
     ]
-    longer: list[loads.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    longer: list[cases.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
     end_step = arena_trial.Trial.end_step
 
     def waits(self: Any) -> None:
@@ -560,7 +555,7 @@ def queued_faults() -> dict[str, Any]:
         ):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
-            player = playing.Player(made)
+            player = rig.Player(made)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
             with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
@@ -709,11 +704,13 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
-    from sglang_perf_patches.proof import comparing
-    from sglang_perf_patches.proof.mlx import comparisons, loads, models
+    from sglang_perf_patches.proof.mlx import alike, cases, models
     from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
+    from sglang_perf_patches.sets.mlx.first_buffer import proof as buffer
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx.last_row import proof as row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
+    from sglang_perf_patches.sets.mlx.pool_write import proof as pool
 
     class FirstRow(last_row._Trunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -736,12 +733,10 @@ def broken_prefill() -> dict[str, Any]:
         patching.ran.seen = True
 
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
-        """What `_episodes` plays, of which a part tells the broken ones."""
+        """What `alike.episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as made:
-            play = comparisons._Play(made, [], radix=True)
-            return comparing.same(patch, play, [loads.HITTING])
+            return alike.same(patch, made, [cases.HITTING], radix=True)
 
-    pool, buffer, row = comparisons.pool_write, comparisons.first_buffer, comparisons.last_row
     broken = {
         "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
         "pool-write, nothing is copied": (pool, (pool_write, "install_attention", no_copies)),
@@ -757,7 +752,9 @@ def broken_prefill() -> dict[str, Any]:
         "last-row, the first row": (row, (last_row, "_Trunk", FirstRow)),
         "last-row, no trunk is found": (row, (last_row, "_owner_of_trunk", lambda model: None)),
     }  # fmt: skip
-    with replaced(comparisons, "_episodes", one_model):
+    with ExitStack() as stack:
+        for proof in (buffer, row, pool):
+            stack.enter_context(replaced(proof, "episodes", one_model))
         return {what: verdict_of(*how) for what, how in broken.items()}
 
 
@@ -769,7 +766,7 @@ def on_cuda() -> dict[str, Any]:
 
     import sglang_perf_patches
     from sglang_perf_patches.proof import Missing, comparing
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx import device
 
     def verified(*patches: str, beside: tuple[str, ...] = ()) -> str:
@@ -785,7 +782,7 @@ def on_cuda() -> dict[str, Any]:
         for cudnn in ("1", "0"):
             os.environ[device.CUDNN_ATTENTION] = cudnn
             sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
-            player = playing.Player(made)
+            player = rig.Player(made)
             player.join("a", 300)
             found[cudnn] = {
                 "room": player.runner._req_caches["a"][0].keys.shape[2],
@@ -806,7 +803,7 @@ def few_rows() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
 
     class Head:
@@ -831,7 +828,7 @@ def few_rows() -> dict[str, Any]:
                 last_row.COUNTS.clear()
                 with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
                     sglang_perf_patches.activate(selection, strict=True)
-                    player = playing.Player(made, radix=True)
+                    player = rig.Player(made, radix=True)
                     played = asdict(player.play(schedule))
                 found[f"{rows} {selection}"] = {
                     "played": played,
@@ -851,7 +848,7 @@ def other_blas() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
 
     class Head:
@@ -880,7 +877,7 @@ def other_blas() -> dict[str, Any]:
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
                 sglang_perf_patches.activate(selection, strict=True)
-                played = asdict(playing.Player(made, radix=True).play(schedule))
+                played = asdict(rig.Player(made, radix=True).play(schedule))
                 counts = dict(last_row.COUNTS)
                 found[f"{dtype} {selection}"] = {
                     "played": played,
@@ -897,17 +894,17 @@ def together() -> dict[str, Any]:
     import sglang_perf_patches
 
     release = installed_release()
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
 
     found: dict[str, Any] = {}
     for name, dtype in kinds(release):
         with models.model(name, dtype) as made:
-            schedules = [loads.random_episodes(Random(seed)) for seed in range(4)]
-            schedules += [loads.HITTING]
+            schedules = [cases.random_episodes(Random(seed)) for seed in range(4)]
+            schedules += [cases.HITTING]
             of_model = found[f"{name} {dtype}"] = {}
             for selection in ("none", "mlx"):
                 report = sglang_perf_patches.activate(selection, strict=True)
-                player = playing.Player(made, radix=True)
+                player = rig.Player(made, radix=True)
                 of_model[selection] = [asdict(player.play(each)) for each in schedules]
                 of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
                 sglang_perf_patches.deactivate()
@@ -935,18 +932,18 @@ def whose_turn() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import loads, models, playing
+    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
 
-    turn: list[loads.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
-    again: list[loads.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
 
         def continued(schedule: Sequence[Any], change: Any = None) -> int:
             next_turn.COUNTS.clear()
-            player = playing.Player(made, radix=True)
+            player = rig.Player(made, radix=True)
             player.play(schedule[:-1], ends=False)
             if change is not None:
                 change(player)
@@ -971,7 +968,7 @@ def whose_turn() -> dict[str, Any]:
         found["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
         found["in other slots"] = continued(again, elsewhere)
         found["after a flush"] = continued(again, flushed)
-        player = playing.Player(made, radix=True)
+        player = rig.Player(made, radix=True)
         player.play(turn, ends=False)
         sglang_perf_patches.deactivate()
         gc.collect()
@@ -982,8 +979,10 @@ def whose_turn() -> dict[str, Any]:
 
 def arena_nodes() -> dict[str, Any]:
     """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
+    from graphs import primitives
+
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     found: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
@@ -992,11 +991,11 @@ def arena_nodes() -> dict[str, Any]:
             for kind in ("equal", "skewed"):
                 for requests in (2, 6):
                     names = list("abcdef")[:requests]
-                    player = playing.Player(made)
+                    player = rig.Player(made)
                     for number, name in enumerate(names):
                         player.join(name, 9 + number * (kind == "skewed"))
                     player.decode(names, 2)
-                    nodes = player.primitives(names)
+                    nodes = primitives(player, names)
                     found[f"{selection} {kind} {requests}"] = {
                         "all": sum(nodes.values()),
                         "concatenations": nodes["Concatenate"],
@@ -1052,18 +1051,20 @@ def kinds(release: str) -> list[tuple[str, str]]:
 
 def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes a step's graph has, or the error raised."""
-    from sglang_perf_patches.proof.mlx import loads, playing
+    from graphs import primitives
 
-    player = playing.Player(made)
-    schedules: list[Sequence[loads.Step]] = [loads.SCRIPTED]
-    schedules += [loads.random_schedule(Random(seed)) for seed in SEEDS]
+    from sglang_perf_patches.proof.mlx import cases, rig
+
+    player = rig.Player(made)
+    schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
+    schedules += [cases.random_schedule(Random(seed)) for seed in SEEDS]
     found: dict[str, Any] = {}
     try:
         found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
         for name, batch in (("counted", COUNTED), ("counted long", COUNTED_LONG)):
             for who, length in batch.items():
                 player.join(who, length)
-            found[name] = dict(player.primitives(list(batch)))
+            found[name] = dict(primitives(player, list(batch)))
             for who in batch:
                 player.leave(who)
     except (ValueError, RuntimeError) as error:
@@ -1073,9 +1074,9 @@ def outcome(made: Any) -> dict[str, Any]:
 
 def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
     """How often one decode step of `COUNTED` calls each counted function."""
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
 
-    player = playing.Player(made)
+    player = rig.Player(made)
     for who, length in COUNTED.items():
         player.join(who, length)
     calls.clear()
@@ -1181,9 +1182,9 @@ def judge_as_before_23470() -> None:
 
 def state(patch: str) -> Any:
     """A patch's state in this process."""
-    from sglang_perf_patches.live import engine as activation
+    from sglang_perf_patches.live import engine
 
-    report = activation.report()
+    report = engine.report()
     assert report is not None
     return report.of(patch)
 
@@ -1192,7 +1193,3 @@ def wrapper_name() -> str:
     from sglang_perf_patches.sets.mlx.references import WRAPPER
 
     return WRAPPER
-
-
-if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))

@@ -1,7 +1,6 @@
 """What `mamba.gdn-prefill-graph` does on the release on PYTHONPATH, beside what the proof compares.
 
-Prints one JSON object with what each part found, for the tests to judge. With ``many`` as an
-argument, only the part of that name runs.
+`on_release` plays ``parts`` and ``many``, and the tests judge what they find.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -12,8 +11,6 @@ import contextlib
 import dataclasses
 import gc
 import importlib
-import json
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -34,17 +31,17 @@ import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.proof.mamba import compared, flashinfer
+from sglang_perf_patches.proof.mamba import flashinfer
 from sglang_perf_patches.proof.mamba.alike import alike
-from sglang_perf_patches.proof.mamba.batches import Batch, Request
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_of
-from sglang_perf_patches.proof.mamba.play import Play
+from sglang_perf_patches.proof.mamba.cases import Batch, Request
+from sglang_perf_patches.proof.mamba.play import Play, gdn
 from sglang_perf_patches.proof.mamba.rig import Rig, called
 from sglang_perf_patches.proof.mamba.runner import Runner
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import PATCH, kernel_break, prefill_tables
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import kernel_break, prefill_tables
-from sglang_perf_patches.sets.mamba.proven import PROVEN
 
+PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"
 BLOCK = 8
 SPELLINGS: dict[str, dict[str, Any]] = {
@@ -58,10 +55,10 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    parts = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
-    chosen = (many,) if sys.argv[1:] == ["many"] else parts
-    print(json.dumps({part.__name__: part() for part in chosen}))
+def parts() -> dict[str, Any]:
+    """What each part finds."""
+    chosen = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
+    return {part.__name__: part() for part in chosen}
 
 
 # -- the tables ------------------------------------------------------------------------------------
@@ -139,7 +136,7 @@ def gates() -> dict[str, list[str]]:
     """What gates the patch on servers, by how they are started: the release resolves it."""
     context = importlib.import_module("sglang.srt.runtime_context")
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
-    backend = compared.gdn().rig.backend
+    backend = gdn().rig.backend
     assert gdn_prefill_graph.unserved(backend, importlib.import_module) is None
     found: dict[str, list[str]] = {}
     for name, given_ in SPELLINGS.items():
@@ -148,20 +145,20 @@ def gates() -> dict[str, list[str]]:
         )
         held = context.create_context(made, role="scheduler")
         on = FEATURES.of(Published(made, held)).keys()
-        found[name] = sorted(on - PROVEN[compared.PREFILL_GRAPH].keys())
+        found[name] = sorted(on - PATCH.proven_with.keys())
     return found
 
 
 def chunks() -> str | None:
     """If stock's chunks had another size."""
     with mock.patch.object(importlib.import_module(f"{FLA}.chunk_delta_h"), "CHUNK_SIZE", 32):
-        return gdn_prefill_graph.unserved(compared.gdn().rig.backend, importlib.import_module)
+        return gdn_prefill_graph.unserved(gdn().rig.backend, importlib.import_module)
 
 
 def kernels() -> dict[str, str | None]:
     """FlashInfer's kernel on GPUs and states of several kinds, and a kernel that nobody knows."""
-    backend = compared.gdn().rig.backend
-    made = flashinfer.kernel(compared.gdn().counter)
+    backend = gdn().rig.backend
+    made = flashinfer.kernel(gdn().counter)
     pool = backend.req_to_token_pool.mamba_pool
     halved = dataclasses.replace(pool.mamba_cache, temporal=pool.mamba_cache.temporal.bfloat16())
     cases: dict[str, list[Any]] = {
@@ -200,7 +197,7 @@ def buckets() -> dict[str, Any]:
 def waits() -> dict[str, list[int]]:
     """The layers whose load is waited for, in a counter of another kind than the proof's."""
     module = importlib.import_module("sglang.srt.mem_cache.unified_cache.unified_cache_linker")
-    pool = compared.gdn().rig.pool
+    pool = gdn().rig.pool
     batch = Batch((Request(3, 64, tracked=False),))
     found = {}
     for side in ("stock", "patched"):
@@ -215,7 +212,7 @@ def waits() -> dict[str, list[int]]:
                 counter.set_consumer(consumer)
                 for layer in range(len(pool.mamba_map) * (consumer >= 0)):
                     counter.complete(consumer, layer)
-                play = compared.gdn()
+                play = gdn()
                 with play.counting():
                     runner.replay(play.batch(batch))
             pool.register_layer_transfer_counter(None)
@@ -226,13 +223,13 @@ def waits() -> dict[str, list[int]]:
 
 def leaving() -> dict[str, Any]:
     """Taken off with a capture alive, and again without."""
-    sglang_perf_patches.activate(compared.PREFILL_GRAPH, strict=True)
+    sglang_perf_patches.activate(PREFILL_GRAPH, strict=True)
     runner = _runner(1)
     sglang_perf_patches.deactivate()
-    held = engine.report().of(compared.PREFILL_GRAPH)
-    with compared.gdn().counting():
-        runner.replay(compared.gdn().batch(Batch((Request(1, tracked=False),))))
-    still = bool(compared.gdn().rig.backend.prefill_graph_extend_active())
+    held = engine.report().of(PREFILL_GRAPH)
+    with gdn().counting():
+        runner.replay(gdn().batch(Batch((Request(1, tracked=False),))))
+    still = bool(gdn().rig.backend.prefill_graph_extend_active())
     del runner
     gc.collect()
     sglang_perf_patches.deactivate()
@@ -249,7 +246,7 @@ def many() -> int:
         for count in (most + 1, most, most + 2)
     ]
     wanted = replays_of(*batches, left=frozenset({0, 2}))
-    return alike([[compared.PREFILL_GRAPH]], Captured(play).replayed, [wanted])
+    return alike((PREFILL_GRAPH,), Captured(play).replayed, [wanted])
 
 
 def broken() -> dict[str, str]:
@@ -267,8 +264,8 @@ def broken() -> dict[str, str]:
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
-                replayed = Captured(compared.gdn()).replayed
-                said[name] = f"equal: {alike([[compared.PREFILL_GRAPH]], replayed, [wanted])}"
+                replayed = Captured(gdn()).replayed
+                said[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, [wanted])}"
             except AssertionError as different:
                 said[name] = f"different: {different}"
         _off()
@@ -299,9 +296,9 @@ def broken_breaks() -> dict[str, str]:
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
-                play = compared.gdn()
+                play = gdn()
                 replayed = Captured(play, flashinfer.kernel(play.counter)).replayed
-                count = alike([[compared.PREFILL_GRAPH]], replayed, [wanted], most=None)
+                count = alike((PREFILL_GRAPH,), replayed, [wanted], most=None)
                 said[name] = f"equal: {count}"
             except AssertionError as different:
                 said[name] = f"different: {different}"
@@ -312,7 +309,7 @@ def broken_breaks() -> dict[str, str]:
 @contextlib.contextmanager
 def _live() -> Iterator[None]:
     """The patch is live within, and off after it."""
-    sglang_perf_patches.activate(compared.PREFILL_GRAPH, strict=True)
+    sglang_perf_patches.activate(PREFILL_GRAPH, strict=True)
     try:
         yield
     finally:
@@ -327,14 +324,10 @@ def _off() -> None:
 
 
 def _runner(size: int) -> Runner:
-    play = compared.gdn()
+    play = gdn()
     batch = play.batch(Batch((Request(size, tracked=False),)))
     batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
     inputs = play.rig.inputs(size)
     play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
     with play.counting():
         return Runner(play.rig, batch, inputs)
-
-
-if __name__ == "__main__":
-    main()

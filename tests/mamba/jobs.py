@@ -1,8 +1,7 @@
 """What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
 
-Prints one JSON object with what each part found, for the tests to judge. With ``broken`` as an
-argument, only that part runs. `sglang_perf_patches.proof` shows that
-both sides compute the same.
+`on_release` plays ``passes`` and ``broken``, and the tests judge what they find.
+`sglang_perf_patches.proof` shows that both sides compute the same.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -10,7 +9,6 @@ both sides compute the same.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -33,23 +31,28 @@ import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.mamba import compared, play
+from sglang_perf_patches.proof.mamba import play
 from sglang_perf_patches.proof.mamba.alike import alike
-from sglang_perf_patches.proof.mamba.batches import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.captured import Captured, Replays
+from sglang_perf_patches.proof.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.proof.mamba.kinds import Lightning
 from sglang_perf_patches.sets.mamba import host
 from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
+from sglang_perf_patches.sets.mamba.lightning_rows.proof import PATCH as ROWS
+from sglang_perf_patches.sets.mamba.lightning_rows.proof import waits_of_metadata
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices.proof import PATCH as CHUNKS
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices.proof import mixed, mixed_of
 
+PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 
-def main() -> None:
-    found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(compared.gdn().rig.layers)}
-    passes = ["none", "mamba", "none"]
+def passes() -> Any:
+    """What each part finds on stock, with the patches, and on stock again."""
+    found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(play.gdn().rig.layers)}
     parts = (forwards, fallbacks, mamba2, idle)
-    for number, selection in enumerate(passes):
+    for number, selection in enumerate(("none", "mamba", "none")):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
         here: dict[str, Any] = {
@@ -66,12 +69,12 @@ def main() -> None:
             here["busy"] = busy()
         sglang_perf_patches.deactivate()
         found[label] = here
-    print(json.dumps(found))
+    return found
 
 
 def forwards() -> Any:
     """The waits of whole forwards, by place; the kernels, in which none waits, do not run."""
-    gdn = compared.gdn()
+    gdn = play.gdn()
     with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
         return {
             name: dict(Counter(place for _, found in gdn.each(FORWARDS[name]) for place in found))
@@ -81,18 +84,18 @@ def forwards() -> Any:
 
 def fallbacks() -> Any:
     """Metadata and waits of batches that the host does not know, and of a mixed one it does."""
-    gdn = compared.gdn()
+    gdn = play.gdn()
     changes: tuple[Callable[[Any, Any], None], ...] = play.UNKNOWN
     results = {change.__name__: _found(gdn.changed(change)) for change in changes}
-    mixed = Batch(play.CHANGED.requests, mode="MIXED")
-    return results | {"mixed": _found(gdn.metadata(mixed))}
+    of_both = Batch(play.CHANGED.requests, mode="MIXED")
+    return results | {"mixed": _found(gdn.metadata(of_both))}
 
 
 def mamba2() -> Any:
     """Waits of Mamba2's own metadata."""
     return [
         {
-            "waits": len(compared.mixed(Batch(batch.requests, tracking=False))[1]),
+            "waits": len(mixed(Batch(batch.requests, tracking=False))[1]),
             "requests": len(batch.requests),
             "prefix": any(request.cached for request in batch.requests),
         }
@@ -105,7 +108,7 @@ def idle() -> Any:
     with mock.patch.object(host, "is_busy", return_value=False):
         return {
             "forwards": forwards(),
-            "metadata": [_found(compared.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "metadata": [_found(play.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
             "mamba2": mamba2(),
         }
 
@@ -117,17 +120,17 @@ def debug() -> Any:
         *("extend_seq_lens", "extend_prefix_lens"),
         *("mamba_track_mask", "mamba_track_seqlens"),
     )
-    gdn = compared.gdn()
+    gdn = play.gdn()
     found = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
-        compared.mixed_of(prefill, gdn.batch(prefill))
+        mixed_of(prefill, gdn.batch(prefill))
         found["right"] = ""
         for name in changed:
             batch = gdn.batch(prefill)
             held = getattr(batch, name)
             held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
             try:
-                compared.mixed_of(prefill, batch)
+                mixed_of(prefill, batch)
                 found[name] = ""
             except host.HostDataMismatch as mismatch:
                 found[name] = str(mismatch)
@@ -169,8 +172,8 @@ def busy() -> dict[str, bool]:
 
 def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
-    gdn = compared.gdn()
-    zero: Any = [[compared.ZERO_SYNC]]
+    gdn = play.gdn()
+    zero = ("mamba.zero-sync",)
     right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
 
     def late(lens: Any, dtype: Any) -> Any:
@@ -201,33 +204,31 @@ def broken() -> Any:
             host,
             "to_device",
             flipped,
-            lambda: alike([[compared.CHUNKS]], compared.mixed, plain),
+            lambda: alike((CHUNKS,), mixed, plain),
         ),
         "chunks": (
             chunk_indices,
             "logical",
             lambda lens, size: ([0] * len(lens), [0] * len(lens)),
-            lambda: alike([[compared.CHUNKS]], compared.mixed, plain),
+            lambda: alike((CHUNKS,), mixed, plain),
         ),
     }
-    if compared.source_has("linear.lightning_backend", "mamba_track"):
+    if play.source_has("linear.lightning_backend", "mamba_track"):
         rig = play.Play(Lightning("seg_la"))
         breaks["no rows"] = (
             lightning_rows,
             "_kept",
             _nothing,
-            lambda: alike(
-                [[compared.ROWS]], rig.forwards, [PREFIX], most=compared.waits_of_metadata(rig)
-            ),
+            lambda: alike((ROWS,), rig.forwards, [PREFIX], most=waits_of_metadata(rig)),
         )
-    if compared.PREFILL_GRAPH in _applying():
+    if PREFILL_GRAPH in _applying():
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
 
         enumerate_right = tables._enumerate
 
         def replay() -> int:
             wanted = Replays((Batch((Request(70, 64), Request(130))),), 205)
-            return alike([[compared.PREFILL_GRAPH]], Captured(gdn).replayed, [wanted])
+            return alike((PREFILL_GRAPH,), Captured(gdn).replayed, [wanted])
 
         def reversed_(table: Any, counts: Any, unused: Any) -> None:
             enumerate_right(table, counts[::-1], unused)
@@ -269,11 +270,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), list(value.shape), value.tolist()]
     return [*map(_plain, value)] if isinstance(value, tuple) else value
-
-
-if __name__ == "__main__":
-    parts = {"broken": broken}
-    if sys.argv[1:]:
-        print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))
-    else:
-        main()

@@ -24,16 +24,20 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE.parent))
+sys.path.insert(0, str(_HERE.parent / "rig"))
 
-import prefill  # noqa: E402
+import fleet  # noqa: E402
+import shapes  # noqa: E402
+from engine import Server, memory, parsed  # noqa: E402
 
 from sglang_perf_patches.sets.mamba import state_split  # noqa: E402
 
+SHAPE = "qwen-35b-a3b"
 LAYERS = int(os.environ.get("LAYERS", "12"))
 GIB = float(os.environ.get("GIB", "34")) * LAYERS / 40
 CLIENTS = int(os.environ.get("CLIENTS", "256"))
@@ -58,7 +62,7 @@ LAZY = "mamba_radix_cache_strategy=extra_buffer_lazy"
 
 def shape() -> dict[str, Any]:
     """The model's configuration, cut."""
-    whole = prefill.SHAPES["qwen35"]
+    whole = shapes.SHAPES[SHAPE].config
     kinds = whole["layer_types"][:LAYERS]
     return {**whole, "num_hidden_layers": LAYERS, "layer_types": kinds}
 
@@ -74,32 +78,30 @@ def sides() -> dict[str, dict[str, Any]]:
         return f"max_mamba_cache_size={split.slots}"
 
     return {
-        "stock": {"options": [], "environment": {}},
-        "number": {"options": [slots(5)], "environment": {}},
-        "skip": {"options": [slots(4)], "environment": SKIP},
-        "lazy": {"options": [slots(4), LAZY], "environment": {}},
-        "switches": {"options": [slots(3), LAZY], "environment": SKIP},
+        "stock": {"options": [], "env": {}},
+        "number": {"options": [slots(5)], "env": {}},
+        "skip": {"options": [slots(4)], "env": SKIP},
+        "lazy": {"options": [slots(4), LAZY], "env": {}},
+        "switches": {"options": [slots(3), LAZY], "env": SKIP},
         "unified": {
             "options": [slots(3), LAZY, "enable_unified_memory=true"],
-            "environment": SKIP,
+            "env": SKIP,
         },
-        "no-cache": {"options": [slots(1), "disable_radix_cache=true"], "environment": {}},
+        "no-cache": {"options": [slots(1), "disable_radix_cache=true"], "env": {}},
     }
 
 
-class Boot(prefill.Boot):
+class Boot(fleet.Boot):
     """An Engine in a process of its own, with the probe."""
 
     script = __file__
 
-    def __init__(self, plan: dict[str, Any], folder: Path) -> None:
+    def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
         """Start to boot."""
         self.probe = folder / f"{plan['name']}.probe"
-        plan["environment"] |= {
-            "STATE_BYTES": str(int(GIB * 2**30)),
-            "STATE_PROBE": str(self.probe),
-        }
-        super().__init__(plan, folder)
+        budget = {"STATE_BYTES": str(int(GIB * 2**30)), "STATE_PROBE": str(self.probe)}
+        env = {**plan["env"], **budget, "DUMMY_WEIGHTS": ""}  # tokens are not looked at
+        super().__init__({**plan, "env": env, "path": str(_HERE / "held")}, folder)
 
     def counted(self) -> dict[str, Any]:
         """What its batches held since the last reset."""
@@ -117,12 +119,12 @@ def main(out: Path, names: list[str]) -> None:
     folder = out.parent / f"{out.stem}-logs"
     folder.mkdir(parents=True, exist_ok=True)
     known = sides()
-    common = {"group": "", "shape": "qwen35", "layers": LAYERS}
+    cut = [f"model.num_hidden_layers={LAYERS}"]
     boots = []
     for name in names:
         plan = known[name]
-        plan = {**plan, **common, "name": name, "options": [*COMMON, *plan["options"]]}
-        boots.append(Boot(plan, folder))
+        options = [*COMMON, *cut, *plan["options"]]
+        boots.append(Boot({**plan, "name": name, "group": "", "options": options}, folder))
     result: dict[str, Any] = {"layers": LAYERS, "GiB": GIB, "clients": CLIENTS, "loads": []}
 
     def write() -> None:
@@ -150,11 +152,9 @@ def main(out: Path, names: list[str]) -> None:
                     if left < longest:
                         return
                     started = time.time()
-                    boot.rest(False)
                     Path(f"{boot.probe}.reset").touch()
                     told = boot.ask("load", *lengths, number, seconds=left)
                     counted = boot.counted()
-                    boot.rest(True)
                     line = {"side": boot.name, "load": load, "round": number, **(told or {})}
                     result["loads"].append(line | counted)
                     print(json.dumps(line | counted), flush=True)
@@ -166,27 +166,24 @@ def main(out: Path, names: list[str]) -> None:
         write()
 
 
-def seat(replies: str, plan: dict[str, Any]) -> None:
+def seat(replies: str, plan: Mapping[str, Any]) -> None:
     """Boot one Engine, then answer until told to end."""
-    os.environ.update(plan["environment"])
-    os.environ["PYTHONPATH"] = f"{_HERE / 'held'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    with open(replies, "w") as out:
+    with open(replies, "w", encoding="utf-8") as out:
 
         def say(found: Any) -> None:
             out.write(json.dumps(found) + "\n")
             out.flush()
 
-        began = time.time()
         try:
-            server = prefill.booted(plan)
-            boot_s = round(time.time() - began, 1)
+            options, model = parsed(plan["options"])
+            server = Server(SHAPE, options, model)
             loaded(server, 64, 2000, 32, -1, clients=min(32, CLIENTS), each=1)  # kernels compile
-            if not Path(plan["environment"]["STATE_PROBE"]).exists():
-                raise RuntimeError("the probe is not in the scheduler: is wrapt on PYTHONPATH?")
+            if not Path(plan["env"]["STATE_PROBE"]).exists():
+                raise RuntimeError("the probe is not in the scheduler")
         except BaseException:
             say({"error": traceback.format_exc()[-2000:]})
             raise
-        say({"boot_s": boot_s, "GPU MiB of the process": prefill.memory(), **pools(server)})
+        say({"boot s": server.boot_s, "GPU MiB": memory(), **pools(server)})
         for line in sys.stdin:
             _, *details = json.loads(line)
             try:
@@ -195,9 +192,9 @@ def seat(replies: str, plan: dict[str, Any]) -> None:
                 say({"error": traceback.format_exc()[-2000:]})
 
 
-def pools(server: Any) -> dict[str, Any]:
+def pools(server: Server) -> dict[str, Any]:
     """What the server says of its pools, by the names of the release."""
-    told = server.get_server_info()
+    told = server.engine.get_server_info()
     inner = (told.get("internal_states") or [{}])[0]
     names = (
         "max_mamba_cache_size",
@@ -208,7 +205,7 @@ def pools(server: Any) -> dict[str, Any]:
 
 
 def loaded(
-    server: Any,
+    server: Server,
     prefix: int,
     rest: int,
     reply: int,
@@ -237,7 +234,7 @@ def loaded(
         for ids, new in prompts:
             sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
             sent = time.perf_counter()
-            answers = await server.async_generate(
+            answers = await server.engine.async_generate(
                 input_ids=ids, sampling_params=sampling, stream=True
             )
             first, told = None, {}
@@ -252,7 +249,7 @@ def loaded(
         await asyncio.gather(*(client(prompts) for prompts in asked))
 
     began = time.perf_counter()
-    server.loop.run_until_complete(together())
+    server.engine.loop.run_until_complete(together())
     seconds = time.perf_counter() - began
     prompt_tokens = sum(len(ids) for prompts in asked for ids, _ in prompts)
     return {

@@ -364,6 +364,7 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
         (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
         (json.dumps(HYBRID), OF_SERVER, "give --context"),
+        (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
         (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "give --max-running-requests"),
         (json.dumps({**HYBRID, "architectures": None}), OF_HYBRID, "does not describe"),
         (json.dumps({**HYBRID, "mamba_ssm_dtype": "int3"}), OF_HYBRID, "of type int3"),

@@ -77,7 +77,7 @@ class Hints:
 
         Raises:
             ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from,
-                or an option or a release is missing.
+                or an option or a release is missing, or no request fits.
         """
         return cls(_pools(args), _states(args, tree))
 
@@ -127,12 +127,15 @@ def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.State
             raise ModelError(f"the model is a hybrid one: give {words}, the split follows from it")
     load = state_split.Load(args.max_running_requests, args.context)
     try:
-        return hinting_states.hint(
+        told = hinting_states.hint(
             *(tree or tree_at(), *found, load, available),
             prefix_cache=not args.disable_radix_cache,
         )
     except TreeError as error:
         raise ModelError(f"{error}: name the server's release with --sglang-version") from error
+    if len(told.lines) < 2:
+        raise ModelError(f"{args.kv_gib:g} GiB hold no request of {args.context} tokens")
+    return told
 
 
 def _bytes(args: argparse.Namespace) -> int:

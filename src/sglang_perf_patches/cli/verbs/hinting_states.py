@@ -80,7 +80,7 @@ class StateHint:
         release: whose switches they are.
         cells: of the model.
         load: what the server is to hold.
-        lines: the first is stock's default.
+        lines: the first is stock's default; the others have room for a request.
         costs: of the ways among them.
     """
 
@@ -145,6 +145,8 @@ def hint(
     lines = [Line(found[0].give, found[0].slots_each, plain)]
     for way in found:
         split = state_split.fitted(cells, load, available=available, slots_each=way.slots_each)
+        if not split.in_flight:
+            continue
         give = f"{way.give} --max-mamba-cache-size {split.slots}".strip()
         lines.append(Line(give, way.slots_each, split))
     costs = dict.fromkeys(name for way in found for name in way.costs) if prefix_cache else ()

@@ -29,7 +29,7 @@ mamba.prepare()
 
 import torch
 
-from sglang_perf_patches.proof.mamba.hybrid_parts import no_speculation
+from sglang_perf_patches.proof import stock
 from sglang_perf_patches.proof.mamba.rig import publish
 from sglang_perf_patches.proof.namespace import NoneByDefault
 
@@ -82,7 +82,7 @@ def configurator(config: Any, arguments: Any) -> Any:
         "hybrid_gdn_config": None,
         "hybrid_kda_config": None,
         "server_args": arguments,
-        "spec_algorithm": no_speculation(),
+        "spec_algorithm": stock.speculation().NONE,
         "model_config": SimpleNamespace(context_len=CONTEXT),
         "dp_size": 1,
         "attn_dp_size": 1,

@@ -67,6 +67,8 @@ class Pausing:
 
     def agree(self) -> bool:
         """Show what the pauses want, all at once; False where it is not safe now."""
+        if not self._off and not self._pauses:
+            return True
         for member in [each for each in self._off if each.status != PAUSED]:
             del self._off[member]  # lost meanwhile
             member.slots = {}

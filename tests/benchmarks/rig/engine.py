@@ -68,6 +68,7 @@ class Server:
     """The Engine.
 
     Attributes:
+        engine: sglang's own object.
         folder: for what it writes.
         words: how many words its vocabulary has.
         has_cache: whether it keeps prefixes.
@@ -94,13 +95,13 @@ class Server:
         began = time.monotonic()
         self._number = 0
         self._draw = random.Random(0)
-        self._engine = _booted(options)
+        self.engine = _booted(options)
         self.boot_s = round(time.monotonic() - began, 1)
         self.said: dict[str, Any] = self.ask("said", limit_s=300) if _has_patches() else {}
 
     def close(self) -> None:
         """End it."""
-        self._engine.shutdown()
+        self.engine.shutdown()
 
     def ask(self, what: str, *details: Any, limit_s: float = 120) -> Any:
         """Have the scheduler's process do something between requests.
@@ -128,7 +129,7 @@ class Server:
         """Empty the prefix cache, once nothing runs."""
         time.sleep(0.2)
         with contextlib.suppress(AttributeError):
-            self._engine.flush_cache()
+            self.engine.flush_cache()
         time.sleep(0.1)
 
     def seed(self, text: str) -> None:
@@ -145,7 +146,7 @@ class Server:
         """Send prompts at once, greedily, for so many tokens each."""
         parameters = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
         began = time.perf_counter()
-        replies = self._engine.generate(input_ids=prompts, sampling_params=parameters)
+        replies = self.engine.generate(input_ids=prompts, sampling_params=parameters)
         seconds = time.perf_counter() - began
         about = [reply["meta_info"] for reply in replies]
         return Replies(
@@ -159,9 +160,9 @@ class Server:
     def profile(self, folder: Path, begin: bool, **options: Any) -> None:
         """Begin a profile that is written below a folder, or end it."""
         if begin:
-            self._engine.start_profile(output_dir=str(folder), **options)
+            self.engine.start_profile(output_dir=str(folder), **options)
         else:
-            self._engine.stop_profile()
+            self.engine.stop_profile()
 
 
 def parsed(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -61,7 +61,16 @@ def cells() -> dict[str, tuple[int, int, int]]:
 
 
 class Boot:
-    """An Engine in a process of its own."""
+    """An Engine in a process of its own.
+
+    Attributes:
+        script: what that process runs.
+        plan: as in the docstring of this module.
+        name: of the boot.
+        found: what came of it.
+    """
+
+    script = __file__
 
     def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
         """Start to boot."""
@@ -73,7 +82,7 @@ class Boot:
         self._replies.touch()
         self._read = self._replies.open(encoding="utf-8")
         self._look = 0.0
-        words = [sys.executable, __file__, "seat", str(self._replies), json.dumps(plan)]
+        words = [sys.executable, self.script, "seat", str(self._replies), json.dumps(plan)]
         if plan.get("patches"):
             words = [sys.executable, "-m", "sglang_perf_patches", "run", *words]
         below = os.environ.get("PYTHONPATH", "")
@@ -132,7 +141,7 @@ class Boot:
     def said(self) -> dict[str, Any]:
         """What its log says of memory, graphs and failures."""
         text = self._log.read_text(errors="replace")
-        kept = r"[^\n]*(?:[Cc]apture|CUDA graph|avail mem|full|breakable)[^\n]*"
+        kept = r"[^\n]*(?:[Cc]apture|CUDA graph|avail mem|full|breakable|max_mamba)[^\n]*"
         errors = r"[^\n]*(?:Error|Exception|assert|refus|not support)[^\n]*"
         return {
             "log": [line[-260:] for line in re.findall(kept, text) if "%|" not in line][:40],

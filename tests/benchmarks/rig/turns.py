@@ -9,7 +9,7 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 - SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
   one on, ``-PATCH`` all but that one, ``PATCH+PATCH`` these alone. ``flashinfer`` and ``unwaited``
   are further sides of `mamba.gdn-prefill-graph` (``inside/gdn_graphs.py``).
-- PART: names in `PARTS`; without one `USUAL`.
+- PART: names in `PARTS`; without one `USUAL`. ``prefills`` and ``decodes`` are profiles, of a GPU.
 - NAME=VALUE: fields of ServerArgs, or of the model's configuration with ``model.`` in front. An
   empty VALUE takes an option of the shape's away.
 

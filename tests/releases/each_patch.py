@@ -127,7 +127,7 @@ def replaced(patch: str) -> None:
         with _live(patch):
             setattr(owner, name, theirs)
             engine.look_again()
-            assert _state(patch) == "conflict", engine.report().of(patch)
+            assert _lost(patch).state == "conflict", engine.report().of(patch)
             assert _changed(everything) <= {reference} | {
                 each for other in _needed(patch) for each in _own(other)
             }
@@ -142,7 +142,7 @@ def undone(patch: str) -> None:
         with _live(patch):
             _put_back(reference, everything[reference])
             engine.look_again()
-            state = engine.report().of(patch)
+            state = _lost(patch)
             assert (state.state, "stock's own again" in state.reason) == ("conflict", True), state
         assert not _changed(everything)
         with _live(patch):
@@ -187,6 +187,16 @@ def _live(*patches: str) -> Iterator[Any]:
 def _state(patch: str) -> str:
     ours.activate()  # looks again
     state: str = engine.report().of(patch).state
+    return state
+
+
+def _lost(patch: str) -> Any:
+    """What became of a patch; of the one that it needs, where both lost the same definition."""
+    report: Any = engine.report()
+    state = report.of(patch)
+    for each in _needed(patch) if state.state == "failed" else ():
+        if state.reason == f"it needs {each}, which is conflict":
+            return report.of(each)
     return state
 
 

@@ -23,8 +23,8 @@ import signal
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ sys.path.insert(0, str(_HERE.parent / "rig"))
 
 import fleet  # noqa: E402
 import shapes  # noqa: E402
-from engine import Server, memory, parsed  # noqa: E402
+from engine import Server, parsed  # noqa: E402
 
 from sglang_perf_patches.sets.mamba import state_split  # noqa: E402
 
@@ -115,7 +115,7 @@ class Boot(fleet.Boot):
 def main(out: Path, names: list[str]) -> None:
     """Boot, take turns; write `out` after each load."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no Engine stays behind
-    began = time.time()
+    began = time.monotonic()
     folder = out.parent / f"{out.stem}-logs"
     folder.mkdir(parents=True, exist_ok=True)
     known = sides()
@@ -132,26 +132,16 @@ def main(out: Path, names: list[str]) -> None:
         out.write_text(json.dumps(result, indent=1) + "\n")
 
     try:
-        up = []
-        for boot in boots:
-            said = boot.answer(max(1.0, began + BOOT_S - time.time()))
-            boot.found |= said or {}
-            boot.found["said"] = boot.said()
-            print(boot.name, json.dumps(said), boot.found.get("error", "")[-300:], flush=True)
-            if said:
-                boot.rest(True)
-                up.append(boot)
-            else:
-                boot.kill()
+        up = fleet.booted(boots, began + BOOT_S)
         write()
         longest = 0.0
         for number in range(9):
             for load, lengths in LOADS.items():
                 for boot in up if number % 2 == 0 else up[::-1]:
-                    left = LIMIT_S - (time.time() - began)
+                    left = LIMIT_S - (time.monotonic() - began)
                     if left < longest:
                         return
-                    started = time.time()
+                    started = time.monotonic()
                     Path(f"{boot.probe}.reset").touch()
                     told = boot.ask("load", *lengths, number, seconds=left)
                     counted = boot.counted()
@@ -159,7 +149,7 @@ def main(out: Path, names: list[str]) -> None:
                     result["loads"].append(line | counted)
                     print(json.dumps(line | counted), flush=True)
                     write()
-                    longest = max(longest, time.time() - started)
+                    longest = max(longest, time.monotonic() - started)
     finally:
         for boot in boots:
             boot.kill()
@@ -167,29 +157,17 @@ def main(out: Path, names: list[str]) -> None:
 
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
-    """Boot one Engine, then answer until told to end."""
-    with open(replies, "w", encoding="utf-8") as out:
+    """Boot one Engine, then answer until standard input ends."""
 
-        def say(found: Any) -> None:
-            out.write(json.dumps(found) + "\n")
-            out.flush()
+    def boot() -> tuple[Server, dict[str, Any], fleet.Does]:
+        options, model = parsed(plan["options"])
+        server = Server(SHAPE, options, model)
+        loaded(server, 64, 2000, 32, -1, clients=min(32, CLIENTS), each=1)  # kernels compile
+        if not Path(plan["env"]["STATE_PROBE"]).exists():
+            raise RuntimeError("the probe is not in the scheduler")
+        return server, pools(server), {"load": partial(loaded, server)}
 
-        try:
-            options, model = parsed(plan["options"])
-            server = Server(SHAPE, options, model)
-            loaded(server, 64, 2000, 32, -1, clients=min(32, CLIENTS), each=1)  # kernels compile
-            if not Path(plan["env"]["STATE_PROBE"]).exists():
-                raise RuntimeError("the probe is not in the scheduler")
-        except BaseException:
-            say({"error": traceback.format_exc()[-2000:]})
-            raise
-        say({"boot s": server.boot_s, "GPU MiB": memory(), **pools(server)})
-        for line in sys.stdin:
-            _, *details = json.loads(line)
-            try:
-                say(loaded(server, *details))
-            except Exception:
-                say({"error": traceback.format_exc()[-2000:]})
+    fleet.answer_until_end(replies, boot)
 
 
 def pools(server: Server) -> dict[str, Any]:

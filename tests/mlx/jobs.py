@@ -711,6 +711,7 @@ def broken_prefill() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.last_row import proof as row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
     from sglang_perf_patches.sets.mlx.pool_write import proof as pool
+    from sglang_perf_patches.sets.mlx.pool_write import room
 
     class FirstRow(last_row._Trunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -721,12 +722,14 @@ def broken_prefill() -> dict[str, Any]:
     def no_copies(patching: Any) -> None:
         """Override the same definitions, and leave them as they are."""
         for reference in (
+            f"{pool_write.ATTENTION_POOL}.__init__",
             f"{pool_write.ATTENTION_POOL}.set_kv_all_layers",
             f"{pool_write.ATTENTION_POOL}.get_kv",
             f"{pool_write.ATTENTION_POOL}.clear",
             f"{pool_write.RUNNER}._sync_new_kv_to_pool",
             f"{pool_write.RUNNER}.prefill_finalize",
             f"{pool_write.RUNNER}.extend_finalize",
+            f"{pool_write.RUNNER}.decode_batch_finalize",
             f"{pool_write.RUNNER}._sync_decode_kv_to_pool",
         ):
             patching.override(reference, lambda inner: lambda *words, **more: inner(*words, **more))
@@ -740,6 +743,7 @@ def broken_prefill() -> dict[str, Any]:
     broken = {
         "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
         "pool-write, nothing is copied": (pool, (pool_write, "install_attention", no_copies)),
+        "pool-write, all slots at once": (pool, (room, "LEAST", 1 << 20)),
         "first-buffer, whole": (buffer, (first_buffer, "STEP", 256)),
         "first-buffer, room for less than the prompt": (
             buffer, (first_buffer, "room_for", lambda tokens: tokens - 1)
@@ -756,6 +760,109 @@ def broken_prefill() -> dict[str, Any]:
         for proof in (buffer, row, pool):
             stack.enter_context(replaced(proof, "episodes", one_model))
         return {what: verdict_of(*how) for what, how in broken.items()}
+
+
+def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
+    """A pool of stock's class under random writes and reads, against an array of all slots.
+
+    The patch pauses now and then, so stock's own code takes the buffers too. What is found: the
+    first difference of each way to break the growth, "" for none; and the least part of the slots
+    that a pool had at an episode's end.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.judge import source
+    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, room
+
+    tree = source.Tree(source.find_installed())
+    name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
+    module, _, attribute = name.partition(":")
+    pool_class = getattr(import_module(module), attribute)
+    import_module(rig.RUNNER)
+    sglang_perf_patches.activate("mlx.pool-write", strict=True)
+    assert state("mlx.pool-write").state == "live"
+
+    def loses_tokens(self: Any, layer: Any, slots: int) -> bool:
+        array = list.__getitem__(self, layer)
+        if array.shape[0] >= slots:
+            return False
+        self[layer] = self._core.zeros((slots, *array.shape[1:]), dtype=array.dtype)
+        return True
+
+    def never_whole(self: Any, layer: Any) -> Any:
+        return list.__getitem__(self, layer)
+
+    broken: dict[str, tuple[Any, str, Any]] = {
+        "": (room, "LEAST", room.LEAST),
+        "tokens are lost": (room.Buffers, "widen", loses_tokens),
+        "stock's code gets few slots": (room.Buffers, "__getitem__", never_whole),
+    }
+    found: dict[str, Any] = {}
+    for what, (owner, attribute, value) in broken.items():
+        with replaced(owner, attribute, value):
+            told = [_grown(pool_class, seed, steps) for seed in range(episodes)]
+        found[what or "whole"] = next((each for each in told if isinstance(each, str)), "")
+        if not what:
+            found["least"] = min(each for each in told if not isinstance(each, str))
+    sglang_perf_patches.deactivate()
+    return found
+
+
+def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
+    """One episode: the first difference, or the part of the slots that the pool had at its end."""
+    import mlx.core as mx
+    import numpy as np
+
+    import sglang_perf_patches
+    from sglang_perf_patches.sets.mlx.pool_write import body
+
+    chance, (layers, heads, size) = Random(seed), (3, 2, 4)
+    slots = chance.choice((100, 1000, 5000))
+    pool = pool_class(slots + 1, layers, heads, size, mx.float32)
+    expected = np.zeros((2, layers, slots + 1, heads, size), dtype=np.float32)
+    most = 1
+    for step in range(steps):
+        most = min(slots, most + chance.randrange(1 + slots // 100))
+        which = chance.sample(range(1, most + 1), min(most, chance.randrange(1, 40)))
+        # A read may be of slots that nobody has written.
+        beyond = [min(slots, slot + chance.randrange(300)) for slot in which]
+        kind = chance.choice(("write", "write", "write", "one", "read", "stock", "all", "clear"))
+        chosen = mx.array(beyond if kind == "read" else which, dtype=mx.int32)
+        if kind in ("one", "stock", "all"):
+            if chance.randrange(8):
+                continue  # rarely, as the pool has all of its slots then
+            if pool.k_buffer[1].shape[0] != slots + 1:
+                return f"seed {seed}, step {step}: few slots"  # MLX would write out of bounds
+        if kind in ("write", "stock"):
+            values = np.random.default_rng(step).random(
+                (2, layers, len(which), heads, size), dtype=np.float32
+            )
+            expected[:, :, which] = values
+            if kind == "write":
+                pool.set_kv_all_layers(chosen, mx.array(values[0]), mx.array(values[1]))
+            else:
+                if (writes := vars(pool).get(body._WRITES)) is not None:
+                    writes.evaluate(mx, pool)  # as at a request's end; a pause waits for it
+                with sglang_perf_patches.paused("mlx.pool-write"):
+                    pool.set_kv_all_layers(chosen, mx.array(values[0]), mx.array(values[1]))
+        elif kind == "one":
+            value = np.full((len(which), heads, size), step, dtype=np.float32)
+            expected[:, 1, which] = value
+            pool.set_kv(1, chosen, mx.array(value), mx.array(value))
+        elif kind == "read":
+            for layer in range(layers):
+                for read, kept in zip(pool.get_kv(layer, chosen), expected[:, layer], strict=True):
+                    if not np.array_equal(np.array(read), kept[beyond]):
+                        return f"seed {seed}, step {step}: layer {layer}"
+        elif kind == "all":
+            for read, kept in zip(pool.get_kv_all_layers(chosen), expected, strict=True):
+                if not np.array_equal(np.array(read), kept[:, which]):
+                    return f"seed {seed}, step {step}: all layers"
+        elif kind == "clear" and not chance.randrange(8):
+            pool.clear()
+            expected[:] = 0
+    held = min(array.shape[0] for array in pool.all_buffers())
+    return held / (slots + 1) if held <= slots + 1 else f"seed {seed}: {held} slots"
 
 
 def on_cuda() -> dict[str, Any]:

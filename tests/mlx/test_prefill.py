@@ -30,6 +30,7 @@ def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
     assert whole == ["equal"] * 3
     assert verdicts == {
         "pool-write, nothing is copied": "different",
+        "pool-write, all slots at once": "different",
         "first-buffer, room for less than the prompt": "different",
         "first-buffer, room for 4096": "different",
         "first-buffer, released buffers keep their room": "different",
@@ -46,6 +47,16 @@ def test_all_patches_together_give_what_stock_gives(found: Found, release: str) 
         assert {"mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"} <= set(
             of["ran"]
         )
+
+
+@EACH
+def test_a_pool_that_grows_holds_what_one_of_all_slots_holds(found: Found, release: str) -> None:
+    """Random writes and reads, some by stock's own code while the patch pauses."""
+    told = found(release, "growing_pool")
+    assert told.pop("whole") == ""
+    assert told.pop("least") < 0.5
+    assert set(told) == {"tokens are lost", "stock's code gets few slots"}
+    assert all(told.values()), told
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])

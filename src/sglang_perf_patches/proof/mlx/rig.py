@@ -19,6 +19,8 @@ from .models import RUNNER, Model, runner
 SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
 """The module that samples tokens, in releases that do so on MLX."""
 
+_BLOCK = 64
+
 
 @dataclass
 class Played:
@@ -164,6 +166,11 @@ class Player:
         if pool is not None:
             mx.eval(pool.all_buffers())
 
+    def bytes_of_pool(self) -> int:
+        """Size of the pool's buffers, whether they are in memory or not."""
+        pool = self._stock_pool()
+        return 0 if pool is None else sum(array.nbytes for array in pool.all_buffers())
+
     def tokens(self, who: str) -> list[int]:
         """A running request's tokens, prompt included."""
         if hasattr(self.runner, "_request_states"):
@@ -275,11 +282,16 @@ class _Failure(Exception):
 class _RequestPool:
     """The part of the scheduler's ``ReqToTokenPool`` that the runner reads: slots per row.
 
-    It allocates slots in descending order, and starts over after the last one.
+    It allocates slots from the first on, as stock does, so that a pool that grows is played; but
+    each block of them in descending order, as a slot's number is no token's position. After the
+    last one it starts over.
     """
 
     def __init__(self, slots: int) -> None:
-        self._free = cycle(range(slots, 0, -1))
+        blocks = (
+            range(first, min(first + _BLOCK, slots + 1)) for first in range(1, slots + 1, _BLOCK)
+        )
+        self._free = cycle([slot for block in blocks for slot in reversed(block)])
         self._rows: dict[str, int] = {}
         self.req_to_token = _Table()
 

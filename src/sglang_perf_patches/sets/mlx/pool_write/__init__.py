@@ -18,11 +18,13 @@ def _variant(first: str, last: str, install: str, pool: str, *depends: str) -> V
         releases=between(first, last),
         install=f"{__name__}.body:{install}",
         targets=(
+            f"{pool}.__init__",
             f"{pool}.set_kv_all_layers",
             f"{pool}.get_kv",
             f"{pool}.clear",
             f"{RUNNER}.prefill_finalize",
             f"{RUNNER}.extend_finalize",
+            f"{RUNNER}.decode_batch_finalize",
             f"{RUNNER}._sync_new_kv_to_pool",
             f"{RUNNER}._sync_decode_kv_to_pool",
         ),

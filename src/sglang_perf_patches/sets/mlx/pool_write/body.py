@@ -1,7 +1,8 @@
 """``mlx.pool-write``: a request writes a copy of its tokens into the radix cache's pool.
 
 Stock queues the write: the pool's next array references the request's buffers until something
-reads the pool. Meanwhile MLX keeps all of those buffers, and copies them on each write.
+reads the pool. Meanwhile MLX keeps all of those buffers, and copies them on each write. Done at
+once, the first write would bring the pool with all of its slots into memory: see `room`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from weakref import WeakSet
 
 from ..references import RUNNER
 from . import ATTENTION_POOL, KV_POOL
+from .room import Room
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -66,6 +68,10 @@ class _Writes:
             self.copies = []
         self.waiting.discard(self)
 
+    def can_write(self) -> bool:
+        """Whether there is something to write, and no unfinished prefill."""
+        return self.is_queued and not self.is_read and not self.postponed
+
     def evaluate(self, core: Any, pool: Any) -> None:
         """Write; while a prefill reads the pool, only copy: a later write or read evaluates it."""
         self.queue()
@@ -78,6 +84,7 @@ class _Writes:
 def _install(patching: Patching, pool: str, attribute: str) -> None:
     core: Any = patching.module("mlx.core")
     ran = patching.ran
+    room = Room(core)
     waiting: WeakSet[_Writes] = WeakSet()
     # Without the patch nothing does a postponed write, and later prefix hits would read slots that
     # hold other tokens. The prefill's end does it, or whatever reads or writes the pool next.
@@ -111,7 +118,8 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
             Stock takes each layer's tokens by a number, which copies them; a slice does not.
             """
-            inner(self, slots, _layers(k_all), _layers(v_all))
+            with room.taking(self, slots):
+                inner(self, slots, _layers(k_all), _layers(v_all))
             ran.seen = True
             writes = writes_of(self)
             waiting.add(writes)
@@ -126,19 +134,29 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
             writes = writes_of(self)
             writes.queue()
             writes.is_read = True
-            return inner(self, layer_id, slots)
+            with room.taking(self, slots):
+                return inner(self, layer_id, slots)
 
         return get_kv
 
     def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
         def clear(self: Any) -> None:
-            """Forget the writes, and zero all buffers."""
+            """Forget the writes, and start over with empty buffers."""
             writes = vars(self).pop(_WRITES, None)
             if writes is not None:
                 writes.waiting.discard(writes)
             inner(self)
+            room.empty(self)
 
         return clear
+
+    def make_init(inner: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            """Make a pool, with buffers that grow."""
+            inner(self, *args, **kwargs)
+            room.empty(self)
+
+        return init
 
     def make_prefill(inner: Callable[..., int]) -> Callable[..., int]:
         def prefill_finalize(self: Any, pending: Any) -> int:
@@ -164,6 +182,20 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
         return extend_finalize
 
+    def make_step(inner: Callable[..., list[int]]) -> Callable[..., list[int]]:
+        def decode_batch_finalize(self: Any, pending: Any) -> list[int]:
+            """Write what the prompts before the step have queued, which frees the copies.
+
+            Stock has read all prompts before the first step after them, so nothing reads the pool.
+            """
+            tokens = inner(self, pending)
+            written = getattr(self, attribute)
+            if written is not None and (writes := writes_of(written)).can_write():
+                writes.evaluate(core, written)
+            return tokens
+
+        return decode_batch_finalize
+
     def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
         def sync_decode_kv_to_pool(self: Any, *args: Any, **kwargs: Any) -> None:
             """When a request ends, write its decoded tokens and the queued ones of its prompt."""
@@ -175,11 +207,13 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
         return sync_decode_kv_to_pool
 
     patching.override(f"{RUNNER}._sync_new_kv_to_pool", make_postponed)
+    patching.override(f"{pool}.__init__", make_init)
     patching.override(f"{pool}.set_kv_all_layers", make_set)
     patching.override(f"{pool}.get_kv", make_get)
     patching.override(f"{pool}.clear", make_clear)
     patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
     patching.override(f"{RUNNER}.extend_finalize", make_extend)
+    patching.override(f"{RUNNER}.decode_batch_finalize", make_step)
     patching.override(f"{RUNNER}._sync_decode_kv_to_pool", make_sync)
 
 

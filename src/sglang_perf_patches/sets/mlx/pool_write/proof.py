@@ -18,19 +18,22 @@ PATCH = "mlx.pool-write"
 
 
 def memory(_: Inputs) -> int:
-    """In stock the pool pins two buffers per request; the last request's are reused."""
-    kept = {}
+    """In stock the pool pins two buffers per request, and has all of its slots."""
+    kept, pool = {}, {}
     with models.model("qwen3", "float32") as made:
         for is_live in (False, True):
             with live(PATCH) if is_live else nullcontext():
-                kept[is_live] = _kept_after(made, 6)
+                kept[is_live], pool[is_live] = _kept_after(made, 6)
     freed = kept[True] * 6 <= kept[False]
     require(freed, f"{PATCH}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}")
+    # 6 requests take some 160 of 4096 slots.
+    small = pool[True] * 8 <= pool[False]
+    require(small, f"{PATCH}: the pool has {pool[True]} bytes, stock's {pool[False]}")
     return 1
 
 
-def _kept_after(made: Model, requests: int) -> int:
-    """Bytes still in use after a sequence of requests, each with its own prompt."""
+def _kept_after(made: Model, requests: int) -> tuple[int, int]:
+    """Bytes still in use after a sequence of requests, each with its own prompt; and the pool's."""
     player = Player(made, radix=True)
     player.keeps = False
     player.evaluate_pool()
@@ -43,7 +46,7 @@ def _kept_after(made: Model, requests: int) -> int:
     mx.synchronize()
     gc.collect()
     after: int = mx.get_active_memory()
-    return after - before
+    return after - before, player.bytes_of_pool()
 
 
 CHECKS = {

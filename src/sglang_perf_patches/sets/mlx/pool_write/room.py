@@ -1,0 +1,116 @@
+"""A pool whose buffers have room for the slots that are in use, and grow with them.
+
+Stock's buffers have all slots from the first write on. Here a pool starts with a few, and a write
+or read of a higher slot enlarges its buffers. Slots that nobody has written are zeros, as in stock.
+
+| who takes a layer's buffer | gets |
+| --- | --- |
+| stock's own reads and writes, within `Room.taking` | the buffer as it is, for slots that it has |
+| any other code: the same without the patch, stock's fused RoPE kernel | all slots |
+
+So nothing waits for the buffers when the patch is taken off: what is taken then has all slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, SupportsIndex
+
+LEAST = 256
+"""Slots of an unused pool; larger ones are multiples of it."""
+
+
+class Buffers(list[Any]):
+    """K or V of a pool, by layer: (slots, n_kv_heads, head_dim), with fewer slots than the pool.
+
+    Attributes:
+        slots: how many the pool has.
+        has_checked: whoever takes a buffer knows that it has the slots they need.
+        checked: the slots that were looked at last.
+    """
+
+    def __init__(self, core: Any, arrays: Sequence[Any], slots: int) -> None:
+        """`core` is ``mlx.core``."""
+        super().__init__(arrays)
+        self._core = core
+        self.slots = slots
+        self.has_checked = False
+        self.checked: Any = None
+
+    def __getitem__(self, layer: SupportsIndex) -> Any:  # type: ignore[override]
+        """A layer's buffer, with all slots unless the caller `has_checked`."""
+        if not self.has_checked:
+            self.widen(layer, self.slots)
+        return super().__getitem__(layer)
+
+    def room(self) -> int:
+        """Slots that the buffers of all layers have."""
+        return min(int(array.shape[0]) for array in self)
+
+    def widen(self, layer: SupportsIndex, slots: int) -> bool:
+        """Give a layer's buffer that many slots, with zeros behind its own; whether it grew."""
+        array = super().__getitem__(layer)
+        held, *shape = array.shape
+        if held >= slots:
+            return False
+        zeros = self._core.zeros((slots - held, *shape), dtype=array.dtype)
+        self[layer] = self._core.concatenate([array, zeros])
+        return True
+
+    def grow(self, slots: int) -> None:
+        """Enlarge the buffers layer by layer, so only one is in memory twice."""
+        for layer in range(len(self)):
+            if self.widen(layer, slots):
+                self._core.eval(super().__getitem__(layer))
+
+
+class Room:
+    """The buffers of all pools that were made while the patch is on."""
+
+    def __init__(self, core: Any) -> None:
+        """`core` is ``mlx.core``."""
+        self._core = core
+
+    def empty(self, pool: Any) -> None:
+        """Give an empty pool buffers with few slots; they take memory at the first write."""
+        shape = (min(LEAST, pool.pool_size), pool.n_kv_heads, pool.head_dim)
+        for name in ("k_buffer", "v_buffer"):
+            arrays = [self._core.zeros(shape, dtype=pool.dtype) for _ in range(pool.num_layers)]
+            setattr(pool, name, Buffers(self._core, arrays, pool.pool_size))
+
+    @contextmanager
+    def taking(self, pool: Any, slots: Any) -> Iterator[None]:
+        """Within the block, stock's code takes buffers that have these slots, (tokens,) int32."""
+        both = pool.k_buffer, pool.v_buffer
+        if not all(type(buffers) is Buffers for buffers in both):
+            yield  # made before the patch was on: it has all slots
+            return
+        self._hold(both, slots)
+        for buffers in both:
+            buffers.has_checked = True
+        try:
+            yield
+        finally:
+            for buffers in both:
+                buffers.has_checked = False
+
+    def _hold(self, both: tuple[Buffers, ...], slots: Any) -> None:
+        """Enlarge the buffers for these slots, if they are too small."""
+        if all(buffers.checked is slots for buffers in both):
+            return  # a prefill reads the same ones in each layer
+        # The host has made this array from a list, so no device is waited for.
+        needed = max(memoryview(slots), default=-1) + 1
+        for buffers in both:
+            if needed > (held := buffers.room()):
+                buffers.grow(room_for(needed, held, buffers.slots))
+            buffers.checked = slots
+
+
+def room_for(needed: int, held: int, most: int) -> int:
+    """Slots of buffers that must have `needed` and had `held`, at most `most`.
+
+    They grow by a quarter at least, so each slot is copied some four times in the pool's life.
+    """
+    room = max(needed, held + held // 4)
+    return min(-(-room // LEAST) * LEAST, most)

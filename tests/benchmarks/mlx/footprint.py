@@ -1,0 +1,142 @@
+"""What running requests hold in memory between two decode steps: stock, patched, and mlx-lm.
+
+    python3 tests/benchmarks/mlx/footprint.py --release 0.5.23
+
+runs in the environment that the tests use, which the first use makes. Each load's requests are
+prefilled and decoded, in stock's runner, in the patched one and in mlx-lm's own batches, on a small
+model (8 layers, 2 KV heads of 32, float32). It prints one line of JSON for each load and side: what
+is in use beside the weights, how much of it is the pool of the radix cache, and what the requests'
+tokens themselves take. ``--unread`` leaves stock's pool as it is before the first prefix hit, where
+MLX has not evaluated it. `results/mlx.md` says what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[3]
+_SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+_BYTES_PER_TOKEN = 2 * 8 * 2 * 32 * 4
+_STEPS = 6
+_LOADS = {
+    "1 x 250": [250],
+    "16 x 250": [250] * 16,
+    "2000 down to 125": [2000 - 125 * number for number in range(16)],
+    "1 x 4000, 15 x 100": [4000] + [100] * 15,
+    "1 x 8100, 15 x 100": [8100] + [100] * 15,
+}
+
+
+def main() -> int:
+    """Measure here if sglang's runner is here, else in the release's environment."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--release", default="0.5.23")
+    parser.add_argument("--sides", default="none:mlx:mlx-lm", help="selections, or mlx-lm")
+    parser.add_argument("--loads", default=":".join(_LOADS), help="with colons between")
+    parser.add_argument("--slots", type=int, default=32_768, help="of the pool, in tokens")
+    parser.add_argument("--unread", action="store_true")
+    given = parser.parse_args()
+    if os.environ.get("SGLANG_USE_MLX"):
+        _measure(given)
+        return 0
+    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
+    import released
+
+    return int(released.again(__file__, given.release))
+
+
+def _measure(given: argparse.Namespace) -> None:
+    import mlx.core as mx
+    import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+    from sglang_perf_patches.proof.mlx import standalone
+
+    standalone.lend()
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
+
+    for side in given.sides.split(":"):
+        if side != "mlx-lm":
+            sglang_perf_patches.activate(side)
+        for load in given.loads.split(":"):
+            with models.model("qwen3", "float32", **_SIZES) as made:
+                mx.eval(made.model.parameters())
+                gc.collect()
+                before = mx.get_active_memory()
+                lengths = _LOADS[load]
+                pool, tokens = (
+                    _by_mlx_lm(made, lengths)
+                    if side == "mlx-lm"
+                    else _by_runner(made, lengths, given.slots, is_read=not given.unread)
+                )
+                told = {
+                    "side": side,
+                    "load": load,
+                    "in use MB": round((tokens - before) / 1e6, 1),
+                    "of it the pool MB": round(pool / 1e6, 1),
+                    "physical MB": round(sum(lengths) * _BYTES_PER_TOKEN / 1e6, 1),
+                }
+                print(json.dumps(told), flush=True)
+        if side != "mlx-lm":
+            sglang_perf_patches.deactivate()
+
+
+def _by_runner(made: Any, lengths: list[int], slots: int, *, is_read: bool) -> tuple[int, int]:
+    """Bytes of the pool's buffers, and what is in use, after a few decode steps of all requests."""
+    from sglang_perf_patches.proof.mlx import rig
+
+    player = rig.Player(made, radix=True, slots=slots)
+    player.keeps = False
+    if is_read:
+        player.evaluate_pool()
+    names = [f"r{number}" for number in range(len(lengths))]
+    for name, length in zip(names, lengths, strict=True):
+        player.join(name, length)
+    player.decode(names, _STEPS, chained=True)
+    return player.bytes_of_pool() if is_read else 0, _in_use()
+
+
+def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int]:
+    from random import Random
+
+    from mlx_lm.generate import BatchGenerator
+
+    chance = Random(1)
+    generator = BatchGenerator(made.model, max_tokens=1000)
+    generator.insert(
+        [[chance.randrange(_SIZES["vocab_size"]) for _ in range(length)] for length in lengths]
+    )
+    decoded: dict[int, int] = {}
+    while len(decoded) < len(lengths) or min(decoded.values()) < _STEPS:
+        for response in generator.next_generated():
+            decoded[response.uid] = decoded.get(response.uid, 0) + 1
+    used = _in_use()
+    generator.close()
+    return 0, used
+
+
+def _in_use() -> int:
+    import mlx.core as mx
+
+    mx.synchronize()
+    gc.collect()
+    mx.synchronize()
+    return int(mx.get_active_memory())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -92,6 +92,7 @@ def _measure(given: argparse.Namespace) -> None:
                 }
                 print(json.dumps(told), flush=True)
         if side != "mlx-lm":
+            gc.collect()
             sglang_perf_patches.deactivate()
 
 

@@ -4,7 +4,8 @@
 
 runs in the environments that the tests use, which the first use makes. It runs the small model of
 `bench mlx` (8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory,
-as after any prefix hit. It prints one line of JSON for each release, selection and load.
+as after any prefix hit. It prints one line of JSON for each release, selection and load. Figures are
+beside the weights and the pool, whose own size at the end of the load is given too.
 
 What is held is the most that was in use after any prefill or chunk. The peak also has what is in
 use within one, as MLX's attention on a CPU has, which makes all scores. `results/mlx.md` says
@@ -82,16 +83,18 @@ def _measure(selection: str, radix: bool, only: str) -> None:
             player.evaluate_pool()
             gc.collect()
             mx.clear_cache()
-            before = mx.get_active_memory()
-            held = _Held(player, before)
+            weights = mx.get_active_memory() - player.bytes_of_pool()
+            held = _Held(player, weights)
             mx.reset_peak_memory()
             began = time.perf_counter()
             found = load(player)
             taken = time.perf_counter() - began
             gc.collect()
-            found["kept MB"] = round((mx.get_active_memory() - before) / 1e6, 1)
+            beside = weights + player.bytes_of_pool()
+            found["kept MB"] = round((mx.get_active_memory() - beside) / 1e6, 1)
             found["held MB"] = round(held.most / 1e6, 1)
-            found["peak MB"] = round((mx.get_peak_memory() - before) / 1e6, 1)
+            found["peak MB"] = round((mx.get_peak_memory() - beside) / 1e6, 1)
+            found["pool MB"] = round(player.bytes_of_pool() / 1e6, 1)
             found["seconds"] = round(taken, 2)
             print(json.dumps({"patches": selection, "load": name} | found), flush=True)
             del player
@@ -101,9 +104,9 @@ def _measure(selection: str, radix: bool, only: str) -> None:
 class _Held:
     """Note what is in use after each prefill and chunk, in bytes, and the most of it."""
 
-    def __init__(self, player: Any, before: int) -> None:
+    def __init__(self, player: Any, weights: int) -> None:
         self.most = 0
-        self._before = before
+        self._weights, self._player = weights, player
         for name in ("join", "hit", "extend"):
             setattr(player, name, self._noted(getattr(player, name)))
 
@@ -112,7 +115,8 @@ class _Held:
 
         def noted(*arguments: Any) -> None:
             take(*arguments)
-            self.most = max(self.most, mx.get_active_memory() - self._before)
+            beside = self._weights + self._player.bytes_of_pool()
+            self.most = max(self.most, mx.get_active_memory() - beside)
 
         return noted
 

@@ -4,8 +4,8 @@
 
 runs in the environments that the tests use, which the first use makes. It runs the small model of
 `bench mlx` (8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory,
-as after any prefix hit. It prints one line of JSON for each release, selection and load. Figures are
-beside the weights and the pool, whose own size at the end of the load is given too.
+as after any prefix hit. It prints one line of JSON for each release, selection and load. Its
+figures are beside the weights and the pool, whose own size at the load's end is given too.
 
 What is held is the most that was in use after any prefill or chunk. The peak also has what is in
 use within one, as MLX's attention on a CPU has, which makes all scores. `results/mlx.md` says

@@ -97,7 +97,7 @@ def _measure(selection: str, radix: bool, only: str) -> None:
             found["pool MB"] = round(player.bytes_of_pool() / 1e6, 1)
             found["seconds"] = round(taken, 2)
             print(json.dumps({"patches": selection, "load": name} | found), flush=True)
-            del player
+            del player, held
     sglang_perf_patches.deactivate()
 
 

@@ -78,6 +78,8 @@ def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
         "upstream": [],
         "built_in_since": None,
         "targets": ["sglang.srt.a:Worker.step"],
+        "short": None,
+        "here": "ready",
     }
     assert by_id["two.both"]["targets"][-1] == "sglang.srt.a:Worker.extra"
     assert (by_id["two.policy"]["kind"], by_id["two.policy"]["selected"]) == ("policy", False)
@@ -95,12 +97,13 @@ def test_list_is_the_default_and_has_an_alias(
     assert done.returncode == 0
     assert done.stdout == command(throwaway, "list").stdout
     lines = done.stdout.splitlines()
-    assert lines[0] == ("3 will run, 0 refused, 1 off, 1 already in sglang, 1 not for this release")
+    assert lines[0] == ("3 ready, 0 refused, 1 off, 1 built-in, 1 absent")
     assert lines[1] == f"on sglang 1.0 at {tree}, with SGLANG_PERF_PATCHES=all"
     assert [line.split("  ")[0] for line in lines[4:8]] == [
         *("one.step", "two.helper", "two.both", "two.policy")
     ]
-    assert lines[4].split() == ["one.step", "will", "run", "summary"]
+    assert lines[3].split() == ["PATCH", "HERE", "GAIN", "COST"]
+    assert lines[4].split() == ["one.step", "ready", "-", "-"]
     assert lines[7].split()[:3] == ["two.policy", "off", "(opt-in)"]
     assert lines[9] == "2 more: sglang-perf-patches list --all"
     assert "sglang-perf-patches run" in lines[-1]  # a tree without a plugin loader
@@ -110,9 +113,9 @@ def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path
     lines = command(throwaway, "list", "--all").stdout.splitlines()
     by_id = {line.split()[0]: line for line in lines[4:10]}
     assert re.search(
-        r"two.built +already in sglang +#1 +upstream has it since 1.0", by_id["two.built"]
+        r"two.built +built-in +- +- +#1 +upstream has it since 1.0", by_id["two.built"]
     )
-    assert re.search(r"two.gone +not for this release +- ", by_id["two.gone"])
+    assert re.search(r"two.gone +absent +- +- +- ", by_id["two.gone"])
     assert len(by_id) == 6
     assert not any("--all" in line for line in lines)
 
@@ -120,10 +123,10 @@ def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path
 @pytest.mark.parametrize(
     ("selection", "word"),
     [
-        ("all", "superseded     one.ten does its work and more"),
-        ("one.step", "will run"),
-        ("-one.step", "off"),
-        ("all,-one.ten", "will run"),
+        ("all", "superseded"),
+        ("one.step", "ready"),
+        ("-one.step", "off (not chosen)"),
+        ("all,-one.ten", "ready"),
     ],
 )
 def test_what_another_patch_does_is_superseded(
@@ -136,8 +139,10 @@ def test_what_another_patch_does_is_superseded(
         "t.use(replace(t.STEP, superseded_by=('one.ten',)), t.TEN)\n",
     )
     lines = command(throwaway, "list", SGLANG_PERF_PATCHES=selection).stdout.splitlines()
-    (line,) = [line for line in lines if line.startswith("one.step")]
-    assert line.split(maxsplit=1)[1].replace(" ", "").startswith(word.replace(" ", ""))
+    (line,) = [line for line in lines if line.startswith("one.step  ")]
+    assert line.split(maxsplit=1)[1].startswith(f"{word}  ")
+    said = "one.step is superseded: one.ten does its work and more"
+    assert (said in lines) == (word == "superseded")
 
 
 def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
@@ -151,11 +156,18 @@ def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
         "u.find_spec = lambda name, *more: None if name == 'mlx' else find(name, *more)\n",
     )
     here = command(throwaway, "list").stdout
-    assert here.splitlines()[0] == "1 will run, 0 refused, 1 need what this machine lacks"
+    assert here.splitlines()[0] == "1 ready, 0 refused, 1 need what this machine lacks"
     assert "mlx.step" not in here
     assert re.search("mlx.step +needs mlx", command(throwaway, "list", "--all").stdout)
     elsewhere = command(throwaway, "list", "--sglang-path", str(throwaway.site)).stdout
-    assert elsewhere.splitlines()[0] == "2 will run, 0 refused"
+    assert elsewhere.splitlines()[0] == "2 ready, 0 refused"
+    assert re.search(r"^PATCH +ON 1\.0 +GAIN", elsewhere, re.MULTILINE)
+    # What this machine lacks is hidden, chosen or not.
+    others = command(throwaway, "list", SGLANG_PERF_PATCHES="swa").stdout
+    assert others.splitlines()[0] == "1 ready, 0 refused, 1 need what this machine lacks"
+    assert "mlx.step" not in others
+    whole = command(throwaway, "list", "--all", SGLANG_PERF_PATCHES="swa").stdout
+    assert re.search("mlx.step +needs mlx .* not chosen; summary", whole)
 
 
 @pytest.mark.parametrize("place", ["sglang", "", "python"])
@@ -380,7 +392,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
         path.symlink_to("/proc/self/mem")  # no permission bit would stop root
     done = command(throwaway, "list", SGLANG_PERF_PATCHES="one.step")
     assert (done.returncode, done.stderr) == (1, "")
-    assert re.search("one.step +refused +.*a.py can't be", done.stdout)
+    assert re.search("one.step is refused: .*a.py can't be", done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +406,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
         ("bench", "swa", "--frobnicate"),
         ("bench", "--frobnicate"),
         ("verify", "frob"),
-        ("doctor",),
+        ("doctor", "--kv-gib", "3"),
     ],
 )
 def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> None:

@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         print(_text(tree, chosen, verdicts[0]))
     else:
         prospects = listing.prospects(chosen, everything, is_here=is_here)
-        table = listing.rows(verdicts, prospects, with_upstream=True)
+        where = "HERE" if is_here else f"ON {tree.version}"
         print(f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}\n")
-        print(render.table(table, column=1, colours=listing.COLOURS))
+        print(listing.table(verdicts, prospects, where=where, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(chosen, verdicts) else 0
 

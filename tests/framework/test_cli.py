@@ -289,6 +289,7 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
         (("list",), {"SGLANG_PERF_PATCHES": "ALL"}, "did you mean all"),
         (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "must stand alone"),
         (("explain", "two.bth"), {}, "did you mean two.both"),
+        (("bench", "mlx", "--patches", "foo"), {}, "--patches: mlx has no patch 'foo'"),
         (("verify", "none"), {}, "names no patch to verify"),
         (("list", "--sglang-path", "."), {}, "not a sglang tree"),
         (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),

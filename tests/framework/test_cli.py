@@ -13,6 +13,7 @@ import pytest
 from throwaway import Throwaway
 
 from sglang_perf_patches import __version__, sets
+from sglang_perf_patches.cli.verbs import explaining
 
 # Every process of these tests knows throwaway sets, made from a tree as it was first written.
 SETS = """
@@ -209,17 +210,35 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     text = command(throwaway, "explain", "two.both").stdout
     assert "Why:" not in text  # it has no page
     assert f"Definitions, below {tree.parent}:" in text
-    assert "changes  sglang.srt.a:Worker.step  sglang/srt/a.py:10" in text
+    assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
     assert "Chosen by SGLANG_PERF_PATCHES=all." in text
     policy = command(throwaway, "explain", "two.policy").stdout
     assert "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name" in policy
-    assert "adds     sglang.srt.a:Worker.extra  not there" in text
-    assert "needs    sglang.srt.a:Worker" in text
+    assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
+    assert re.search("  needs    sglang.srt.a:Worker ", text)
     built = command(throwaway, "explain", "two.built").stdout
     assert "https://github.com/sgl-project/sglang/pull/1" in built
     data = json.loads(command(throwaway, "explain", "two.both", "--json").stdout)
     assert (data["id"], data["why"], data["differences"]) == ("two.both", "", [])
     assert data["definitions"][0]["line"] == 10
+
+
+def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: Path) -> None:
+    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
+        file.write(
+            "from dataclasses import replace\n"
+            "needing = replace(t.BOTH, requires=('two.built', 'two.gone'))\n"
+            "t.use(needing, gone, built, tree=source.Tree(source.find(os.environ['FIRST_TREE'])))\n"
+        )
+    text = command(throwaway, "explain", "two.both").stdout
+    assert "Needs: two.built (built-in here), two.gone (absent here)\n" in text
+
+
+def test_a_heading_among_figures_is_no_bullet() -> None:
+    table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
+    assert list(explaining._figures(table)) == [
+        *("  measured:", "  on a CPU:", "  - a step: stock 2 ms, patched 1 ms")
+    ]
 
 
 def test_explain_of_a_set_lists_it(throwaway: Throwaway, tree: Path) -> None:
@@ -427,6 +446,14 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     shown = [line.split()[0] for line in done.stdout.splitlines()[3:]]
     assert done.stdout.startswith(f"{len(patches)} patches")
     assert shown == patches
+    alone = command(throwaway, "explain", "mlx.kv-arena", PYTHONPATH=src)
+    assert (alone.returncode, alone.stderr) == (2, f"{said}\n")
+    assert alone.stdout.startswith("mlx.kv-arena (exact): ")
+    for part in ("Use it if:", "Gain:", "Cost:", "Why:", "How:"):
+        assert f"\n{part}\n" in alone.stdout
+    of_set = command(throwaway, "explain", "mlx", PYTHONPATH=src)
+    assert of_set.returncode == 2
+    assert "mlx.last-row (exact): " in of_set.stdout
     as_json = command(throwaway, "--json", PYTHONPATH=src)
     assert (as_json.returncode, as_json.stdout, as_json.stderr) == (2, "", f"{said}\n")
 

@@ -106,8 +106,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
 
 
 def number(value: float) -> str:
-    """For people: three significant digits, and all of those before the point; whole ones whole."""
-    if value == int(value):
+    """For people: three significant digits, and all of those before the point; counts are whole."""
+    if isinstance(value, int) or value == 0:
         return str(int(value))
     if abs(value) >= 1000:
         return f"{value:.0f}"

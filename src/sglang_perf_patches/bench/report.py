@@ -233,10 +233,7 @@ def _counts(table: Table) -> list[tuple[float, float]]:
     if table.counted is None:
         return []
     stock, patched = map(table.columns.index, table.counted)
-    return [
-        (float(row[stock]), float(row[patched]))  # type: ignore[arg-type]
-        for row in table.rows
-    ]
+    return [(row[stock], row[patched]) for row in table.rows]  # type: ignore[misc]
 
 
 def require_writable(path: Path) -> None:

@@ -80,10 +80,10 @@ def table(
             last = textwrap.wrap(row[-1], room - indent, break_on_hyphens=False) or [""]
         elif room is not None:  # below the row
             start = " " * 4
-            below = textwrap.wrap(
+            under = textwrap.wrap(
                 row[-1], max(_LEAST, room), initial_indent=start, subsequent_indent=start
             )
-            lines += ["  ".join(cells).rstrip(), *below]
+            lines += ["  ".join(cells).rstrip(), *under]
             continue
         lines.append("  ".join([*cells, last[0]]).rstrip())
         lines += [" " * indent + text for text in last[1:]]

@@ -113,9 +113,11 @@ def compared(
     stock, patched = [pair[0] for pair in taken], [pair[1] for pair in taken]
     changes = {}
     for figure in FIGURES:
-        sides = [[boot.figures.get(figure.name, 0.0) for boot in side] for side in (stock, patched)]
-        if taken and all(value > 0 for side in sides for value in side):
-            changes[figure.name] = noise.change(*sides)
+        figures = [
+            [boot.figures.get(figure.name, 0.0) for boot in each] for each in (stock, patched)
+        ]
+        if taken and all(value > 0 for each in figures for value in each):
+            changes[figure.name] = noise.change(*figures)
     records = [boot.records for boot in patched]
     return {
         "model": stock[0].told.get("model", "") if stock else "",

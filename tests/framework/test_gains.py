@@ -37,7 +37,7 @@ def test_a_ratio_is_that_of_its_figures(gain: gains.Gain) -> None:
     stock, patched = (
         float(figure.split()[0].replace(",", "")) for figure in (gain.stock, gain.patched)
     )
-    told = patched if "of that" in gain.patched else patched / stock
+    told = patched if "times as long" in gain.patched else patched / stock
     assert told == pytest.approx(gain.ratio, rel=0.1)
 
 

@@ -735,7 +735,7 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         watching.send_signal(signal.SIGINT)
         shown, said = watching.communicate(timeout=20)
         assert (watching.returncode, said) == (0, "")
-        assert shown.count(f"server {server.pid}: ") > 1
+        assert shown.count(f"server {server.pid} (me/tiny, port 31234): ") > 1
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.communicate()

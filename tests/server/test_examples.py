@@ -187,8 +187,8 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     pod = parsed("kubernetes.yaml")["spec"]["template"]["spec"]
     script = pod["initContainers"][0]["args"][0]
     wheels, plugin = tmp_path / "wheel", tmp_path / "plugin"
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, EXAMPLES.parent]
-    subprocess.run(build, check=True, timeout=300)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
+    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=300)
     script = script.replace("/wheel/", f"{wheels}/").replace("/plugin", str(plugin))
     image = tmp_path / "image"
     venv.create(image, with_pip=True, symlinks=True)

@@ -106,9 +106,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
 
 
 def number(value: float) -> str:
-    """For people: three significant digits, and all of those before the point."""
-    if value == 0:
-        return "0"
+    """For people: three significant digits, and all of those before the point; counts are whole."""
+    if isinstance(value, int) or value == 0:
+        return str(int(value))
     if abs(value) >= 1000:
         return f"{value:.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -121,8 +121,15 @@ def signed(percent: float) -> str:
     return "0" if whole == 0 else f"{'+' if whole > 0 else MINUS}{abs(whole)}"
 
 
-def plot(bars: Sequence[Bar], axis: str) -> str:
-    """Changes against stock, one line each, above an axis that says what they are."""
+def plot(bars: Sequence[Bar], axis: str, label: Callable[[float], str] | None = None) -> str:
+    """Changes against stock, one line each, above an axis that says what they are.
+
+    Args:
+        bars: the lines.
+        axis: what they are.
+        label: what a tick of a change is called; a percentage without it.
+    """
+    label = label or _percent
     if not bars:
         return ""
     low, high, ticks = _range(bars)
@@ -142,7 +149,7 @@ def plot(bars: Sequence[Bar], axis: str) -> str:
         for bar in bars
     )
     labels = "".join(
-        f"<text x={at(tick)} y=14 text-anchor=middle>{_percent(tick)}</text>" for tick in ticks
+        f"<text x={at(tick)} y=14 text-anchor=middle>{label(tick)}</text>" for tick in ticks
     )
     return (
         f"<figure>{lines}<div class='line axis'><div class=name></div><div class=track>"
@@ -174,6 +181,11 @@ def _range(bars: Sequence[Bar]) -> tuple[float, float, list[float]]:
     first, last = math.floor(low / step - 0.05), math.ceil(high / step + 0.05)
     ticks = [number * step for number in range(first, last + 1)]
     return ticks[0], ticks[-1], ticks
+
+
+def ratio(change: float) -> str:
+    """A change as a ratio: 0.7 of -0.3."""
+    return f"{1 + change:.2f}".rstrip("0").rstrip(".")
 
 
 def _percent(change: float) -> str:

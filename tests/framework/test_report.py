@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench import nvidia, report, timing
+from sglang_perf_patches.bench import nvidia, page, report, timing
 from sglang_perf_patches.bench.report import Report, Table
 from sglang_perf_patches.bench.timing import Ratio
 
@@ -133,6 +133,13 @@ def test_whole_numbers_are_whole_and_ratios_are_ratios_on_the_page() -> None:
     assert "96.0" not in page
     assert "<td class=n data-label='patched : stock'>0.50 (0.40 to 0.60)</td>" in page
     assert " %" not in re.sub(r"<style>.*?</style>", "", page)
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(6, "small"), (9, "wide"), (16, "many")])
+def test_a_wide_table_is_cards_on_narrower_pages(columns: int, kind: str) -> None:
+    made = page.table([f"c{number}" for number in range(columns)], [[("1", True)] * columns])
+    assert f"<div class=scroll><table class={kind}>" in made
+    assert f"table.{kind} tr{{display:block}}" in page.document("t", [])
 
 
 @pytest.mark.parametrize("count", [3, 9, 30])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import platform
 import textwrap
@@ -308,7 +309,7 @@ def _bar(name: str, ratio: Cell) -> page.Bar:
 
 def _counted_bar(name: str, stock: float, patched: float) -> page.Bar:
     tone: page.Tone = "better" if patched > stock else "worse" if patched < stock else "none"
-    change = patched / stock - 1 if stock else float(patched > 0)
+    change = patched / stock - 1 if stock else math.inf if patched else 0.0
     text = f"{page.number(stock)} → {page.number(patched)}"
     return page.Bar(name, change, change, change, tone, text)
 

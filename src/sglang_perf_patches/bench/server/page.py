@@ -62,7 +62,7 @@ def _compared(found: Outcome) -> list[str]:
         head, *rows = shown.rows(found)
         cells = [[(cell, 2 <= at <= 3) for at, cell in enumerate(row)] for row in rows]
         parts += [
-            page.heading(2, f"{second.name.title()} against {first.name}"),
+            page.heading(2, f"{shown.titled(second)} against {first.name}"),
             page.plot(bars, axis),
             page.table(head, cells),
             page.facts(

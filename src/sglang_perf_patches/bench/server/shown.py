@@ -10,6 +10,7 @@ from . import noise
 from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
 from .patches import Of
+from .sides import Side
 
 _WIDTH = 96
 _FELT = ("TPOT", "throughput")
@@ -75,6 +76,11 @@ def _live(found: Outcome) -> Iterator[tuple[str, Of]]:
         yield from ((f"{side.name}: ", of) for of in live)
 
 
+def titled(side: Side) -> str:
+    """Its name where a sentence begins: a letter is a name and stays small."""
+    return side.name if len(side.name) == 1 else side.name.title()
+
+
 def described(found: Outcome) -> Iterator[tuple[str, str]]:
     """Each side's name and what it adds to the command."""
     for side in found.sides:
@@ -83,11 +89,11 @@ def described(found: Outcome) -> Iterator[tuple[str, str]]:
 
 def notes(found: Outcome) -> Iterator[str]:
     """What a reader of the figures must know."""
-    first, second = (side.name for side in found.sides)
+    first, second = found.sides
     boots = f"{found.turns_done} turn{'s' if found.turns_done > 1 else ''} of two boots each"
     yield (
-        f"{boots}, the order alternating. {first.title()} and {second}: the median boot, with the "
-        "lowest and the highest. The change: the median turn, likewise."
+        f"{boots}, the order alternating. {titled(first)} and {second.name}: the median boot, with "
+        "the lowest and the highest. The change: the median turn, likewise."
     )
     yield noise.RULE
     restless = [
@@ -97,7 +103,7 @@ def notes(found: Outcome) -> Iterator[str]:
     ]
     if restless:
         yield (
-            f"{first.title()}'s own boots differ: {', '.join(restless)}. On a quieter machine, or "
+            f"{titled(first)}'s own boots differ: {', '.join(restless)}. On a quieter machine, or "
             "with more --turns, smaller differences are seen."
         )
 

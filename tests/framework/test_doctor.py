@@ -523,6 +523,7 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         ("[]", OF_SERVER, "does not describe a model's attention"),
         (json.dumps({**MODEL, "num_key_value_heads": None}), OF_SERVER, "does not describe"),
         (json.dumps(MODEL), (), "--model needs --kv-gib"),
+        (json.dumps(MODEL), OF_SERVER[:2], "give --max-running-requests"),
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
         (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
         (json.dumps(HYBRID), OF_SERVER, "give --context"),

@@ -100,7 +100,7 @@ class Hints:
 
 
 def _pools(args: argparse.Namespace) -> pool_hint.Hint:
-    return _read(
+    found = _read(
         args,
         lambda config: pool_hint.hint(
             config,
@@ -113,6 +113,9 @@ def _pools(args: argparse.Namespace) -> pool_hint.Hint:
             prefix_cache=not args.disable_radix_cache,
         ),
     )
+    if found.reason == pool_hint.NEEDS_REQUESTS:
+        raise ModelError(found.reason)
+    return found
 
 
 def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.StateHint | None:

@@ -770,15 +770,18 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     that a pool had at an episode's end.
     """
     import sglang_perf_patches
+
+    installed_release()
     from sglang_perf_patches.judge import source
-    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, room
 
     tree = source.Tree(source.find_installed())
     name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
     module, _, attribute = name.partition(":")
     pool_class = getattr(import_module(module), attribute)
-    import_module(rig.RUNNER)
+    with models.model("qwen3", "float32") as made:
+        rig.Player(made)  # imports stock's runner
     sglang_perf_patches.activate("mlx.pool-write", strict=True)
     assert state("mlx.pool-write").state == "live"
 

@@ -40,8 +40,11 @@ SETTINGS = {
 }
 
 
-def publish(**asked: Any) -> None:
+def publish(**asked: Any) -> Any:
     """Say that this process is an ordinary server; a decode worker may have said otherwise.
+
+    Returns:
+        the release's ``ServerArgs``.
 
     Args:
         asked: arguments of the server, beside those that `given.MORE` adds.
@@ -52,6 +55,7 @@ def publish(**asked: Any) -> None:
     told = {name: value for name, value in asked.items() if name in known}
     arguments = module.ServerArgs(model_path="dummy", **told)
     module.set_global_server_args_for_scheduler(noted(arguments))
+    return arguments
 
 
 def pools(

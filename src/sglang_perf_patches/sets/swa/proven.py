@@ -28,3 +28,14 @@ DRAFTS = {"eagle": _EPISODES}
 TREES = {**DRAFTS, "draft-trees": "tests/swa/checks.py: the_bound_holds_with_drafts"}
 RANKS = {"pipeline": _EPISODES, "dp-attention": _EPISODES}
 """Tails are allocated by each rank for itself, from its own pools."""
+PREFIXES = {
+    **BESIDE,
+    "pages": "verify",
+    "eagle": "verify",
+    "draft-trees": "verify",
+    "quantised-kv": "verify",
+    "whole-prefills": "verify",
+    "mixed-chunks": "verify",
+    "tracked-states": "verify",
+}
+"""A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""

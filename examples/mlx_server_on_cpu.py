@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from linux_mlx import tiny_model
+# The environments, in which the tests run too.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
+
 from linux_mlx.completions import Completion, complete, workload
 from linux_mlx.environments import (
     Environment,
@@ -34,11 +36,16 @@ from linux_mlx.environments import (
     install_checkout,
     releases,
     sglang_environment,
-    variables,
 )
 from linux_mlx.patches import live_and_run, report
 from linux_mlx.processes import Failure
-from linux_mlx.server import arguments_of, running_server, server_command, server_variables
+from linux_mlx.server import (
+    arguments_of,
+    running_server,
+    server_command,
+    server_variables,
+    write_model,
+)
 
 _SHOWN = 64
 # Short prompts and long replies: the mlx patches are about decode steps.
@@ -75,15 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong:
         print(f"FAILED: {wrong}")
     return 1 if wrong else 0
-
-
-def write_model(environment: Environment, folder: Path) -> Path:
-    """Write the tiny model with the environment's Python; this one need not have mlx."""
-    model = folder / "model"
-    command: list[str | Path] = [environment.python, tiny_model.__file__, model]
-    if subprocess.run(command, env=variables(), check=False).returncode:
-        raise Failure("the tiny model could not be written")
-    return model
 
 
 def serve(

@@ -4,7 +4,7 @@ Without a folder or another argument, ruff, the type checker and pytest run. Wit
 runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
 ``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in under a minute.
 ``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
-``tests/support/tiers.py``). Four tests run at a time, on two cores: some of them only wait.
+``tests/harness/tiers.py``). Four tests run at a time, on two cores: some of them only wait.
 
 The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
 Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches

@@ -16,7 +16,7 @@ import released
 import tiers
 from sglang_perf_patches import sets
 
-_SCRIPT = Path(__file__).parent / "support" / "prove.py"
+_SCRIPT = Path(__file__).parent / "harness" / "prove.py"
 
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
 Shown = Callable[[str, str, tuple[str, ...], Iterable[str]], tuple[str, ...]]

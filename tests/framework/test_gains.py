@@ -8,7 +8,8 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
-from tests.maintain import ROOT, gains, quotes
+from tests.benchmarks import gains
+from tests.maintain import ROOT, quotes
 
 ROWS = quotes.rows(ROOT, sets.NAMES)
 

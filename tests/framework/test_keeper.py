@@ -224,3 +224,35 @@ def test_a_handler_in_the_middle_of_the_standard_library_does_not_hang(
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 100 / int(apart)
+
+
+def test_a_process_in_which_all_is_gated_says_so_once(throwaway: Throwaway) -> None:
+    """An Engine without an HTTP server; what goes live later has its line as well."""
+    throwaway.run(
+        HEAD
+        + """
+import dataclasses
+use(dataclasses.replace(STEP, proven_with={}), HELPER)
+said = []
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logger = logging.getLogger("sglang_perf_patches")
+logger.addHandler(Said()); logger.setLevel(logging.INFO)
+from sglang_perf_patches.live import gatekeeper
+gatekeeper.published = lambda: gated
+class gated:
+    read = staticmethod(lambda name: True if name == "enable_lora" else None)
+    unlike_default = staticmethod(dict)
+import sglang
+ours.activate()
+wait_for(lambda: said)
+time.sleep(1)
+[line] = said
+assert "live 0, waiting 1, refused 0, gated 1; live on sglang " in line, line
+assert line.endswith("none; one.step is gated: LoRA is on, and it was not proven with that"), line
+import sglang.srt.a
+wait_for(lambda: len(said) == 2)
+assert said[1].endswith(": two.helper"), said
+"""
+    )

@@ -17,9 +17,13 @@ ROWS = quotes.rows(ROOT, sets.NAMES)
 PATCHES = by_id(sets.load())
 
 FILE = "src/sglang_perf_patches/sets/mla/a/README.md"
-LINK = "../../../../../tests/mla/results.md"
-SECTION = Section("tests/mla/results.md", "", "", "H200", {"mla.a": ("0.5.23",)})
-KNOWN = {("tests/mla/results.md", "r"): Row("| 0.5.23, 16 | 4.06 | 0.945 (0.911-0.960) |", SECTION)}
+LINK = "../../../../../tests/benchmarks/results/mla.md"
+SECTION = Section("tests/benchmarks/results/mla.md", "", "", "H200", {"mla.a": ("0.5.23",)})
+KNOWN = {
+    ("tests/benchmarks/results/mla.md", "r"): Row(
+        "| 0.5.23, 16 | 4.06 | 0.945 (0.911-0.960) |", SECTION
+    )
+}
 
 
 def text_of(patch: Patch) -> str:
@@ -79,7 +83,7 @@ def test_the_figures_that_list_shows_have_none_of_their_own() -> None:
         ("| [a](%s#r) | 4.1 ms | 0.95 |", []),
         ("It takes [4.06 ms](%s#r).", []),
         ("It takes [4.07 ms](%s#r).", ["r has no 4.07"]),
-        ("It takes [4.06 ms](%s#s).", ["there is no row s in tests/mla/results.md"]),
+        ("It takes [4.06 ms](%s#s).", ["there is no row s in tests/benchmarks/results/mla.md"]),
         ("It takes 4.06 ms.", ["4.06 ms has no row"]),
         ("It takes\n0.945 of the time on 0.5.23.", ["0.945 has no row"]),
         ("| a | 12 % |", ["12 % has no row"]),

@@ -170,3 +170,17 @@ def test_the_rules_can_fail() -> None:
     assert "seen" not in {room(target) for target in GRAPH["live.engine"]}
     assert "sets" in GRAPH["live.engine"]
     assert any(room(target) == "bench" for target in GRAPH["cli.verbs.benching"])
+
+
+def test_the_rooms_of_the_tests() -> None:
+    """README names each, and pytest files stand in those that it says pytest collects."""
+    tests = Path(__file__).parents[1]
+    named: dict[str, bool] = {}
+    table = (tests.parent / "README.md").read_text(encoding="utf-8").partition("of `tests/`:")[2]
+    for line in table.partition("\n\n[")[0].splitlines()[4:]:
+        _, rooms, what, _ = line.split("|")
+        named |= dict.fromkeys(re.findall(r"`(\w+)`", rooms), what.startswith(" pytest: "))
+    files = [path.relative_to(tests) for path in tests.rglob("*.py") if path.parent != tests]
+    assert {file.parts[0] for file in files} == set(named)
+    collected = {file.parts[0] for file in files if file.name.startswith("test_")}
+    assert collected == {room for room, is_pytest in named.items() if is_pytest}

@@ -45,6 +45,11 @@ def publish(server_args, **resolved):
 """
 )
 CONTEXT = """
+import sys
+
+def half_way():
+    getattr(sys.modules["__main__"], "half_way", lambda: None)()
+
 class Group:
     pass
 
@@ -64,6 +69,7 @@ class RuntimeContext:
 
     def set_server_args(self, server_args, resolved):
         self._server_args = server_args
+        half_way()
         inner, outer = Group(), Group()
         vars(inner).update(vars(server_args) | resolved)
         outer.inner = inner
@@ -72,6 +78,7 @@ class RuntimeContext:
     def config_bag(self, name):
         return self.groups[name]
 
+half_way()
 _CONTEXT = RuntimeContext()
 
 def get_context():
@@ -287,6 +294,31 @@ assert word == "gated", (word, reason)
 assert "can't be read (RuntimeError: not ready), and it was not proven with that" in reason, reason
 assert a.Worker().step(1) == 2
 assert state("two.helper") == ("live", ""), "what asks for no set-up stays"
+"""
+    )
+
+
+@pytest.mark.parametrize("server", ["new"], indirect=True)
+def test_what_another_thread_is_at_work_on_gates_nothing(server: Throwaway) -> None:
+    """It looks while what publishes is being imported, and while arguments are being published."""
+    server.run(
+        HEAD
+        + """
+from threading import Thread
+seen = []
+def half_way():
+    looking = Thread(target=lambda: seen.append(state()))
+    looking.start()
+    looking.join(20)
+use(proven(STEP, "pages"))
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+arguments.publish(arguments.ServerArgs(page_size=64))
+assert seen == [("live", "")] * 2, seen
+assert state() == ("live", ""), state()
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+assert seen == [("live", "")] * 3, seen
+assert state() == ("gated", "LoRA is on, and it was not proven with that")
 """
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from throwaway import Throwaway
 
-PROBE = Path(__file__).parents[1] / "support" / "probe" / "sides.py"
+PROBE = Path(__file__).parents[1] / "harness" / "probe" / "sides.py"
 
 
 def test_stock_s_and_ours_by_turns(throwaway: Throwaway) -> None:

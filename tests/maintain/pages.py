@@ -3,7 +3,7 @@
 `sglang_perf_patches.cli.page` says which form a page has. What is written by hand is left as it is;
 a patch without a page gets one with every heading.
 
-Measurements are sections of ``tests/SET/**/*.md`` that begin with a comment::
+Measurements are sections of ``tests/benchmarks/results/SET.md`` that begin with a comment::
 
     <!-- measured: mla.a mla.b; H200; on 0.5.17 0.5.23; by fleet.py; 2026-11-22 -->
     <!-- measured: mla.a(0.5.17) mla.b(0.5.22,0.5.23); H200; by fleet.py; 2026-11-22 -->
@@ -27,6 +27,9 @@ from sglang_perf_patches.cli import page as form
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
 from sglang_perf_patches.proof.verify import ON
+
+RESULTS = "tests/benchmarks/results"
+"""Where the committed results are: one file a set."""
 
 TO_WRITE = "TO WRITE"
 """What a new page says where a text is missing."""
@@ -117,24 +120,23 @@ def _block(name: str) -> str:
 
 
 def all_sections(root: Path, set_name: str) -> list[Section]:
-    """The measured sections of a set, file by file."""
+    """The measured sections of a set."""
     found = []
-    for path in sorted((root / "tests" / set_name).rglob("*.md")):
-        file = path.relative_to(root).as_posix()
-        for heading, below in _HEADED.findall(path.read_text(encoding="utf-8")):
-            for comment, text in _MEASURED.findall(below):
-                names, _, rest = comment.partition("; ")
-                machine, *more = rest.split("; ")
-                common = command = date = ""
-                for part in more:
-                    common = part.removeprefix("on ") if part.startswith("on ") else common
-                    command = part.removeprefix("by ") if part.startswith("by ") else command
-                    date = part if _DATE.fullmatch(part) else date
-                on = {
-                    name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
-                    for name, _, own in (word.partition("(") for word in names.split())
-                }
-                found.append(Section(file, heading, text.strip(), machine, on, command, date))
+    file = f"{RESULTS}/{set_name}.md"
+    for heading, below in _HEADED.findall((root / file).read_text(encoding="utf-8")):
+        for comment, text in _MEASURED.findall(below):
+            names, _, rest = comment.partition("; ")
+            machine, *more = rest.split("; ")
+            common = command = date = ""
+            for part in more:
+                common = part.removeprefix("on ") if part.startswith("on ") else common
+                command = part.removeprefix("by ") if part.startswith("by ") else command
+                date = part if _DATE.fullmatch(part) else date
+            on = {
+                name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
+                for name, _, own in (word.partition("(") for word in names.split())
+            }
+            found.append(Section(file, heading, text.strip(), machine, on, command, date))
     return found
 
 
@@ -165,7 +167,7 @@ def _up(patch: Patch) -> str:
 
 def _proven(patch: Patch) -> str:
     """Of the features that a server can have on, those that a check plays, and those that gate."""
-    tested = f"[What was tested]({_up(patch)}tests/results/tested.md#{patch.set})"
+    tested = f"[What was tested]({_up(patch)}{RESULTS}/tested.md#{patch.set})"
     measured = f"{tested} has the releases and machines on which it was measured."
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"

@@ -1,10 +1,10 @@
 """Which measured figures the documents quote, and whether each is in the committed row it names.
 
-A row of the results (``tests/SET/**/*.md``) that is quoted has an id, ``<a id="NAME"></a>``: in the
-first cell of a table's row, at the start of a paragraph, or alone on a line before a whole table.
-Its section (see `pages`) gives its machine, release, command and date.
+A row of the results (``tests/benchmarks/results/SET.md``) that is quoted has an id,
+``<a id="NAME"></a>``: in the first cell of a table's row, at the start of a paragraph, or alone on
+a line before a whole table. Its section (see `pages`) gives its machine, release, command and date.
 
-A document quotes it by a link, ``[4.06 ms](.../results.md#NAME)``. The numbers of such a link, and
+A document quotes it by a link, ``[4.06 ms](.../mla.md#NAME)``. The numbers of such a link, and
 those of the other cells of its row in a table, must be in the row; they may have fewer decimals. A
 figure with a unit, or a ratio, that is in no such row is unfounded. Numbers in code font are
 settings and constants, not figures.

@@ -18,9 +18,10 @@ from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.judge.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
+from tests.benchmarks import gains
+from tests.benchmarks.gains import Gain
 
-from . import ROOT, gains, pages, tested, upstream
-from .gains import Gain
+from . import ROOT, pages, tested, upstream
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""

@@ -1,4 +1,4 @@
-"""The page of what was tested on which release and machine: ``tests/results/tested.md``.
+"""The page of what was tested on which release and machine: ``tests/benchmarks/results/tested.md``.
 
 It is made from the measured sections of the committed results (see `pages`) and from the verdicts
 on the released wheels. `tables` writes it.
@@ -15,7 +15,7 @@ from sglang_perf_patches.model.patch import Patch, PatchSet
 from . import pages
 from .pages import Section
 
-PAGE = "tests/results/tested.md"
+PAGE = f"{pages.RESULTS}/tested.md"
 
 _INTRODUCTION = f"""# What was tested, on which release and machine
 
@@ -30,7 +30,7 @@ on the released wheels.
 
 H200 is one NVIDIA H200; a 2 before it means two of one host. Nothing was measured on a Mac. The
 known releases are sglang {releases.KNOWN[0]} … {releases.KNOWN[-1]};
-[verdicts.md](../releases/verdicts.md) lists which patch applies to which.
+[verdicts.md](../../releases/verdicts.md) lists which patch applies to which.
 
 The test suite is not on this page: `python3 -m tests --all` compares patches with stock on the
 released code of these releases, on a CPU, and commits no results. Upstream's own unit tests, which
@@ -148,18 +148,13 @@ def _sources(
             )
             for name, on in section.on.items()
         )
-        rows.append([f"[{section.heading}]({_up(section.file)})", section.machine, what])
+        rows.append([f"[{section.heading}]({Path(section.file).name})", section.machine, what])
     named = {name for section in found for name in section.on}
     without = [f"`{p.id}`" for p in patches if not {p.id, p.set} & named]
     text = _markdown(rows)
     if without:
         text += f"\nNo committed result: {', '.join(without)}.\n"
     return text
-
-
-def _up(file: str) -> str:
-    """A path below a checkout, relative to the page."""
-    return "../" + file.removeprefix("tests/")
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -10,8 +10,8 @@ has a process of its own, one test at a time; a test that crashes it fails, and 
 Both sides run at once. What differs is played again, its whole file on one side after the other:
 only what differs both times counts as differing.
 
-``--keep`` puts the counts into ``tests/results/upstream.json``, from which `tables` makes a page.
-Nothing of the tests comes into the project but the names of those that differ.
+``--keep`` puts the counts into ``tests/benchmarks/results/upstream.json``, from which `tables`
+makes a page. Nothing of the tests comes into the project but the names of those that differ.
 
 Exit codes: 0, no test differs; 1, one does; 2, there are no tests to play; 128 + N: signal N ended
 the command, and with it all that it had started.
@@ -35,14 +35,14 @@ from sglang_perf_patches.bench.server import interrupts
 from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases
 
-from . import ROOT
+from . import ROOT, pages
 
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 from linux_mlx import environments, processes, tiny_model
 
-PAGE = "tests/results/upstream.md"
-RESULTS = "tests/results/upstream.json"
+PAGE = f"{pages.RESULTS}/upstream.md"
+RESULTS = f"{pages.RESULTS}/upstream.json"
 
 TRANSFORMERS = {
     "5.3.0": releases.between("0.5.10", "0.5.10.post1"),
@@ -61,8 +61,8 @@ SILENT_S = TEST_S + 30
 SIDE_S = 3600
 """A side that takes longer is given up."""
 
-_SUPPORT = ROOT / "tests" / "support"
-_SHIMS = ROOT / "examples" / "linux_mlx" / "shims"
+_HARNESS = ROOT / "tests" / "harness"
+_SHIMS = _HARNESS / "linux_mlx" / "shims"
 
 
 class NoTests(Exception):
@@ -189,14 +189,14 @@ def play(folder: Path, release: str, only: str = "") -> list[Found]:
 
 def environment(release: str) -> environments.Environment:
     """The released sglang with what its tests need on a CPU."""
-    own = (_SUPPORT / "upstream.txt").read_text(encoding="utf-8").splitlines()
+    own = (_HARNESS / "upstream.txt").read_text(encoding="utf-8").splitlines()
     theirs = next(version for version, named in TRANSFORMERS.items() if release in named)
     pins = [line for line in own if line and not line.startswith("#")]
     pins += [f"sglang=={release}", f"transformers=={theirs}"]
     replaced = {pin.partition("==")[0] for pin in pins}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"upstream-{release}.txt")
-        base = (_SUPPORT / "cpu.txt").read_text(encoding="utf-8").splitlines()
+        base = (_HARNESS / "cpu.txt").read_text(encoding="utf-8").splitlines()
         pins = [*(line for line in base if line.partition("==")[0] not in replaced), *pins]
         file.write_text("\n".join(pins), encoding="utf-8")
         return environments.environment(file)
@@ -306,7 +306,7 @@ def _side(
         words += ["--tb=native"]  # others parse the source, in which Python 3.11 can fail
         words += [f"--timeout={TEST_S}", f"--silent-s={SILENT_S}", f"--rootdir={folder}"]
         words += [*kind.options, *tests]
-        search = [ROOT / "src", _SUPPORT, *kind.search]
+        search = [ROOT / "src", _HARNESS, *kind.search]
         settings = environments.variables(
             PYTHONPATH=os.pathsep.join(map(str, search)),
             SGLANG_PERF_PATCHES=SIDES[side],

@@ -14,8 +14,7 @@ import pytest
 
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run
-from linux_mlx.server import Server, running_server
-from mlx_server_on_cpu import write_model
+from linux_mlx.server import Server, running_server, write_model
 
 Found = Callable[..., Any]
 

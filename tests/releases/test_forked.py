@@ -129,13 +129,13 @@ def test_processes_of_a_run_share_one_that_forks_and_it_ends_with_the_last(tmp_p
     script.write_text("import os; print(os.getppid())")
     # This interpreter lacks what a script of MLX begins with, so there is nothing to import.
     python = sys.executable
-    examples = str(Path(__file__).parents[2] / "examples")
+    harness = str(Path(forked.__file__).parent)
 
     def started(run: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", ASK, python, script, SOURCE],
             cwd=Path(forked.__file__).parent,
-            env={**os.environ, "PYTHONPATH": examples, forked.RUN: run},
+            env={**os.environ, "PYTHONPATH": harness, forked.RUN: run},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -172,7 +172,7 @@ def test_what_runs_for_a_process_that_is_killed_ends(tmp_path: Path) -> None:
         cwd=Path(forked.__file__).parent,
         env={
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[2] / "examples"),
+            "PYTHONPATH": str(Path(forked.__file__).parent),
             forked.RUN: str(tmp_path),
         },
         stdin=subprocess.PIPE,

@@ -23,8 +23,7 @@ from linux_mlx.environments import (
     install_checkout,
     sglang_environment,
 )
-from linux_mlx.server import server_command, server_variables
-from mlx_server_on_cpu import write_model
+from linux_mlx.server import server_command, server_variables, write_model
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 _LOAD = ("--num-prompts", "16", "--max-concurrency", "8")

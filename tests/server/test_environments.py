@@ -60,7 +60,7 @@ def test_the_environment_of_earlier_pins_is_removed_once_nobody_uses_it(requirem
         "import sys; from pathlib import Path; from linux_mlx.environments import environment; "
         "print(environment(Path(sys.argv[1])).folder, flush=True); sys.stdin.readline()"
     )
-    folder = Path(__file__).parents[2] / "examples"
+    folder = Path(__file__).parents[1] / "harness"
     with subprocess.Popen(
         [sys.executable, "-c", script, requirements],
         env={**os.environ, "PYTHONPATH": str(folder)},

@@ -22,7 +22,7 @@ from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.seen import metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHIMS = EXAMPLES / "linux_mlx" / "shims"
+SHIMS = Path(__file__).parents[1] / "harness" / "linux_mlx" / "shims"
 
 
 def example(release: str, *command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -23,8 +23,7 @@ from linux_mlx.completions import complete, workload
 from linux_mlx.environments import Environment, install_checkout, sglang_environment
 from linux_mlx.patches import processes, report
 from linux_mlx.processes import members
-from linux_mlx.server import Server, arguments_of, running_server
-from mlx_server_on_cpu import write_model
+from linux_mlx.server import Server, arguments_of, running_server, write_model
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),

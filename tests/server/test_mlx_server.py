@@ -10,7 +10,8 @@ import pytest
 from linux_mlx.completions import workload
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.processes import members
-from mlx_server_on_cpu import Outcome, serve, what_is_wrong, write_model
+from linux_mlx.server import write_model
+from mlx_server_on_cpu import Outcome, serve, what_is_wrong
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 

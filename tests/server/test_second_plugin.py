@@ -16,8 +16,7 @@ import pytest
 from linux_mlx.completions import Completion, complete, workload
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run, processes
-from linux_mlx.server import running_server
-from mlx_server_on_cpu import write_model
+from linux_mlx.server import running_server, write_model
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),

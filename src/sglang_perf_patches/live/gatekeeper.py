@@ -45,7 +45,12 @@ class Gatekeeper:
         self._watch.leave()
 
     def act(self) -> None:
-        """Have each patch end that was not proven with what the server has on."""
+        """Have each patch end that was not proven with what the server has on.
+
+        While it is being published, in whatever thread, nothing can be said: `act` is called then.
+        """
+        if self._watch.publishing:
+            return
         on: Mapping[str, str] | None = None
         for member in self._roster.working():
             if member.patch.proven_with is None or member.end is not None:
@@ -59,7 +64,7 @@ class Gatekeeper:
 
     def reason(self, member: Member) -> str | None:
         """Why a patch may not go live here; None if it may."""
-        if member.patch.proven_with is None:
+        if member.patch.proven_with is None or self._watch.publishing:
             return None
         return self._reason(member, self._features.of(published()))
 

@@ -16,7 +16,7 @@ from typing import Any
 from ..model.feature import MISSING, Server
 from .board import Board
 from .identity import raw
-from .imports import Imports
+from .imports import Imports, is_loaded
 from .swap import Layer, Slot
 from .wrappers import is_function
 
@@ -44,7 +44,7 @@ class Published:
 
     def read(self, name: str) -> Any:
         """As `model.feature.Server.read`; also ``is_…`` of ``sglang.srt.utils``."""
-        if name.startswith("is_") and hasattr(sys.modules.get(UTILS), name):
+        if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
         if self._arguments is None:
             return MISSING
@@ -80,12 +80,15 @@ class Published:
 
 
 def published() -> Server:
-    """What this process has published so far; where that fails, a server with everything on."""
-    arguments = sys.modules.get(ARGUMENTS)
+    """What this process has published so far; where that fails, a server with everything on.
+
+    Another thread may be importing what publishes: nothing has been published by then.
+    """
     try:
-        if _publishing_class() is not None:
+        if is_loaded(CONTEXT) and _publishing_class() is not None:
             held = sys.modules[CONTEXT].get_context()
             return Published(held.server_args, held)
+        arguments = sys.modules[ARGUMENTS] if is_loaded(ARGUMENTS) else None
         if hasattr(arguments, "get_global_server_args"):
             return Published(arguments.get_global_server_args())  # type: ignore[union-attr]
     except ValueError:  # nothing yet
@@ -109,10 +112,15 @@ class _Unreadable:
 
 
 class Watch:
-    """A call of ours after each publication, once what publishes has been imported."""
+    """A call of ours after each publication, once what publishes has been imported.
+
+    Attributes:
+        publishing: publications that have begun and not ended: what is held is not whole yet.
+    """
 
     def __init__(self, board: Board, after: Callable[[], None]) -> None:
         """Change nothing yet; `after` is called when something has been published."""
+        self.publishing = 0
         self._board = board
         self._after = after
         self._slot: Slot | None = None
@@ -142,7 +150,11 @@ class Watch:
 
     def _around(self, inner: Any) -> Any:
         def publish(*args: Any, **named: Any) -> Any:
-            result = inner(*args, **named)
+            self.publishing += 1
+            try:
+                result = inner(*args, **named)
+            finally:
+                self.publishing -= 1
             self._after()
             return result
 

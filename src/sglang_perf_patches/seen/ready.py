@@ -14,13 +14,15 @@ logger = logging.getLogger("sglang_perf_patches")
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SETTLED_LOOKS = 4
 _SETTLED_LOOKS_OF_LAUNCHER = 24
+_SETTLED_LOOKS_WITHOUT = 24
+"""While nothing is live: a server's modules may still be being imported."""
 
 
 class Announcement:
-    """The line that the topmost process of a server logs, once.
+    """The line that the topmost process of a server logs, once what it says is settled.
 
     Attributes:
-        is_made: whether it has been logged.
+        is_made: whether it need not be logged again.
     """
 
     def __init__(self) -> None:
@@ -46,6 +48,9 @@ class Announcement:
             self._before = states
             enough = _SETTLED_LOOKS_OF_LAUNCHER if role == "launcher" else _SETTLED_LOOKS
             is_ready = self._looks >= enough and bool(summary.live(states))
+            if self._looks == _SETTLED_LOOKS_WITHOUT and not is_ready and summary.gated(states):
+                # It may still change: what is live then has its line too.
+                logger.info(line(processes, states))
         if is_ready:
             self.is_made = True
             logger.info(line(processes, states))
@@ -56,7 +61,11 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
     more = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
-    named = ", ".join(summary.live(states)) or "none"
+    live, gated = summary.live(states), summary.gated(states)
+    named = ", ".join(live) or "none"
+    if gated and not live:
+        reason = summary.reason(processes, gated[0], "gated")
+        named += f"; {gated[0]} is gated: {reason}"
     return (
         f"sglang-perf-patches: {what} {first['pid']}{more}: {summary.counts(states)}; "
         f"live on sglang {first['sglang']}: {named}"

@@ -48,6 +48,18 @@ def live(states: Mapping[str, str]) -> Sequence[str]:
     return [patch_id for patch_id, state in states.items() if state == "live"]
 
 
+def gated(states: Mapping[str, str]) -> Sequence[str]:
+    """The patches that are gated, in declared order."""
+    return [patch_id for patch_id, state in states.items() if state == "gated"]
+
+
+def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) -> str:
+    """Why a patch has a state in the first of the processes in which it has it."""
+    patches = (patch for process in processes for patch in process["patches"])
+    said = (p["reason"] for p in patches if (p["id"], p["state"]) == (patch_id, state))
+    return next(said, "")
+
+
 def _strength(state: str) -> int:
     known = state in _STRONGEST_FIRST
     return _STRONGEST_FIRST.index(state) if known else len(_STRONGEST_FIRST)

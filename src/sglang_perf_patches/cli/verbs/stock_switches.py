@@ -1,7 +1,7 @@
 """Switches of stock sglang that do the work of a patch, or work like it, and that are off.
 
 ``doctor`` names those that a tree has. What is said of each was read in the released code. Of the
-prefill's graphs it was also measured, see ``tests/gpu/prefill.md``.
+prefill's graphs it was also measured, see ``tests/benchmarks/results/stock.md``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "the first token of 519 tokens takes 0.592 with FlashInfer's GDN prefill",
-        "tests/mamba/gpu/results.md",
+        "tests/benchmarks/results/mamba.md",
         "break-519",
     ),
     absent_because="this release can't capture a linear layer in the prefill graph",

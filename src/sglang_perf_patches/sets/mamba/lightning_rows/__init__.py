@@ -42,7 +42,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "16 prompts of 300 tokens, a 16B Ling's shape: until all first tokens takes 0.877",
-        "tests/mamba/gpu/results.md",
+        "tests/benchmarks/results/mamba.md",
         "engine-rows-16",
     ),
     absent_because="this release has no lightning-attention backend of this kind",

@@ -27,7 +27,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "64 prompts with cached prefixes, Nemotron Nano: until all first tokens takes 0.934",
-        "tests/mamba/gpu/results.md",
+        "tests/benchmarks/results/mamba.md",
         "engine-chunks-64",
     ),
     variants=(

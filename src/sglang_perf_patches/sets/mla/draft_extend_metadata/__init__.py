@@ -12,7 +12,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "time per token of 16 requests, a small target on one H200, takes 0.945",
-        "tests/mla/gpu/results.md",
+        "tests/benchmarks/results/mla.md",
         "metadata-16",
     ),
     anchors=(EXTEND_KERNEL,),

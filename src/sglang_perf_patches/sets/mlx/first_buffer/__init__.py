@@ -47,7 +47,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "4 prompts at once leave a server on a CPU with 3173 MB, not 5755 MB",
-        "tests/mlx/memory.md",
+        "tests/benchmarks/results/mlx.md",
         "server-at-once",
     ),
     anchors=(BATCHED_DECODE,),

@@ -25,7 +25,8 @@ def refuse_cudnn(core: Any) -> None:
 
     MLX for CUDA decodes a single request with cuDNN over the whole buffer, with the request's
     length as a padding mask. How cuDNN adds up depends on the whole buffer's length
-    (tests/mlx/gpu/results.md, by tests/mlx/gpu/kernels.py). MLX's own kernels don't see it.
+    (tests/benchmarks/results/mlx.md, by tests/benchmarks/mlx/kernels.py). MLX's own kernels don't
+    see it.
 
     Args:
         core: ``mlx.core``.

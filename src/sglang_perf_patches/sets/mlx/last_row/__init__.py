@@ -28,7 +28,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "a prompt of 2,048 tokens on one H200 takes 0.96 with this patch alone",
-        "tests/mlx/gpu/results.md",
+        "tests/benchmarks/results/mlx.md",
         "prompt-2048-last-row",
     ),
     absent_because="MLX came with 0.5.10",

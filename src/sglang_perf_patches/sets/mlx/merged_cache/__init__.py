@@ -16,7 +16,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "a decode step of 4 requests on 0.5.10.post1 takes 0.58 of the time",
-        "tests/mlx/gpu/results.md",
+        "tests/benchmarks/results/mlx.md",
         "read-old-4",
     ),
     absent_because="this release merges no caches: only 0.5.10, the first one with MLX, does",

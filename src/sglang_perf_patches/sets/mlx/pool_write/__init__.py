@@ -37,7 +37,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "a prompt of 2,048 tokens on one H200 takes 0.93 with this patch alone",
-        "tests/mlx/gpu/results.md",
+        "tests/benchmarks/results/mlx.md",
         "prompt-2048-pool-write",
     ),
     anchors=(BATCHED_DECODE,),

@@ -78,7 +78,7 @@ PATCH = Patch(
     worth=Worth(
         "a",
         "the median first token of 10 prompts on 0.5.23 comes after 0.144 s, not 0.289 s",
-        "tests/swa/gpu/results.md",
+        "tests/benchmarks/results/swa.md",
         "first-10",
     ),
     anchors=ADMITTED,

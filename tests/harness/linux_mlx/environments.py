@@ -1,0 +1,313 @@
+"""Creates virtual environments of pinned packages and caches them in the user's cache folder."""
+
+import ast
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from linux_mlx.processes import Failure, last_lines, started
+
+_REQUIREMENTS = Path(__file__).parent / "requirements"
+_CHECKOUT = Path(__file__).parents[3]
+_PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
+_REPORT_S = 10
+_DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+_used: dict[Path, TextIO] = {}  # marker files that this process locks, by path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A finished virtual environment."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    def script(self, name: str) -> Path:
+        """The path of a command that one of its packages installed."""
+        return self.folder / "bin" / name
+
+
+def releases() -> list[str]:
+    """The sglang releases that have an environment, newest first."""
+    names = [path.stem.removeprefix("sglang-") for path in _REQUIREMENTS.glob("sglang-*.txt")]
+    return sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)], reverse=True)
+
+
+def sglang_environment(release: str) -> Environment:
+    """One release of stock sglang, with the packages its MLX server needs on a Linux CPU."""
+    return environment(_REQUIREMENTS / f"sglang-{release}.txt")
+
+
+def environment(requirements: Path) -> Environment:
+    """The environment for a file of pinned requirements; built unless a finished one exists.
+
+    The folder's name depends on its contents, so a changed pin creates a new environment. The one
+    with the earlier pins is removed once no process uses it. Only a complete build leaves the
+    marker file ``finished``. If several processes need the environment, one of them builds it.
+    """
+    return _environment(requirements, _build)
+
+
+def _environment(
+    requirements: Path, build: Callable[[Environment, Sequence[str]], None]
+) -> Environment:
+    pins = _pins(requirements)
+    kind = "\n".join([*pins, platform.python_version(), platform.machine()])
+    key = hashlib.sha256(kind.encode()).hexdigest()[:12]
+    made = Environment(_cache() / f"{requirements.stem}-{key}")
+    finished = made.folder / "finished"
+    _use(made)
+    with _alone(made):
+        if not (finished.exists() and made.python.exists()):
+            shutil.rmtree(made.folder, ignore_errors=True)
+            made.folder.mkdir(parents=True)
+            _lock(made).write_text("\n".join(pins) + "\n")
+            build(made, pins)
+            finished.touch()
+    _remove_earlier(made, requirements.stem, pins)
+    return made
+
+
+def install_checkout(into: Environment) -> None:
+    """Install this checkout's package, unless exactly this source is installed already.
+
+    Installs from a copy: setuptools leaves its build folder beside the source, and would package a
+    deleted module that is still in there.
+    """
+    installed = into.folder / "checkout"
+    with _alone(into):
+        source = _digest(_CHECKOUT, _PACKAGE)
+        if installed.exists() and installed.read_text() == source:
+            return
+        installed.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="sglang-perf-patches-") as folder:
+            for name in _PACKAGE:
+                copy = shutil.copytree if (_CHECKOUT / name).is_dir() else shutil.copy
+                copy(_CHECKOUT / name, Path(folder, name))
+            _install(into, ["--constraint", _lock(into), folder], "this checkout")
+        installed.write_text(source)
+
+
+def install_bench_client(into: Environment) -> None:
+    """Add the packages that only a benchmark needs, for sglang's own bench_serving."""
+    pins = _REQUIREMENTS / "bench-client.txt"
+    installed = into.folder / pins.stem
+    with _alone(into):
+        if not installed.exists() or installed.read_text() != pins.read_text():
+            _install(into, ["--no-deps", "--requirement", pins], "what bench_serving imports")
+            installed.write_text(pins.read_text())
+
+
+def variables(**more: str | Path) -> dict[str, str]:
+    """The environment variables for a child process: this process's, filtered, and `more`.
+
+    The user's own PYTHONPATH or SGLANG_… settings would change what runs.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "SGLANG_", "VIRTUAL_ENV"))
+    }
+    return kept | {name: str(value) for name, value in more.items()}
+
+
+def _build(made: Environment, pins: Sequence[str]) -> None:
+    uv = _uv()
+    _say(f"making an environment in {made.folder}")
+    words = ["--quiet", "--allow-existing", "--seed", "--python", sys.executable]
+    try:
+        _run([uv.script("uv"), "venv", *words, made.folder], made, "uv venv", _as_pip(uv))
+    except Failure as failure:
+        _say(f"  {failure}")
+        _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
+    # Dependencies are resolved only for torch, since they depend on the build that is selected. The
+    # pins contain all other packages, and resolving sglang would install CUDA packages.
+    torch = [pin for pin in pins if pin.startswith("torch==")]
+    if torch:
+        _install(made, ["--constraint", _lock(made), *torch], torch[0])
+    _install(made, ["--no-deps", "--requirement", _lock(made)], f"{len(pins)} packages")
+
+
+def _install(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
+    """Install with uv, or with pip where uv can't: only pip knows all that a user told pip.
+
+    uv takes a tenth of pip's time, and what several environments hold is on the disk once.
+    """
+    uv = _uv()
+    words = ["pip", "install", "--python", into.python, *arguments]
+    try:
+        _run([uv.script("uv"), *words], into, f"uv: {what}", _as_pip(uv))
+    except Failure as failure:
+        _say(f"  {failure}")
+        _pip(into, arguments, what)
+
+
+def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
+    quietly = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    # Python compiles the modules that are imported; most never are.
+    command = [into.python, "-m", "pip", "install", "--no-compile", *quietly, *arguments]
+    _run(command, into, f"pip: {what}")
+
+
+def _uv() -> Environment:
+    """The environment that uv has for itself."""
+    return _environment(_REQUIREMENTS / "uv.txt", _build_with_pip)
+
+
+def _build_with_pip(made: Environment, pins: Sequence[str]) -> None:
+    _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
+    _pip(made, pins, ", ".join(pins))
+
+
+def _as_pip(uv: Environment) -> dict[str, str]:
+    """Variables by which uv looks for packages where the user's pip does.
+
+    If several indexes have a version, uv takes a file of the first alone, and pip the best of all.
+    So the user's main index comes first: an extra one may lack the wheel for this platform.
+    """
+    listed = _printed(uv, "-m", "pip", "config", "list")
+    told: dict[str, str] = {}
+    # "global.find-links='/folder'", from files and, as ":env:.find-links", from variables.
+    for place in ("global", "install", ":env:"):
+        for name, value in re.findall(rf"^{place}\.([\w-]+)=('.*')$", listed, re.MULTILINE):
+            told[name] = " ".join(ast.literal_eval(value).split())
+    main = told.get("index-url") or _printed(uv, "-c", _DEFAULT_INDEX).strip()
+    found = {
+        "UV_DEFAULT_INDEX": main,
+        "UV_INDEX": f"{main} {told.get('extra-index-url', '')}".strip(),
+        "UV_FIND_LINKS": told.get("find-links", "").replace(" ", ","),
+        "UV_INSECURE_HOST": told.get("trusted-host"),
+        "SSL_CERT_FILE": told.get("cert"),
+    }
+    fixed = {"UV_CACHE_DIR": str(_cache() / "uv"), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    return {name: value for name, value in found.items() if value} | fixed
+
+
+def _printed(by: Environment, *words: str) -> str:
+    """What an environment's Python prints; nothing of errors."""
+    command: list[str | Path] = [by.python, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=variables()).stdout
+
+
+def _run(
+    command: Sequence[str | Path],
+    made: Environment,
+    what: str,
+    more: Mapping[str, str] | None = None,
+) -> None:
+    """Run a step of a build, with further variables, and report progress regularly."""
+    log = made.folder / "build.log"
+    start = time.monotonic()
+    _say(f"  {what} …")
+    settings = variables(PYTHONUNBUFFERED="1", **(more or {}))
+    with started(command, variables=settings, log=log) as process:
+        while process.poll() is None:
+            try:
+                process.wait(_REPORT_S)
+            except subprocess.TimeoutExpired:
+                _say(f"  {what}: {time.monotonic() - start:.0f} s{_progress(log)} …")
+    if process.returncode:
+        raise Failure(f"{what} failed:\n{last_lines(log)}")
+
+
+def _progress(log: Path) -> str:
+    said = log.read_text(errors="replace")
+    if "\nInstalling collected packages" in said or "\nPrepared" in said:
+        return ", installing"
+    found = re.findall(r"^ *(?:Collecting|Processing|Downloaded) ", said, re.MULTILINE)
+    return f", {len(found)} found" if found else ""
+
+
+def _pins(requirements: Path) -> list[str]:
+    """The requirements of a file and of those it includes, without comments."""
+    pins = []
+    for line in requirements.read_text().splitlines():
+        if line.startswith("-r "):
+            pins += _pins(requirements.parent / line.removeprefix("-r "))
+        elif line and not line.startswith("#"):
+            pins.append(line)
+    return pins
+
+
+def _lock(made: Environment) -> Path:
+    return made.folder / "requirements.txt"
+
+
+def _cache() -> Path:
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = named if named.is_absolute() else Path.home() / ".cache"
+    return cache / "sglang-perf-patches" / "environments"
+
+
+@contextmanager
+def _alone(environment: Environment) -> Iterator[None]:
+    """Hold a lock that the system releases when its holder ends, even by a crash."""
+    lock = Path(f"{environment.folder}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process that works on {environment.folder.name}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _use(environment: Environment) -> None:
+    """Protect an environment from removal while this process lives."""
+    mark = Path(f"{environment.folder}.used")
+    if mark not in _used:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        file = mark.open("w")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        _used[mark] = file
+
+
+def _remove_earlier(made: Environment, name: str, pins: Sequence[str]) -> None:
+    """Remove unused environments that have the same name but other pins.
+
+    One with the same pins belongs to another Python version, and stays.
+    """
+    for folder in made.folder.parent.glob(f"{name}-*"):
+        lock = _lock(Environment(folder))
+        if not re.fullmatch(r"[0-9a-f]{12}", folder.name.removeprefix(f"{name}-")):
+            continue
+        if lock.is_file() and lock.read_text().splitlines() == list(pins):
+            continue
+        with Path(f"{folder}.lock").open("w") as build, Path(f"{folder}.used").open("w") as used:
+            try:
+                for file in (build, used):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            _say(f"removing {folder.name}: its pins have changed")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(root: Path, names: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        for path in sorted([root / name, *(root / name).rglob("*")]):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,162 @@
+"""Starts the stock server as a user does, with shims for what this machine lacks."""
+
+import os
+import random
+import re
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from linux_mlx import tiny_model
+from linux_mlx.environments import Environment, variables
+from linux_mlx.processes import Failure, last_lines, started
+
+_SHIMS = Path(__file__).parent / "shims"
+_READY_S = 600  # a server of six processes, beside other work on two cores, took over 240
+
+
+def arguments_of(release: str) -> tuple[str, ...]:
+    """The options with which a release's server handles requests on MLX correctly.
+
+    0.5.10 has three errors. It loses a decoding request while it prefills another one, unless both
+    are in one batch. It uses prefixes from the radix cache that its MLX runner does not have. If
+    it splits a prompt, to keep a batch within 2048 tokens, it loses the rest of the prompt.
+    """
+    if release.startswith("0.5.10"):
+        uncut = ("--chunked-prefill-size", "16384")
+        return ("--enable-mixed-chunk", "--disable-radix-cache", *uncut)
+    return ()
+
+
+def write_model(environment: Environment, folder: Path) -> Path:
+    """Write the tiny model with the environment's Python; this one need not have mlx."""
+    model = folder / "model"
+    command: list[str | Path] = [environment.python, tiny_model.__file__, model]
+    if subprocess.run(command, env=variables(), check=False).returncode:
+        raise Failure("the tiny model could not be written")
+    return model
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its settings, its URL and its process group.
+
+    The group's number is the launcher's PID; `runtime` is the folder with the patches' records.
+    """
+
+    environment: Environment
+    selection: str
+    url: str
+    group: int
+    log: Path
+    runtime: Path
+
+    def most_decoded_together(self) -> int:
+        """The largest decode batch that the server has logged."""
+        sizes = re.findall(r"Decode batch.*?#running-req: (\d+)", self.log.read_text())
+        return max(map(int, sizes), default=0)
+
+
+@contextmanager
+def running_server(
+    environment: Environment,
+    model: Path,
+    *,
+    selection: str,
+    log: Path,
+    launcher: Sequence[str | Path] = (),
+    arguments: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    python_path: Sequence[Path] = (),
+    runtime: Path | None = None,
+) -> Iterator[Server]:
+    """Start the server with `SGLANG_PERF_PATCHES=selection`; the block runs once it is ready.
+
+    `launcher` precedes the command, such as `sglang-perf-patches run`, and `arguments` follow it.
+    `settings` are further environment variables, and `python_path` further folders with packages.
+    When the block ends, no part of the server remains. The server has its own temporary folder,
+    where it leaves sockets; the patches' records are there too, unless `runtime` is set.
+    """
+    port = _free_port()
+    listening = ("--host", "127.0.0.1", "--port", str(port))
+    command = [*launcher, *server_command(environment, model), *listening, *arguments]
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-server-")))
+        environment_of_server = server_variables(
+            selection, scratch, python_path=python_path, runtime=runtime
+        ) | (settings or {})
+        process = stack.enter_context(started(command, variables=environment_of_server, log=log))
+        url = f"http://127.0.0.1:{port}"
+        server = Server(environment, selection, url, process.pid, log, runtime or scratch)
+        _wait_until_ready(server, process)
+        try:
+            yield server
+        except (urllib.error.URLError, ConnectionResetError, TimeoutError) as error:
+            # The server did not answer a request; its log says why.
+            raise Failure(f"{error}:\n{last_lines(log)}") from error
+
+
+def server_command(environment: Environment, model: Path) -> list[str | Path]:
+    """The command with which a user serves the model, without host and port."""
+    return [
+        *(environment.python, "-m", "sglang.launch_server"),
+        *("--model-path", model, "--served-model-name", "tiny"),
+        *("--device", "cpu"),
+        # By default the server would size its cache for this machine at 256 tokens.
+        *("--max-total-tokens", "16384"),
+        *("--decode-log-interval", "4"),
+    ]
+
+
+def server_variables(
+    selection: str,
+    scratch: Path,
+    *,
+    python_path: Sequence[Path] = (),
+    runtime: Path | None = None,
+) -> dict[str, str]:
+    """The environment variables of a server with its own temporary files and records."""
+    return variables(
+        PYTHONPATH=os.pathsep.join(map(str, (_SHIMS, *python_path))),
+        SGLANG_USE_MLX="1",
+        SGLANG_PERF_PATCHES=selection,
+        HF_HUB_OFFLINE="1",
+        NO_PROXY="127.0.0.1",
+        TMPDIR=scratch,
+        XDG_RUNTIME_DIR=runtime or scratch,
+    )
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _READY_S
+    while not _answers(f"{server.url}/health"):
+        if process.poll() is not None:
+            raise Failure(f"the server ended while starting:\n{last_lines(server.log)}")
+        if time.monotonic() > deadline:
+            raise Failure(f"no answer for {_READY_S} s:\n{last_lines(server.log)}")
+        time.sleep(0.25)
+
+
+def _answers(url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url, timeout=10) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    """A free port well below 55536: 0.5.11 adds 10000 to it for a port that it never opens."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

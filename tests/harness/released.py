@@ -1,0 +1,117 @@
+"""Runs a script of the tests beside a released sglang, in a process of its own on this CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import forked
+from linux_mlx.environments import environment, sglang_environment, variables
+from sglang_perf_patches.judge import downloads
+
+_HERE = Path(__file__).parent
+_SOURCE = _HERE.parents[1] / "src"
+_SHIMS = _HERE / "linux_mlx" / "shims"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An interpreter that can import a release and this project.
+
+    Attributes:
+        python: the interpreter.
+        search: what PYTHONPATH holds.
+        settings: further variables.
+        beginning: how each script there begins (`forking.BEGINNINGS`), so that a fork may run it.
+    """
+
+    python: Path
+    search: tuple[Path, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+    beginning: str = ""
+
+
+def tree(release: str, *, beginning: str = "lent") -> Place:
+    """The release's Python files alone, with what they import on a CPU."""
+    python = environment(_HERE / "cpu.txt").python
+    return Place(python, (downloads.tree(release), _SOURCE, _HERE), beginning=beginning)
+
+
+def slim(release: str) -> Place:
+    """The release as pip installs it, slim, with MLX on the CPU."""
+    python = sglang_environment(release).python
+    return Place(python, (_SOURCE, _SHIMS), (("SGLANG_USE_MLX", "1"),), "mlx")
+
+
+def run(
+    place: Place,
+    *words: str | Path,
+    given: str | None = None,
+    limit_s: float | None = 900,
+    **more: str,
+) -> str:
+    """What the interpreter of a place prints.
+
+    Args:
+        place: where it runs.
+        words: its arguments.
+        given: its standard input.
+        limit_s: seconds that it may take.
+        more: variables of its environment.
+
+    Raises:
+        AssertionError: it ended with another code than 0.
+    """
+    settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
+    settings = variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings)
+    if place.beginning and isinstance(words[0], Path):
+        script, *rest = words
+        code, out, err = forked.run(
+            place.python,
+            script,
+            rest,
+            beginning=place.beginning,
+            search=tuple(each for each in place.search if each in (_SOURCE, _SHIMS)),
+            variables=settings,
+            given=given,
+            limit_s=limit_s,
+        )
+        assert code == 0, f"{out[-1000:]}\n{err[-4000:]}"
+        return out
+    done = subprocess.run(
+        [place.python, "-W", "ignore", *words],
+        env=settings,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def again(script: str, release: str) -> int:
+    """Run a script of measurements anew beside a release with MLX, with this process's arguments.
+
+    What it prints goes where this process prints.
+
+    Returns:
+        its exit code.
+    """
+    place = slim(release)
+    settings = {**dict(place.settings), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [place.python, "-W", "ignore", script, *sys.argv[1:]],
+        env=variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings),
+    ).returncode
+
+
+def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any]:
+    """The JSON objects that a script prints, one a line; otherwise like `run`."""
+    lines = run(place, script, *words, **options).splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"')]

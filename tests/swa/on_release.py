@@ -52,13 +52,16 @@ def main() -> int:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
+    import heap_checks
     import leaving_checks
     import pool_checks
     from checks import CHECKS
     from machine import play
 
     own = {"select": select, "states": states, "prove": prove, "broken": broken}
-    return {**CHECKS, **leaving_checks.CHECKS, **pool_checks.CHECKS, "play": play, **own}
+    others = (leaving_checks, pool_checks, heap_checks)
+    found = {name: check for module in others for name, check in module.CHECKS.items()}
+    return {**CHECKS, **found, "play": play, **own}
 
 
 def select(text: str) -> None:

@@ -42,6 +42,12 @@ CASES: tuple[Case, ...] = (
         compare=f"{_HERE}:pool_ratio",
         what="pools of random budgets and stock's own at the same ratio",
     ),
+    Case(
+        patch="swa.eviction-heap",
+        compare=f"{_HERE}:eviction_heap",
+        what="which leaves go and in which order, the slots that requests get and what is left, in "
+        "full prefix caches of random episodes",
+    ),
 )
 
 

@@ -12,13 +12,16 @@ import sglang_perf_patches
 from ...sets.swa.pool_ratio import hint as pool_hint
 from .. import Different, Inputs
 from ..comparing import differs, live
+from ..comparing import same as same_as_stock
+from . import evictions
 from .episodes import PAGES, play
 from .loads import admitted, alone_without_limit, history, pressed
 from .pools import cells, pools, publish, sizes
+from .prefix_trees import prepare
 from .witness import must
 
-LOADS, EPISODES = 4, 2
-"""How many are drawn of each."""
+LOADS, EPISODES, FULL = 4, 2, 40
+"""How many are drawn of each; of full caches, in a second."""
 
 PAGED = tuple(page for page in PAGES if page > 1)
 
@@ -102,6 +105,12 @@ def pool_ratio(inputs: Inputs) -> int:
         apart = [abs(a - b) for a, b in zip(sizes(told), (full, swa), strict=True)]
         must(max(apart) <= load["page_size"], f"{where}: stock makes {sizes(told)} at this ratio")
     return len(loads)
+
+
+def eviction_heap(inputs: Inputs) -> int:
+    """``swa.eviction-heap``: the same leaves in the same order, of caches that are full."""
+    prepare()
+    return same_as_stock("swa.eviction-heap", evictions.play, inputs(evictions.episode, FULL))
 
 
 def _budget(random: Random) -> tuple[int, Load]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,8 +207,7 @@ class PrefixTree:
         return self._keys.RadixKey(array("q", ask.ids), ask.extra_key)
 
     def _match(self, key: Any) -> Any:
-        found = self.cache.match_prefix(self._bases.MatchPrefixParams(key=key))
-        return found
+        return self.cache.match_prefix(self._bases.MatchPrefixParams(key=key))
 
     def _lock(self, node: Any) -> tuple[Any, Any]:
         return node, self.cache.inc_lock_ref(node).to_dec_params()
@@ -290,13 +288,9 @@ class PrefixTree:
 
 
 def prepare() -> None:
-    """Publish the server that the caches are of."""
+    """Publish the server that the caches are of, and import what the patch waits for."""
+    importlib.import_module(f"{MEMORY}.unified_radix_cache")
     publish()._mamba_cache_chunk_size = STATES_CHUNK
-
-
-def prompts(lengths: Sequence[int]) -> list[Ask]:
-    """Requests without a common prefix, of such lengths."""
-    return [Ask(tuple(range(i * 10**6, i * 10**6 + n))) for i, n in enumerate(lengths, start=1)]
 
 
 def _pools(shape: Shape) -> tuple[Any, Any]:

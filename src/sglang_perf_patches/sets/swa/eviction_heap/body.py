@@ -1,4 +1,4 @@
-"""``swa.eviction-heap``: an eviction asks a heap that lives on, where stock makes one of all leaves.
+"""``swa.eviction-heap``: evictions share a heap of leaves, where stock makes one for each.
 
 Stock's own walk pops the leaves, pushes their parents and frees them. It is only given another heap
 to pop from, which brings up one leaf at a time (`leaves.Walk`).
@@ -66,7 +66,7 @@ def _install(patching: Patching, component: str) -> None:
                 core.evictable_device_leaves = all_leaves
             priority = self.session_ref_eviction_strategy
             leaves = kept.get(core)
-            if leaves is None or not leaves.is_of(core):
+            if leaves is None:
                 leaves = kept[core] = Leaves(core, priority)
             leaves.take_noted(core, priority)
             self._evict_device_heap = Walk(leaves, core, priority)

@@ -4,6 +4,9 @@ A leaf's place in stock's order only rises while it is a leaf: whatever touches 
 used more often, or more important. So an entry may be out of date, but never too late: an entry at
 the top that is still true is the least of all.
 
+Ids are never given twice, also not where stock empties a tree: what is of a node that is gone is
+only skipped.
+
 No two leaves share a place. Stock's clock counts on with each touch, and a match gives the nodes of
 one path times that are 0.00001 apart, while two leaves are never on one path.
 """
@@ -29,13 +32,8 @@ class Leaves:
 
     def __init__(self, core: Any, priority: Priority) -> None:
         """Take all leaves that there are; as much work as stock has at each eviction."""
-        self._root = core.root_node.id
         self._noted: set[int] = set()
         self._fill(core, priority)
-
-    def is_of(self, core: Any) -> bool:
-        """Whether the tree has not been emptied since, which gives it another root."""
-        return bool(self._root == core.root_node.id)
 
     def note(self, core: Any, node: Any) -> bool:
         """A node has become a leaf; False if so many have that a new heap costs no more."""

@@ -22,8 +22,10 @@ def _newest_of_each_group() -> tuple[str, ...]:
 
 
 GROUPS = _newest_of_each_group()
-EXACT = "swa"
-ALL = "swa,swa.window-bounded-admission,swa.evict-before-retract"
+EXACT = "swa,-swa.eviction-heap"
+"""What a decode server plays, which has no prefix cache."""
+
+ALL = f"{EXACT},swa.window-bounded-admission,swa.evict-before-retract"
 
 if __name__ == "__main__":
     print(*GROUPS)

@@ -92,7 +92,9 @@ class PrefixTree:
         self.evicted: list[list[int]] = []
         self._held: list[tuple[Any, Any]] = []
         rows, self.kv = _pools(shape)
-        self._states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
+        self._states: Any = getattr(rows, "mamba_allocator", None) or getattr(
+            rows, "mamba_pool", None
+        )
         self._bases = importlib.import_module(f"{MEMORY}.base_prefix_cache")
         self._keys = importlib.import_module(f"{MEMORY}.radix_cache")
         kinds = importlib.import_module(f"{MEMORY}.unified_cache.components").ComponentType

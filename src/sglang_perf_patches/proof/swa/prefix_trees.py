@@ -129,7 +129,8 @@ class PrefixTree:
         if not length:
             return ("too short",)
         found = self._match(key)
-        there = len(found.device_indices)
+        matched = self._slots_of(found)
+        there = len(matched)
         lock = self._lock(found.last_device_node)
         fresh = self._slots(length - there)
         state = self._state() if self.shape.kind == "states" else None
@@ -141,7 +142,7 @@ class PrefixTree:
             self._unlock(lock)
             return ("no room", there)
         behind = self._free_behind(ask, fresh, there, length)
-        inserted = self.cache.insert(self._insertion(ask, key, found, fresh, state, behind))
+        inserted = self.cache.insert(self._insertion(ask, key, matched, fresh, state, behind))
         if state is not None and inserted.mamba_exist:
             self._states.free(state)
         self._unlock(lock)
@@ -151,7 +152,7 @@ class PrefixTree:
 
     def match(self, ask: Ask) -> tuple[Any, ...]:
         """Only look a prefix up, which makes it younger; the slots that are there."""
-        return ("matched", self._match(self._key(ask)).device_indices.tolist())
+        return ("matched", self._slots_of(self._match(self._key(ask))).tolist())
 
     def end(self, number: int) -> tuple[Any, ...]:
         """End one of the requests that stay."""
@@ -211,6 +212,14 @@ class PrefixTree:
     def _match(self, key: Any) -> Any:
         return self.cache.match_prefix(self._bases.MatchPrefixParams(key=key))
 
+    def _slots_of(self, found: Any) -> Any:
+        """The KV slots of what was found; from 0.5.22 on stock gives their number alone."""
+        node, slots = self.core.node_by_id(found.last_device_node), []
+        while node is not self.core.root_node:
+            slots.append(node.component_data[0].value.to(torch.int64))
+            node = node.parent
+        return torch.cat(slots[::-1]) if slots else torch.empty(0, dtype=torch.int64)
+
     def _lock(self, node: Any) -> tuple[Any, Any]:
         return node, self.cache.inc_lock_ref(node).to_dec_params()
 
@@ -218,14 +227,13 @@ class PrefixTree:
         self.cache.dec_lock_ref(*lock)
 
     def _insertion(
-        self, ask: Ask, key: Any, found: Any, fresh: Any, state: Any, behind: int
+        self, ask: Ask, key: Any, matched: Any, fresh: Any, state: Any, behind: int
     ) -> Any:
-        there = len(found.device_indices)
         params = called(
             self._bases.InsertParams,
             key=key,
-            value=torch.cat([found.device_indices.to(torch.int64), fresh.to(torch.int64)]),
-            prev_prefix_len=there,
+            value=torch.cat([matched, fresh.to(torch.int64)]),
+            prev_prefix_len=len(matched),
             mamba_value=state,
             swa_evicted_seqlen=behind,
             priority=ask.priority,

@@ -33,14 +33,15 @@ HAPPENS = {
 
 
 def is_early(frame):
-    """Whether the call has only asked if it is nested: then what comes in between is first."""
+    """Whether the call has not come to judging yet: then what comes in between is first."""
     calls = set()
     while frame is not None:
         if frame.f_code.co_filename == os.path.join(FOLDER, "live", "engine.py"):
             calls.add(frame.f_code.co_name)
         frame = frame.f_back
     engine = sys.modules.get("sglang_perf_patches.live.engine")
-    return "activate" in calls and "_started" not in calls and not engine._current
+    begins = {"observe", "activate"} & calls
+    return bool(begins) and "_started" not in calls and not engine._current
 
 
 def attempt(happens, at):

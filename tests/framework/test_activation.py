@@ -110,8 +110,8 @@ for patches in ((STEP, TEN), (TEN, STEP)):
     ours.activate("all")
     expected = (1 + 1 + 100) * 10 if patches[0] is STEP else (1 + 1) * 10 + 100
     assert a.Worker().step(1) == expected
-    from sglang_perf_patches.live import engine as activation
-    activation._current[0].take_off("one.step")
+    from sglang_perf_patches.live import engine
+    engine._current[0].take_off("one.step")
     assert a.Worker().step(1) == 20
     ours.deactivate()
     assert a.Worker().step(1) == 2

@@ -415,12 +415,12 @@ def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaw
     script = (
         "import sys\n"
         "from sglang_perf_patches import plugin, sets\n"
-        "from sglang_perf_patches.live import engine as activation\n"
+        "from sglang_perf_patches.live import engine\n"
         "from sglang_perf_patches.cli import main\n"
         "code = main(['list'])\n"
         "plugin.load()\n"
         "import sglang.srt.a as a\n"
-        "assert a.Worker().step(1) == 2 and activation.report() is None\n"
+        "assert a.Worker().step(1) == 2 and engine.report() is None\n"
         "sys.exit(code)\n"
     )
     for name, damage in DAMAGES.items():

@@ -61,17 +61,17 @@ def test_a_selection_is_understood_or_refused(text: str) -> None:
     found = chosen(text)
     if found is None:
         return
-    assert list(found.chosen) == [id for id in PATCHES if id in found.chosen]
-    assert found.in_full <= found.by_name <= set(found.chosen)
-    for id in found.chosen:
-        assert set(PATCHES[id].requires) <= set(found.chosen)
+    assert list(found.ids) == [id for id in PATCHES if id in found.ids]
+    assert found.in_full <= found.by_name <= set(found.ids)
+    for id in found.ids:
+        assert set(PATCHES[id].requires) <= set(found.ids)
         if not PATCHES[id].is_default:
             assert id in found.by_name
-    assert not (is_off(text) and found.chosen)
-    if found.chosen:
-        named = chosen(",".join(found.chosen))
+    assert not (is_off(text) and found.ids)
+    if found.ids:
+        named = chosen(",".join(found.ids))
         assert named
-        assert (named.chosen, named.in_full) == (found.chosen, set(found.chosen))
+        assert (named.ids, named.in_full) == (found.ids, set(found.ids))
 
 
 @PATIENT
@@ -83,10 +83,10 @@ def test_what_is_taken_out_is_out_and_nothing_comes_in(text: str, name: str) -> 
     elif after is None:  # something named in full needs it
         assert any(name in {id, PATCHES[id].set} for id in before.by_name - before.in_full)
     else:
-        assert set(after.chosen) <= set(before.chosen)
-        assert name not in {word for id in after.chosen for word in (id, PATCHES[id].set)}
+        assert set(after.ids) <= set(before.ids)
+        assert name not in {word for id in after.ids for word in (id, PATCHES[id].set)}
         assert chosen(f"{text},-{name},-{name}") == Selection(
-            f"{text},-{name},-{name}", after.chosen, after.by_name, after.in_full
+            f"{text},-{name},-{name}", after.ids, after.by_name, after.in_full
         )
 
 
@@ -100,7 +100,7 @@ def test_order_spaces_and_repetition_do_not_matter(words: list[str], random: obj
     if is_off(",".join(words)):
         return  # alone it means none, and twice it is an error
     assert (once is None) == (again is None)
-    assert once is None or again is None or once.chosen == again.chosen
+    assert once is None or again is None or once.ids == again.ids
 
 
 def printable(text: str) -> bool:

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,26 +32,30 @@ def test_a_ratio_is_the_median_of_the_pairs_not_the_ratio_of_medians() -> None:
     assert str(HALF) == "0.50 (0.40-0.60)"
 
 
-def test_turns_are_taken_and_only_patched_ones_are_patched() -> None:
-    live: list[bool] = [False]
-    seen: list[bool] = []
+def test_both_sides_take_turns_whose_order_alternates() -> None:
+    seen: list[str] = []
+
+    def side(name: str, seconds: float) -> float:
+        seen.append(name)
+        return seconds
+
+    found = timing.in_turns(lambda: side("stock", 2.0), lambda: side("patched", 3.0), 3)
+    assert seen == ["patched", "stock", "stock", "patched", "patched", "stock"]
+    assert found is not None
+    assert (found.stock, found.patched, found.ratio) == (2.0, 3.0, 1.5)
+    assert timing.in_turns(lambda: 1.0, lambda: 1.0, 1) is None
+
+
+def test_a_call_is_timed_after_a_warm_up_and_until_the_device_has_finished() -> None:
+    seen: list[str] = []
 
     def work() -> None:
-        seen.append(live[0])
-        time.sleep(0.004 if live[0] else 0.001)
+        seen.append("run")
+        time.sleep(0.002)
 
-    @contextmanager
-    def patched() -> Iterator[None]:
-        live[0] = True
-        yield
-        live[0] = False
-
-    found = timing.interleaved(work, patched, rounds=4, repeat=2)
-    assert seen.count(True) == seen.count(False) == 5 * 3
-    assert seen[:6] == [True] * 3 + [False] * 3
-    assert seen[6:12] == [False] * 3 + [True] * 3
-    assert found.patched > found.stock > 0
-    assert found.ratio > 1
+    seconds = timing.call_time(work, 3, lambda: seen.append("wait"), warm_up=2)
+    assert seen == ["run", "run", "wait", "run", "run", "run", "wait"]
+    assert 0.002 <= seconds < 0.2
 
 
 def test_the_text_has_every_cell() -> None:

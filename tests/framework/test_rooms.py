@@ -118,6 +118,18 @@ def test_a_patch_stands_in_a_folder_of_its_own() -> None:
         assert all(variant.install.startswith(own) for variant in patch.variants), name
 
 
+def test_a_patch_has_checks_of_its_own_by_their_names() -> None:
+    for name in PATCHES:
+        tree = ast.parse(MODULES[f"sets.{name}.proof"].read_text(encoding="utf-8"))
+        (checks,) = (
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CHECKS"
+        )
+        assert isinstance(checks, ast.Dict), name
+        assert checks.keys, name
+
+
 def test_a_patch_imports_its_own_folder_and_what_its_set_shares() -> None:
     for module in MODULES:
         own = next(

@@ -28,7 +28,7 @@ def sample() -> dict[str, Patch]:
 
 
 def chosen(text: str) -> tuple[str, ...]:
-    return parse(text, sample()).chosen
+    return parse(text, sample()).ids
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_names_that_are_gone_say_so_and_choose_nothing(
     text: str, expected: tuple[str, ...], notes: tuple[str, ...]
 ) -> None:
     found = parse(text, sample())
-    assert (found.chosen, found.notes) == (expected, notes)
+    assert (found.ids, found.notes) == (expected, notes)
     assert found.text == text
 
 
@@ -184,8 +184,8 @@ def test_any_text_is_a_selection_or_one_clear_error(text: str) -> None:
     except SelectionError:
         return
     assert isinstance(selection, Selection)
-    assert selection.in_full <= selection.by_name <= set(selection.chosen)
-    for id in selection.chosen:
-        assert set(sample()[id].requires) <= set(selection.chosen)
+    assert selection.in_full <= selection.by_name <= set(selection.ids)
+    for id in selection.ids:
+        assert set(sample()[id].requires) <= set(selection.ids)
     if is_off(text):
-        assert not selection.chosen
+        assert not selection.ids

@@ -12,7 +12,7 @@ import pytest
 from throwaway import Throwaway
 
 SETS = """
-import sys, types
+import functools, sys, types
 import throwaway_patches as t
 from sglang_perf_patches import proof, sets
 
@@ -26,11 +26,17 @@ def cases(name, *found):
     module.prepare = lambda: None
     sys.modules[module.__name__] = module
 
-def case(patch, function, **more):
-    more = {"needs": ("sglang",), "what": f"results of {function}", **more}
-    return proof.Case(patch=patch, compare=f"throwaway_cases:{function}", **more)
+def case(patch, *functions, **more):
+    module = types.ModuleType(f"{sets.__name__}.{patch}.proof")
+    module.CHECKS = {f"check {name}": functools.partial(play, name) for name in functions}
+    sys.modules[module.__name__] = module
+    return proof.Case(patch=patch, **{"needs": ("sglang",), "what": "results", **more})
 
-cases("one", case("one.step", "step"), case("one.ten", FUNCTION, **MORE))
+def play(name, inputs):
+    import throwaway_cases
+    return getattr(throwaway_cases, name)(inputs)
+
+cases("one", case("one.step", "step"), case("one.ten", *FUNCTIONS, **MORE))
 cases("two", case("two.helper", "helper"), case("two.policy", "helper", needs=("not_there",)))
 """
 
@@ -86,8 +92,9 @@ def prepared(throwaway: Throwaway) -> Throwaway:
 def verify(
     throwaway: Throwaway, function: str, *words: str, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run it, with `function` as the comparison of one.ten."""
-    sets = SETS.replace("FUNCTION", repr(function)).replace("MORE", repr(more))
+    """Run it, with `function`, or more between commas, as the checks of one.ten."""
+    functions = tuple(function.split(","))
+    sets = SETS.replace("FUNCTIONS", repr(functions)).replace("MORE", repr(more))
     throwaway.put("sitecustomize.py", sets)
     return subprocess.run(
         [sys.executable, "-m", "sglang_perf_patches", "verify", *words],
@@ -140,6 +147,21 @@ def test_every_way_that_is_a_failure(
     text = verify(prepared, function, "one")
     assert text.returncode == 1
     assert any(line.split()[:2] == ["one.ten", word] for line in text.stdout.splitlines())
+
+
+def test_each_check_of_a_case_is_played_and_told_by_its_name(prepared: Throwaway) -> None:
+    done = verify(prepared, "really_differs,helper,never_runs", "one.ten", "--json")
+    assert done.returncode == 1
+    found = outcomes(done)["one.ten"]
+    assert found["word"] == "different"
+    assert "check really_differs: one.step, " in found["reason"]
+    assert "; check never_runs: one.ten never ran" in found["reason"]
+    assert "helper" not in found["reason"]
+    both = outcomes(verify(prepared, "helper,helper,lacks", "one.ten", "--json"))["one.ten"]
+    assert (both["word"], both["reason"]) == ("skipped", "it needs a device that is not here")
+    failed = outcomes(verify(prepared, "raises,really_differs", "one.ten", "--json"))["one.ten"]
+    assert failed["word"] == "failed"
+    assert failed["traceback"].startswith("check raises:")
 
 
 def test_a_case_that_hangs_is_ended(prepared: Throwaway) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,37 @@ def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any
     """The JSON objects that a script prints, one a line; otherwise like `run`."""
     lines = run(place, script, *words, **options).splitlines()
     return [json.loads(line) for line in lines if line.startswith('{"')]
+
+
+Job = tuple[str, dict[str, Any]]
+"""A function of a set's ``jobs.py``, and its arguments."""
+
+
+def play(place: Place, module: Path, jobs: Sequence[Job], **options: Any) -> list[dict[str, Any]]:
+    """What a module's functions return on a release: see `on_release`, which runs them.
+
+    Args:
+        place: where they run.
+        module: the file that has them.
+        jobs: what to call, in order, in one process.
+        options: see `run`; nothing limits the time unless they do.
+
+    Returns:
+        a line for each job, with its ``value`` or ``error``.
+    """
+    options = {"limit_s": None, **options}
+    script = _HERE / "on_release.py"
+    lines = answers(place, script, str(module), given=json.dumps(jobs), **options)
+    assert [line["job"] for line in lines] == [name for name, _ in jobs], lines
+    return lines
+
+
+def value(place: Place, module: Path, job: str, /, **options: Any) -> Any:
+    """What a function of a module returns on a release; see `play`.
+
+    Raises:
+        AssertionError: it raised something.
+    """
+    (line,) = play(place, module, [(job, options.pop("arguments", {}))], **options)
+    assert "error" not in line, f"{job}:\n{line.get('error')}"
+    return line["value"]

@@ -1,8 +1,8 @@
 """Makes the room of a new patch: ``python3 -m tests.maintain.new SET.NAME``.
 
-It writes the declaration, the body and the page, and names the room in its set. What a person must
-write is marked by `pages.TO_WRITE`, and a declaration without variants applies nowhere. The tests
-fail until that is done.
+It writes the declaration, the body, the checks and the page, and names the room in its set. What a
+person must write is marked by `pages.TO_WRITE`, and a declaration without variants applies nowhere.
+The tests fail until that is done.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ if TYPE_CHECKING:
 def install(patching: Patching) -> None:
     """{to_write}."""
     raise NotImplementedError("{id} is not written yet")
+'''
+
+_PROOF = '''"""{to_write}."""
+
+from __future__ import annotations
+
+from ....proof import Check
+
+PATCH = "{id}"
+
+CHECKS: dict[str, Check] = {{}}
+"""{to_write}."""
 '''
 
 _DECLARATION = '''"""``{id}``."""
@@ -66,6 +78,7 @@ def make(patch_id: str, root: Path) -> list[Path]:
     texts = {
         "__init__.py": _DECLARATION.format(id=patch_id, to_write=pages.TO_WRITE),
         "body.py": _BODY.format(id=patch_id, to_write=pages.TO_WRITE),
+        "proof.py": _PROOF.format(id=patch_id, to_write=pages.TO_WRITE),
         page.name: pages.skeleton(patch_id),
     }
     named = of_set / "__init__.py"

@@ -12,21 +12,19 @@ import pytest
 import released
 import tiers
 
-_WORKER = Path(__file__).with_name("worker.py")
-
-_SLOTS = Path(__file__).with_name("slots_worker.py")
+_HERE = Path(__file__).parent
 
 Found = Callable[..., Any]
-Served = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
 def found() -> Found:
-    """``found(release)``: what `worker.py` printed on that release, run once; or one part of it."""
+    """``found(release, module, job)``: what a job of a module here found there, played once."""
 
     @cache
-    def run(release: str, *parts: str) -> Any:
-        return released.answers(released.tree(release), _WORKER, *parts)[-1]
+    def run(release: str, module: str, job: str, **arguments: int) -> Any:
+        place = released.tree(release)
+        return released.value(place, _HERE / f"{module}.py", job, arguments=arguments)
 
     return run
 
@@ -41,13 +39,3 @@ def slot_episodes(request: pytest.FixtureRequest) -> int:
     """How many episodes with few slots are played."""
     asked = request.config.getoption("--slot-episodes", default=None)
     return int(asked or (60 if tiers.is_whole(request.config) else 20))
-
-
-@pytest.fixture(scope="session")
-def served() -> Served:
-    """``served(release, *jobs)``: what `slots_worker.py` printed of these jobs on that release."""
-
-    def run(release: str, *jobs: str) -> Any:
-        return released.answers(released.tree(release), _SLOTS, *jobs, limit_s=None)[-1]
-
-    return run

@@ -1,7 +1,4 @@
-"""The mamba patches on the released code: equal values, and how often they wait for the device.
-
-Every fingerprint of the set belongs to one of these releases.
-"""
+"""The mamba patches on the released code: equal values, and how often they wait for the device."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from matrix import applying, before, newest_of_each_group
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.verdict import judge_each
+from sglang_perf_patches.model.patch import by_id
 
 Found = Callable[..., Any]
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
@@ -23,15 +20,10 @@ OLD = ("0.5.9", "0.5.10.post1")
 OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
 """Whose batches carry the host's lists themselves."""
 DECODES = ("decode", "decode, none")
-"""Of the forwards that `worker.py` counts."""
+"""Of the forwards that `jobs.forwards` counts."""
 CAPTURED = ("0.5.22", "0.5.23")
 """Which can capture the prefill of a linear layer."""
-RELEASES = (
-    *OLD,
-    *("0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
-    *("0.5.17", "0.5.18", "0.5.19", "0.5.20"),
-    *OWN_LISTS,
-)
+RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
 
 
@@ -46,20 +38,7 @@ def stock_waits(release: str, layers: int) -> int:
         return 3 * layers + (14 if release == "0.5.9" else 12)
     if release in OWN_LISTS:
         return 4
-    return 14 if RELEASES.index(release) <= RELEASES.index("0.5.16") else 13
-
-
-def applying(release: str) -> tuple[str, ...]:
-    mamba = [found for found in sets.load() if found.name == "mamba"]
-    tree = source.Tree(source.find(downloads.tree(release)))
-    return tuple(v.patch.id for v in judge_each(mamba, tree) if v.word == "applies")
-
-
-def test_every_fingerprint_is_of_one_of_the_releases() -> None:
-    known = next(found.known for found in sets.load() if found.name == "mamba")
-    for reference, digests in known.items():
-        for where in digests.values():
-            assert {*where} & {*RELEASES}, (reference, where)
+    return 14 if before(release, "0.5.17") else 13
 
 
 @EACH
@@ -68,11 +47,11 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
     expected = {"mamba.mamba2-chunk-indices", "mamba.slot-exhaustion"}
     if release in OLD:
         expected |= {"mamba.zero-sync"}
-    if RELEASES.index(release) >= RELEASES.index("0.5.10.post1"):
+    if not before(release, "0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
     if release in CAPTURED:
         expected |= {"mamba.gdn-prefill-graph"}
-    patches = applying(release)
+    patches = applying("mamba", release)
     assert set(patches) == expected
     for patch, line in proved(release, shown("mamba", release, patches, RELEASES)).items():
         assert line.get("compared", 0) > 0, (patch, line)
@@ -81,7 +60,7 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
 @each_in_depth
 def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str) -> None:
     """Otherwise a count of zero would say nothing."""
-    results = found(release)
+    results = found(release, "jobs", "passes")
     waits = {name: sum(places.values()) for name, places in results["stock"]["forwards"].items()}
     assert waits["half"] == stock_waits(release, results["layers"])
     assert waits["no mask"] == (5 if release == "0.5.9" else 3)
@@ -103,7 +82,7 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
 @each_in_depth
 def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> None:
     """By a single Mamba2 request: the answer is there sooner than the host would work it out."""
-    results = found(release)
+    results = found(release, "jobs", "passes")
     here, stock = results["mamba"]["idle"], results["stock"]["idle"]
     for made, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
         assert made["waits"] == (expected["waits"] if made["requests"] == 1 else 0)
@@ -111,7 +90,7 @@ def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> No
 
 @each_in_depth
 def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
-    results = found(release)
+    results = found(release, "jobs", "passes")
     stock = results["stock"]["fallbacks"]
     for name, plan in results["mamba"]["fallbacks"].items():
         assert plan["fields"] == stock[name]["fields"], name
@@ -129,7 +108,7 @@ def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
 
 @each_in_depth
 def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
-    results = found(release)
+    results = found(release, "jobs", "passes")
     stock = results["stock"]["mamba2"]
     assert {made["prefix"] for made in stock} == {True, False}
     for made, expected in zip(results["mamba"]["mamba2"], stock, strict=True):
@@ -141,7 +120,7 @@ def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
 
 @each_in_depth
 def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None:
-    said = found(release)["mamba"]["debug"]
+    said = found(release, "jobs", "passes")["mamba"]["debug"]
     assert said.pop("right") == ""
     for name, message in said.items():
         assert message.startswith(f"{name}: the host has ["), name
@@ -150,12 +129,12 @@ def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None
 
 @each_in_depth
 def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> None:
-    assert found(release)["mamba"]["pins"] == [True, False]
+    assert found(release, "jobs", "passes")["mamba"]["pins"] == [True, False]
 
 
 @each_in_depth
 def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release: str) -> None:
-    said = found(release)["mamba"]["busy"]
+    said = found(release, "jobs", "passes")["mamba"]["busy"]
     asked = {name for name in said if name.endswith(", asked") and said[name]}
     assert asked == {"idle, asked", "just launched, asked", "another forward, asked"}
     assert {name for name in said if said[name]} - asked == {
@@ -168,13 +147,13 @@ def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release
 @EACH
 def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
     """Replayed graphs read nothing of it, so it would cost every step for nothing."""
-    mamba = [found for found in sets.load() if found.name == "mamba"]
-    tree = source.Tree(source.find(downloads.tree(release)))
+    patches = by_id(sets.load())
     targets = {
         target
-        for verdict in judge_each(mamba, tree)
-        if verdict.word == "applies" and verdict.variant is not None
-        for target in verdict.variant.targets
+        for id in applying("mamba", release)
+        for variant in patches[id].variants
+        if release in variant.releases
+        for target in variant.targets
     }
     assert targets
     assert not [target for target in targets if "decode" in target.rpartition(":")[2].lower()]
@@ -182,7 +161,7 @@ def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
 
 @each_in_depth
 def test_deactivated_is_stock(found: Found, release: str) -> None:
-    results = found(release)
+    results = found(release, "jobs", "passes")
     again = results["stock again"]
     for part in ("forwards", "fallbacks", "mamba2"):
         assert again[part] == results["stock"][part], part
@@ -192,8 +171,8 @@ def test_deactivated_is_stock(found: Found, release: str) -> None:
 @pytest.mark.whole_matrix  # many forwards in Triton's interpreter
 @EACH
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    said = found(release, "broken")["broken"]
-    tracks_lightning = RELEASES.index(release) >= RELEASES.index("0.5.13")
+    said = found(release, "jobs", "broken")
+    tracks_lightning = not before(release, "0.5.13")
     captures = 3 * (release in CAPTURED)
     of_zero_sync = 6 * (release in OLD)
     assert len(said) == 2 + of_zero_sync + tracks_lightning + captures

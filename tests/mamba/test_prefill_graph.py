@@ -6,49 +6,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import released
-
 EACH = pytest.mark.parametrize(
     "release", [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
 )
-_WORKER = Path(__file__).with_name("graph_worker.py")
 
 Found = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="session")
-def graphs() -> Found:
-    """``graphs(release)``: what `graph_worker.py` printed on that release, run once; or a part."""
-
-    @cache
-    def run(release: str, *parts: str) -> dict[str, Any]:
-        found: dict[str, Any] = released.answers(released.tree(release), _WORKER, *parts)[-1]
-        return found
-
-    return run
-
-
 @EACH
-def test_a_table_shows_the_last_batch_only(graphs: Found, release: str) -> None:
+def test_a_table_shows_the_last_batch_only(found: Found, release: str) -> None:
     """Whatever was in it; each part agrees with stock's own functions."""
-    assert graphs(release)["tables"] > 60
+    assert found(release, "graph_jobs", "parts")["tables"] > 60
 
 
 @EACH
-def test_a_batch_of_another_tile_does_not_fit(graphs: Found, release: str) -> None:
-    assert graphs(release)["tiles"] == {"stock's": [16, 32, 64], "others": []}
+def test_a_batch_of_another_tile_does_not_fit(found: Found, release: str) -> None:
+    assert found(release, "graph_jobs", "parts")["tiles"] == {"stock's": [16, 32, 64], "others": []}
 
 
 @EACH
-def test_the_gate_reads_what_the_release_resolved(graphs: Found, release: str) -> None:
+def test_the_gate_reads_what_the_release_resolved(found: Found, release: str) -> None:
     """``--attn-dp-size`` leaves ``enable_dp_attention`` False."""
-    assert graphs(release)["gates"] == {
+    assert found(release, "graph_jobs", "parts")["gates"] == {
         "plain": [],
         "--tp-size 2": ["tensor-parallel"],
         "--attn-dp-size 2": ["dp-attention", "tensor-parallel"],
@@ -60,13 +43,16 @@ def test_the_gate_reads_what_the_release_resolved(graphs: Found, release: str) -
 
 
 @EACH
-def test_other_chunks_are_left_to_stock(graphs: Found, release: str) -> None:
-    assert graphs(release)["chunks"] == "stock's chunks have 32 tokens; ours have 64"
+def test_other_chunks_are_left_to_stock(found: Found, release: str) -> None:
+    assert (
+        found(release, "graph_jobs", "parts")["chunks"]
+        == "stock's chunks have 32 tokens; ours have 64"
+    )
 
 
 @EACH
-def test_flashinfers_kernel_is_served_where_it_was_proven(graphs: Found, release: str) -> None:
-    assert graphs(release)["kernels"] == {
+def test_flashinfers_kernel_is_served_where_it_was_proven(found: Found, release: str) -> None:
+    assert found(release, "graph_jobs", "parts")["kernels"] == {
         "Hopper": None,
         "Blackwell": "FlashInfer's kernel is another one on this GPU",
         "SM120": "FlashInfer's kernel is another one on this GPU",
@@ -77,9 +63,9 @@ def test_flashinfers_kernel_is_served_where_it_was_proven(graphs: Found, release
 
 @EACH
 def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
-    graphs: Found, release: str
+    found: Found, release: str
 ) -> None:
-    assert graphs(release)["buckets"] == {
+    assert found(release, "graph_jobs", "parts")["buckets"] == {
         "1": True,
         "2048": True,
         "2112": False,
@@ -90,22 +76,22 @@ def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
 
 @pytest.mark.whole_matrix  # the proof has as many requests as tables of two rows need
 @EACH
-def test_more_requests_than_tables_hold_replay_stocks_graph(graphs: Found, release: str) -> None:
-    assert graphs(release, "many") == {"many": 1}
+def test_more_requests_than_tables_hold_replay_stocks_graph(found: Found, release: str) -> None:
+    assert found(release, "graph_jobs", "many") == 1
 
 
 @EACH
-def test_each_layer_is_waited_for_as_often_as_by_stock(graphs: Found, release: str) -> None:
+def test_each_layer_is_waited_for_as_often_as_by_stock(found: Found, release: str) -> None:
     """The proof has the counter of a hierarchical cache; this is an external cache's."""
-    waits = graphs(release)["waits"]
+    waits = found(release, "graph_jobs", "parts")["waits"]
     assert waits["stock"] == waits["patched"] == [0, 1]
 
 
 @EACH
 def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
-    graphs: Found, release: str
+    found: Found, release: str
 ) -> None:
-    leaving = graphs(release)["leaving"]
+    leaving = found(release, "graph_jobs", "parts")["leaving"]
     assert leaving["state"] == "live"
     assert "waits until no model runner is left that may replay" in leaving["reason"]
     assert leaving["replays"]
@@ -113,14 +99,14 @@ def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
 
 
 @EACH
-def test_a_broken_patch_is_found(graphs: Found, release: str) -> None:
-    said = graphs(release)["broken"]
+def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+    said = found(release, "graph_jobs", "parts")["broken"]
     assert "result['outputs'][0]" in said["no wait"]
     assert "is captured" in said["any tile"]
 
 
 @EACH
-def test_a_broken_break_is_found(graphs: Found, release: str) -> None:
-    said = graphs(release)["broken_breaks"]
+def test_a_broken_break_is_found(found: Found, release: str) -> None:
+    said = found(release, "graph_jobs", "parts")["broken_breaks"]
     assert all(each.startswith("different: ") for each in said.values()), said
     assert len(said) == 5

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-Served = Callable[..., Any]
+from matrix import before, newest_of_each_group
 
-RELEASES = (
-    *("0.5.9", "0.5.10", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
-    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
-)
+Found = Callable[..., Any]
+
+RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
 ASSERTED = {
     "alloc",
@@ -27,23 +26,19 @@ ASSERTED = {
 """The functions in which stock's scheduler dies, in all releases."""
 
 
-def _at(release: str) -> int:
-    return RELEASES.index(release)
-
-
 def _kinds(release: str) -> list[list[Any]]:
-    trees = ["radix" if _at(release) < _at("0.5.16") else "unified"]
+    trees = ["radix" if before(release, "0.5.16") else "unified"]
     return [[tree, tracked] for tracked in (True, False) for tree in trees]
 
 
 def _where(release: str, load: str, kind: list[Any]) -> str:
     """The function in which stock dies of a load."""
     tree, tracked = kind
-    old = _at(release) < _at("0.5.13")
+    old = before(release, "0.5.13")
     if load == "short_of_copies":
         if tree == "radix":
             return "_match_post_processor"
-        moved = _at(release) >= _at("0.5.17")
+        moved = not before(release, "0.5.17")
         return "finalize_match_result_in_cache" if moved else "finalize_match_result"
     if tracked:
         return "alloc" if old else "_alloc_ping_pong_buffer"
@@ -53,12 +48,11 @@ def _where(release: str, load: str, kind: list[Any]) -> str:
 
 
 @EACH
-def test_stock_dies_and_the_patched_server_goes_on(served: Served, release: str) -> None:
+def test_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
     """Each assertion is reached, and until then both decide and hold the same."""
-    found = served(release, "deaths")["deaths"]
-    kinds = _kinds(release)
-    assert [each["kind"] for each in found] == 2 * kinds
-    for each in found:
+    deaths = found(release, "slots_jobs", "deaths")
+    assert [each["kind"] for each in deaths] == 2 * _kinds(release)
+    for each in deaths:
         message, where = each["stock"]
         assert where == _where(release, each["load"], each["kind"]), each
         assert where in ASSERTED
@@ -69,11 +63,11 @@ def test_stock_dies_and_the_patched_server_goes_on(served: Served, release: str)
 
 
 @EACH
-def test_an_idle_server_says_what_a_request_waits_for(served: Served, release: str) -> None:
+def test_an_idle_server_says_what_a_request_waits_for(found: Found, release: str) -> None:
     """Once; and the request is served as soon as its slot can be had."""
-    found = served(release, "waits")["waits"]
-    assert len(found) == 1
-    for each in found:
+    waits = found(release, "slots_jobs", "waits")
+    assert len(waits) == 1
+    for each in waits:
         assert each["stock"].startswith("Not enough space for mamba")
         assert each["waiting"] == ["r0"]
         (line,) = each["said"]
@@ -87,17 +81,17 @@ def test_an_idle_server_says_what_a_request_waits_for(served: Served, release: s
 
 
 @EACH
-def test_random_episodes(served: Served, slot_episodes: int, release: str) -> None:
+def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None:
     """Stock's outcome where stock lives, no death where it dies, and whole pools at the end."""
-    found = served(release, f"episodes:0:{slot_episodes}")["episodes"]
-    assert sum(found.values()) == slot_episodes
-    assert found.pop("lived") > slot_episodes // 4
-    assert found, "stock dies in some"
-    assert set(found) <= ASSERTED
+    counts = dict(found(release, "slots_jobs", "episodes", count=slot_episodes))
+    assert sum(counts.values()) == slot_episodes
+    assert counts.pop("lived") > slot_episodes // 4
+    assert counts, "stock dies in some"
+    assert set(counts) <= ASSERTED
 
 
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.12.post1", "0.5.16", "0.5.20", "0.5.23"])
-def test_a_broken_patch_is_found(served: Served, release: str) -> None:
-    for name, said in served(release, "broken")["broken"].items():
+def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+    for name, said in found(release, "slots_jobs", "broken").items():
         assert said.startswith("different: "), (name, said)

@@ -10,14 +10,15 @@ from sglang_perf_patches.proof.mla.rig import furnished
 from sglang_perf_patches.sets.mla.draft_extend_metadata.proof import PATCH, make, replay, runners
 
 
-def run() -> None:
-    """Count eager builds."""
+def with_the_patch(expected: int, ran: bool, **options: bool) -> None:
+    """So many eager builds of one replay."""
+    with live(PATCH, ran=ran):
+        assert builds(**options) == expected
+
+
+def stocks() -> None:
+    """Stock builds eagerly at each replay."""
     assert builds() == 1
-    with live(PATCH):
-        assert builds() == 0
-    with live(PATCH, ran=False):
-        assert builds(use_sliding_window_kv_pool=True) == 1
-        assert builds(other=True) == 1, "other backends are stock's"
 
 
 def builds(*, other: bool = False, use_sliding_window_kv_pool: bool = False, **options: Any) -> int:
@@ -54,3 +55,13 @@ class _Out:
     def __init__(self) -> None:
         rows = flash.torch.zeros(64, 2)
         self.next_token_logits = self.hidden_states = rows
+
+
+CHECKS = {
+    "stock's": stocks,
+    "none with the patch": lambda: with_the_patch(0, True),
+    "a sliding window is left to stock": lambda: with_the_patch(
+        1, False, use_sliding_window_kv_pool=True
+    ),
+    "other backends are left to stock": lambda: with_the_patch(1, False, other=True),
+}

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.batches import draft_batch, prepare
+from sglang_perf_patches.proof.mla.cases import draft_batch, prepare
 from sglang_perf_patches.proof.mla.rig import furnished, model_runner, server_args
 from sglang_perf_patches.sets.mla.draft_metadata.proof import MODULE, PARENT, PATCH
 
@@ -15,14 +15,22 @@ INDEXES = "init_forward_metadata" not in vars(MODULE.TRTLLMMLAMultiStepDraftBack
 """Whether stock does FlashInfer's index work, up to 0.5.12.post1."""
 
 
-def run() -> None:
+def stocks_work() -> None:
     """Stock launches the index kernel once, and builds a table for each of four steps."""
     assert launches() == INDEXES
     assert builds() == 4
+
+
+def work_of_the_patch() -> None:
+    """No index kernel, and one table."""
     with live(PATCH):
         assert launches() == 0
         assert builds() == 1
-    assert builds(live_after_capture=True) == 4, "graphs captured on tables of their own"
+
+
+def captured_before() -> None:
+    """Graphs that were captured before the patch was live have tables of their own."""
+    assert builds(live_after_capture=True) == 4
 
 
 def launches() -> int:
@@ -69,3 +77,10 @@ class Counted:
         self.grids.append(grid)
         launch: Callable[..., Any] = self.kernel[grid]
         return launch
+
+
+CHECKS = {
+    "stock's work": stocks_work,
+    "work of the patch": work_of_the_patch,
+    "captured before": captured_before,
+}

@@ -12,20 +12,30 @@ EAGER = not flash.HOST_LENGTHS
 """Whether eager tables are as wide as the context; otherwise they are as wide as what is read."""
 
 
-def run() -> None:
-    """See stock read beyond its table, and see the exceptions left to it."""
-    for mode in ("extend", "verify", "draft"):
-        assert fails(mode, graph=True), f"stock's {mode} graph has what it reads"
+def stocks_graph(mode: str) -> None:
+    """Stock's graph reads beyond its table."""
+    assert fails(mode, graph=True), f"stock's {mode} graph has what it reads"
+
+
+def stocks_eager_table() -> None:
+    """An eager one, where it is as wide as the context."""
     assert fails("extend", graph=False) == EAGER
+
+
+def graph_of_the_patch() -> None:
+    """The patch's graph has what it reads, in tables of stock's shape."""
     with live(PATCH):
         assert not fails("extend", graph=True)
         memory()
+
+
+def several_branches() -> None:
+    """Drafts with topk > 1 are left to stock."""
     with live(PATCH, ran=False), furnished(flash.arguments(1), flash.module.__name__):
         backend = flash.make(flash.runner_of(1))
         backend.topk = 2
         backend.init_cuda_graph_state(4, 16)
-        table = backend.draft_extend_metadata["page_table"]
-        assert table.is_contiguous(), "drafts with topk > 1 are left to stock"
+        assert backend.draft_extend_metadata["page_table"].is_contiguous()
 
 
 def fails(mode: str, *, graph: bool) -> bool:
@@ -46,3 +56,14 @@ def memory() -> None:
         table = metadata.page_table
         assert table.shape == (2, flash.CONTEXT)
         assert flash.CONTEXT + flash.EXTRA <= table.stride(0) <= flash.CONTEXT + flash.EXTRA + 16
+
+
+CHECKS = {
+    **{
+        f"stock's {mode} graph": lambda mode=mode: stocks_graph(mode)
+        for mode in ("extend", "verify", "draft")
+    },
+    "stock's eager table": stocks_eager_table,
+    "the patch's graph": graph_of_the_patch,
+    "several branches": several_branches,
+}

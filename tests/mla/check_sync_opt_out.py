@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,16 +129,29 @@ UNSERVED = (
 )
 
 
-def decisions() -> None:
-    """The rule, on stock and patched; and the situations that the patch leaves to stock."""
+def stocks_decisions() -> None:
+    """The rule on stock."""
     for case, _, stock in DECISIONS:
         assert decided(case) == stock, f"stock: {case}"
+
+
+def decisions() -> None:
+    """The rule with the patch."""
     with live(PATCH):
         for case, patched, _ in DECISIONS:
             assert decided(case) == patched, case
+
+
+def layered_decisions() -> None:
+    """The rule for workers with one draft layer per step."""
+    with live(PATCH):
         assert not layered(("triton", "triton"))
         assert layered(("triton", None))
         assert layered(("triton", "flashinfer"))
+
+
+def unserved() -> None:
+    """The situations that the patch leaves to stock."""
     hybrid = ("flashinfer+triton", "triton", "triton")
     for given in UNSERVED:
         with live(PATCH, ran=False):
@@ -186,10 +201,18 @@ def no_graphs() -> None:
         target.update_verify_buffers_to_fill_after_draft(None, None)  # the plan stream's
 
 
-def run() -> None:
-    """The rule, and the lent masks."""
-    decisions()
+def with_patch(check: Callable[..., None], *arguments: str) -> None:
+    """A check of the masks that a hybrid backend lends, with the patch."""
     with live(PATCH):
-        for kind in ("flashinfer+triton", *(() if BOUNDS else ("flashinfer+trtllm",))):
-            large_batch(kind)
-        no_graphs()
+        check(*arguments)
+
+
+KINDS = ("flashinfer+triton", *(() if BOUNDS else ("flashinfer+trtllm",)))
+CHECKS = {
+    "stock's decisions": stocks_decisions,
+    "decisions": decisions,
+    "decisions of layered workers": layered_decisions,
+    "left to stock": unserved,
+    **{f"masks of {kind}": partial(with_patch, large_batch, kind) for kind in KINDS},
+    "no graphs": partial(with_patch, no_graphs),
+}

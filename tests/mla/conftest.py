@@ -11,21 +11,30 @@ import pytest
 
 import released
 
-_WORKER = Path(__file__).with_name("worker.py")
+_JOBS = Path(__file__).with_name("jobs.py")
 
-Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
+Checked = Callable[[str, tuple[str, ...]], tuple[dict[str, Any], dict[str, str | None]]]
 
 
 @pytest.fixture(scope="session")
 def checked() -> Checked:
-    """``checked(release, patches)``: of one process, each patch's line and its check's error."""
+    """``checked(release, patches)``: the line of each patch's case; each check and its error."""
 
     @cache
-    def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
-        lines = released.answers(released.tree(release), _WORKER, *patches)
-        errors = {line["check"]: line["error"] for line in lines if "check" in line}
-        proved = {line["patch"]: line for line in lines if "patch" in line}
-        assert set(proved) == set(errors) == set(patches)
-        return {id: (proved[id], errors[id]) for id in patches}
+    def run(release: str, patches: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str | None]]:
+        jobs: list[released.Job] = [("prove", {"patches": patches})]
+        jobs += [("check", {"patch": patch}) for patch in patches]
+        proved, *checks = (
+            line["value"] if "value" in line else pytest.fail(f"{line['job']}: {line['error']}")
+            for line in released.play(released.tree(release), _JOBS, jobs, limit_s=900)
+        )
+        lines = {line["patch"]: line for line in proved}
+        assert set(lines) == set(patches)
+        errors = {
+            f"{patch}: {name}": error
+            for patch, of_patch in zip(patches, checks, strict=True)
+            for name, error in of_patch.items()
+        }
+        return lines, errors
 
     return run

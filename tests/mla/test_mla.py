@@ -8,41 +8,26 @@ release; a release stands for a group with identical code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from matrix import applying, newest_of_each_group
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source, verdict
 from sglang_perf_patches.sets.mla.draft_extend_graph import scales
 
-Checked = Callable[[str, tuple[str, ...]], dict[str, Any]]
+Checked = Callable[[str, tuple[str, ...]], tuple[dict[str, Any], dict[str, str | None]]]
 Shown = Callable[..., tuple[str, ...]]
 
-RELEASES = (
-    *("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1"),
-    *("0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1", "0.5.16"),
-    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
-)
+RELEASES = newest_of_each_group("mla")
 PATCHES = tuple(patch.id for patch in sets.declared("mla").patches)
-
-
-@cache
-def applying(release: str) -> tuple[str, ...]:
-    """The patches that apply to a release."""
-    tree = source.Tree(source.find(downloads.tree(release)))
-    mla = [found for found in sets.load() if found.name == "mla"]
-    return tuple(
-        found.patch.id for found in verdict.judge_each(mla, tree) if found.word == "applies"
-    )
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_kernels_read_the_same_to_the_bit(checked: Checked, shown: Shown, release: str) -> None:
-    patches = shown("mla", release, applying(release), RELEASES)
-    lines = {id: line for id, (line, _) in checked(release, patches).items()}
+    patches = shown("mla", release, applying("mla", release), RELEASES)
+    lines, _ = checked(release, patches)
     assert all(line.get("compared", 0) > 0 for line in lines.values()), lines
 
 
@@ -50,18 +35,15 @@ def test_kernels_read_the_same_to_the_bit(checked: Checked, shown: Shown, releas
 def test_the_work_is_gone_and_exceptions_are_left_to_stock(
     checked: Checked, shown: Shown, release: str
 ) -> None:
-    patches = shown("mla", release, applying(release), RELEASES)
-    errors = [error for _, error in checked(release, patches).values() if error is not None]
-    assert not errors, "\n\n".join(errors)
-
-
-def test_every_body_that_a_patch_relies_on_is_proved() -> None:
-    known = sets.declared("mla").known
-    assert all(set(RELEASES) & set(where) for found in known.values() for where in found.values())
+    patches = shown("mla", release, applying("mla", release), RELEASES)
+    _, errors = checked(release, patches)
+    assert len(errors) >= len(patches)
+    failed = [f"{name}\n{error}" for name, error in errors.items() if error is not None]
+    assert not failed, "\n\n".join(failed)
 
 
 def test_every_patch_is_proved_on_some_release() -> None:
-    assert set(PATCHES) == {id for release in RELEASES for id in applying(release)}
+    assert set(PATCHES) == {id for release in RELEASES for id in applying("mla", release)}
 
 
 @pytest.mark.parametrize(

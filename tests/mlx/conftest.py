@@ -12,14 +12,14 @@ import pytest
 import released
 from linux_mlx import environments
 
-_WORKER = Path(__file__).with_name("worker.py")
+_JOBS = Path(__file__).with_name("jobs.py")
 
 Found = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
 def found() -> Found:
-    """``found(release, part)``: what `worker.py` printed for that part, run once.
+    """``found(release, part)``: what that function of `jobs.py` found, run once.
 
     Releases without an environment of their own are there as files alone. That is enough for parts
     which need no more than the runner.
@@ -31,6 +31,6 @@ def found() -> Found:
             place = released.slim(release)
         else:
             place = released.tree(release, beginning="mlx")
-        return released.answers(place, _WORKER, part, **more)[-1]
+        return released.value(place, _JOBS, part, **more)
 
     return run

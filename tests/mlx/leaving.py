@@ -11,28 +11,28 @@ import mlx.core as mx
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.mlx import loads, models, playing
+from sglang_perf_patches.proof.mlx import cases, models, rig
 
 # Requests of equal and unequal lengths; to be asked while they run, and after they have left.
-RUNNING: tuple[loads.Step, ...] = (
+RUNNING: tuple[cases.Step, ...] = (
     ("join", "a", 9),
     ("join", "b", 12),
     ("decode", "ab", 4),
 )
-GOING_ON: tuple[loads.Step, ...] = (
+GOING_ON: tuple[cases.Step, ...] = (
     ("decode", "ba", 3),
     ("decode", "ab"),
     ("leave", "a"),
     ("leave", "b"),
 )
-AFTERWARDS: tuple[loads.Step, ...] = (
+AFTERWARDS: tuple[cases.Step, ...] = (
     ("join", "c", 12),
     ("join", "d", 9),
     ("decode", "cd", 3),
     ("leave", "c"),
     ("leave", "d"),
 )
-HITS: tuple[loads.Step, ...] = (
+HITS: tuple[cases.Step, ...] = (
     ("hit", "e", "a", 8, 5),
     ("hit", "f", "b", 14, 2),
     ("chain", "ef", 3),
@@ -46,9 +46,9 @@ def postponed_write() -> dict[str, Any]:
     with models.model("qwen3", "float32") as made:
         for selection in ("none", "mlx.pool-write"):
             ours.activate(selection, strict=True)
-            player = playing.Player(made, radix=True)
+            player = rig.Player(made, radix=True)
 
-            def finalize(pending: Any, player: playing.Player = player) -> int:
+            def finalize(pending: Any, player: rig.Player = player) -> int:
                 del player.runner.prefill_finalize
                 found["asked"].append(asked())
                 return int(player.runner.prefill_finalize(pending))
@@ -81,7 +81,7 @@ def running_requests(release: str) -> dict[str, Any]:
 
 
 def _in_parts(made: Any, selection: str, *, radix: bool) -> dict[str, Any]:
-    player = playing.Player(made, radix=radix)
+    player = rig.Player(made, radix=radix)
     ours.activate(selection, strict=True)
     found: dict[str, Any] = {"played": [asdict(player.play(RUNNING, ends=False))]}
     if selection != "none":
@@ -101,16 +101,16 @@ def small_buffers() -> dict[str, Any]:
     "before the turns": ``mlx.next-turn`` stays, and continues from a turn of before.
     """
     found: dict[str, Any] = {}
-    crossing: list[loads.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
-    finished: list[loads.Step] = [("join", "z", 9), ("leave", "z")]
-    turn: list[loads.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    crossing: list[cases.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
+    finished: list[cases.Step] = [("join", "z", 9), ("leave", "z")]
+    turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     with models.model("qwen3", "float32") as made:
 
         def parts(
-            selection: str, *schedules: Sequence[loads.Step], between: Callable[[], Any]
+            selection: str, *schedules: Sequence[cases.Step], between: Callable[[], Any]
         ) -> dict[str, Any]:
             ours.activate(selection, strict=True)
-            player, said = playing.Player(made, radix=True), []
+            player, said = rig.Player(made, radix=True), []
             played = []
             for schedule in schedules:
                 played.append(asdict(player.play(schedule, ends=False)))

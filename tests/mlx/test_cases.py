@@ -7,34 +7,19 @@ from typing import Any
 
 import pytest
 
+from matrix import applying, newest_of_each_group
 from sglang_perf_patches import proof, sets
 
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
 Shown = Callable[..., tuple[str, ...]]
 
 
-def groups() -> dict[str, tuple[str, ...]]:
-    """The patches to prove on a release, which stands for a group that no patch can tell apart."""
-    mlx = sets.declared("mlx")
-    seen: dict[tuple[str, ...], list[str]] = {}
-    for patch in mlx.patches:
-        for variant in patch.variants:
-            for release in variant.releases:
-                if not release.startswith("git-"):
-                    seen.setdefault((release,), []).append(patch.id)
-    chosen: dict[frozenset[str], str] = {}
-    for (release,) in seen:
-        texts = {
-            f"{reference} {digest}"
-            for reference, digests in mlx.known.items()
-            for digest, where in digests.items()
-            if release in where
-        }
-        chosen[frozenset(texts)] = release
-    return {release: tuple(seen[(release,)]) for release in sorted(chosen.values())}
-
-
-GROUPS = groups()
+GROUPS = {
+    release: patches
+    for release in newest_of_each_group("mlx")
+    if (patches := applying("mlx", release))
+}
+"""The patches to prove on a release."""
 
 
 @pytest.mark.parametrize("release", GROUPS)

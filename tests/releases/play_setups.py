@@ -30,7 +30,7 @@ from sglang_perf_patches import proof  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
-from sglang_perf_patches.proof import given, worker  # noqa: E402
+from sglang_perf_patches.proof import stock, worker  # noqa: E402
 
 OWN = ("pages", "draft-trees", "tracked-states")
 """What cases have on by themselves, of several sizes or with a model that has it."""
@@ -51,10 +51,10 @@ def main(names: str, patches: list[str]) -> None:
             if refused:
                 print(json.dumps({"refused": refused}))
                 return
-            given.MADE.clear()
+            stock.MADE.clear()
             (line,) = worker.run([case], _few)
             # A case that makes none reads those of the process.
-            made = [_Made(each) for each in given.MADE] or [published.published()]
+            made = [_Made(each) for each in stock.MADE] or [published.published()]
             on = {name for each in made for name in FEATURES.of(each)}
             print(json.dumps({**line, "on": sorted(on)}), flush=True)
 
@@ -81,7 +81,7 @@ def _publish(model: str, chosen: list[Feature]) -> str:
         return f"{type(error).__name__}: {error}"[:200]
     off = {each.name for each in chosen} - FEATURES.of(published.published()).keys()
     assert not off, off
-    given.MORE.update(some)
+    stock.MORE.update(some)
     return ""
 
 

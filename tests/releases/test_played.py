@@ -15,8 +15,8 @@ import pytest
 
 import released
 from arguments import arguments
+from matrix import applying
 from sglang_perf_patches import proof, sets
-from sglang_perf_patches.judge import downloads, source, verdict
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 
@@ -30,7 +30,7 @@ RELEASES = (
     "0.5.23",
 )
 SETS = ("mla", "mamba", "swa")
-"""Whose cases take the arguments of a server from `proof.given`."""
+"""Whose cases take the arguments of a server from `proof.stock`."""
 TOGETHER = (
     {"standalone", "data-parallel", "no-overlap", "deterministic", "forward-metrics"}
     | {"draft-vocabulary", "sessions", "mixed-chunks", "no-radix-cache"},
@@ -41,12 +41,6 @@ TOGETHER = (
 NOT_THERE = {("context-parallel", "0.5.11"), ("context-parallel", "0.5.14")}
 """Decode context parallelism came with 0.5.15."""
 FEATURE = {each.name: each for each in FEATURES.all}
-
-
-def _applying(release: str, name: str) -> list[str]:
-    tree = source.Tree(source.find(downloads.tree(release)))
-    chosen = [found for found in sets.load() if found.name == name]
-    return [found.patch.id for found in verdict.judge_each(chosen, tree) if found.word == "applies"]
 
 
 def _declared(patch: str, release: str) -> set[str]:
@@ -64,7 +58,7 @@ def _servers(release: str, name: str) -> Iterator[tuple[frozenset[str], list[str
     """The servers that are played on a release, and the patches that each plays."""
     apart = set().union(*TOGETHER)
     found: dict[frozenset[str], list[str]] = {}
-    for patch in _applying(release, name):
+    for patch in applying(name, release):
         declared = _declared(patch, release)
         for features in (declared - apart, *(declared & group for group in TOGETHER)):
             if features:
@@ -101,7 +95,7 @@ def test_a_released_server_gates_what_does_not_declare_a_feature(
 ) -> None:
     patches = [
         patch
-        for patch in _applying(release, "mla")
+        for patch in applying("mla", release)
         if feature not in (by_id(sets.load())[patch].proven_with or {})
     ]
     assert patches

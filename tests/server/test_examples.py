@@ -136,7 +136,7 @@ def must_be_understood(words: list[str], selection: str) -> None:
     python = sglang_environment("0.5.23").python
     done = example("0.5.23", python, "-c", check, *words[3:])
     assert done.returncode == 0, done.stderr[-2000:]
-    assert selections.parse(selection, by_id(sets.load())).chosen
+    assert selections.parse(selection, by_id(sets.load())).ids
 
 
 @pytest.mark.whole_matrix

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
-from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker
-from sglang_perf_patches.proof.swa.loads import (
+from sglang_perf_patches.proof.swa.cases import (
     admitted,
     alone_without_limit,
-    backed_up,
     history,
     pressed,
 )
+from sglang_perf_patches.proof.swa.rig import DecodeWorker
 from sglang_perf_patches.proof.swa.shape import Shape
 from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
@@ -439,6 +438,65 @@ def the_host_backs_the_window_up(page_size: int) -> None:
             named = transfers[0].device_indices[: length - start]
             assert (named > 0).all()
             assert expected.eq(named).all()
+
+
+def backed_up(
+    swa_tokens: int,
+    prompt: int,
+    new: int,
+    *,
+    window: int = 128,
+    full_tokens: int = 262_144,
+    requests: int = 64,
+    transfer_steps: int = 1,
+    backup: str = "default",
+) -> dict[str, int]:
+    """What becomes of equal requests at page size 1, retracted KV going to the release's default.
+
+    Returns:
+        requests by what became of them; ``in_tensors``, the most tokens whose KV was kept in
+        tensors on the host at a time.
+
+    Raises:
+        AssertionError: requests are left.
+    """
+    shape = Shape(
+        window=window,
+        page_size=1,
+        swa_tokens=swa_tokens,
+        full_tokens=full_tokens,
+        context=prompt + new + 512,
+        transfer_steps=transfer_steps,
+        backup=backup,
+    )
+    worker = DecodeWorker(shape)
+    for _ in range(requests):
+        worker.submit(prompt, new)
+    in_tensors = 0
+    for _ in range(40 * new):
+        if worker.idle:
+            break
+        worker.step()
+        in_tensors = max(in_tensors, _kept_in_tensors(worker))
+    assert worker.idle, "requests are left"
+    Witness(worker).check_drained()
+    return {
+        "finished": worker.counts.finished,
+        "aborted": worker.counts.aborted,
+        "retractions": worker.counts.retractions,
+        "in_tensors": in_tensors,
+        "steps": worker.counts.steps,
+    }
+
+
+def _kept_in_tensors(worker: DecodeWorker) -> int:
+    """Tokens of retracted requests whose KV is in tensors on the host, from 0.5.18 on."""
+    kept = 0
+    for req in worker.queue.retracted_queue:
+        holder = req if hasattr(req, "retraction_backup") else req.kv
+        if getattr(getattr(holder, "retraction_backup", None), "cpu_tensors", None) is not None:
+            kept += req.seqlen - 1
+    return kept
 
 
 def none_fails_for_the_host(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ import released
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))
 
-Job = tuple[str, dict[str, Any]]
 Jobs = Callable[..., list[dict[str, Any]]]
 
 
@@ -28,10 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def run_jobs() -> Jobs:
     """``run_jobs(release, jobs)``: what a process with that release answers, one dict a job."""
 
-    def run(release: str, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        place = released.tree(release)
-        return released.answers(
-            place, _HERE / "on_release.py", given=json.dumps(jobs), limit_s=None
-        )
+    def run(release: str, jobs: Sequence[released.Job]) -> list[dict[str, Any]]:
+        return released.play(released.tree(release), _HERE / "jobs.py", jobs)
 
     return run

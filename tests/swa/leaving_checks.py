@@ -9,7 +9,7 @@ from typing import Any
 
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.swa.decode_worker import DecodeWorker
+from sglang_perf_patches.proof.swa.rig import DecodeWorker
 from sglang_perf_patches.proof.swa.shape import Shape
 from sglang_perf_patches.proof.swa.witness import Witness
 

@@ -9,7 +9,7 @@ import pytest
 from groups import ALL, EXACT, GROUPS
 
 import tiers
-from sglang_perf_patches.model import releases
+from matrix import applying, before
 
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
 UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}
@@ -76,10 +76,6 @@ BROKEN_HEAPS = (
 
 Jobs = Callable[..., list[dict[str, Any]]]
 Shown = Callable[..., tuple[str, ...]]
-
-
-def before(release: str, other: str) -> bool:
-    return releases.KNOWN.index(release) < releases.KNOWN.index(other)
 
 
 Plan = list[tuple[str, str, dict[str, Any]]]
@@ -250,21 +246,6 @@ def plan_in_depth(
     return jobs + plan_of_leaving(release, whole)
 
 
-def proven(release: str) -> list[str]:
-    """The patches that apply."""
-    tail = ["swa.tail-prealloc"] if before(release, "0.5.18") else []
-    ratio = [] if before(release, "0.5.11") else ["swa.pool-ratio"]
-    return [
-        *tail,
-        "swa.page-size-1",
-        "swa.idle-admission",
-        "swa.window-bounded-admission",
-        "swa.evict-before-retract",
-        *ratio,
-        *([] if before(release, "0.5.17") else ["swa.eviction-heap"]),
-    ]
-
-
 @pytest.fixture(scope="module", params=GROUPS)
 def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dict[str, Any]:
     """Everything one release answers; a failed job is its traceback, as text."""
@@ -282,7 +263,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
 
 
 def _proved(shown: Shown, release: str) -> tuple[str, ...]:
-    return shown("swa", release, tuple(proven(release)), GROUPS)
+    return shown("swa", release, applying("swa", release), GROUPS)
 
 
 def value(answers: dict[str, Any], key: str) -> Any:

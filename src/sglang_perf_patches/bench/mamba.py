@@ -15,18 +15,15 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from .. import deactivate
-from ..live import engine
 from ..proof import Different, Missing, lent
-from ..proof.comparing import differs, installed
+from ..proof.comparing import require_same, selected
 from . import mamba_captured
 from . import words as set_words
 from .report import Cell, Table
-from .timing import Ratio, interleaved, progress, ratio
+from .timing import Ratio, call_time, in_turns, progress
 
 _SET = "mamba"
 _CHUNKS = "mamba.mamba2-chunk-indices"
@@ -63,20 +60,11 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         yield from _on_cpu(words, given.quick)
 
 
-@contextmanager
-def _on(selection: str) -> Iterator[None]:
-    engine.activate(selection, tree=installed())
-    try:
-        yield
-    finally:
-        deactivate()
-
-
 # -- without a GPU ---------------------------------------------------------------------------------
 
 
 def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     play = import_module("..proof.mamba.play", __package__)
     rigs = _rigs(words)
     scenarios = dict(batches.FORWARDS)
@@ -119,24 +107,18 @@ def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> boo
     """A gated delta net takes all; the others prefills, tracked where the release tracks them."""
     if title == "gated-delta-net":
         return True
-    compared = import_module("..proof.mamba.compared", __package__)
+    play = import_module("..proof.mamba.play", __package__)
     module = "mamba.mamba" if title == "Mamba2" else "linear.lightning_backend"
-    tracks = compared.source_has(module, "mamba_track")
+    tracks = play.source_has(module, "mamba_track")
     return all(each.mode != "DECODE" and (tracks or not each.tracking) for each in batches)
 
 
 def _counted(name: str, rig: Any, batches: Sequence[Any]) -> tuple[Cell, ...]:
     expected, stock = rig.forwards(batches)
-    with _on(_SET):
+    with selected(_SET):
         found, waited = rig.forwards(batches)
-    _same(name, expected, found)
+    require_same(name, expected, found)
     return name, sum(each.tokens for each in batches), len(stock), len(waited)
-
-
-def _same(what: str, expected: Any, found: Any) -> None:
-    difference = differs(expected, found)
-    if difference:
-        raise Different(f"{what}: {difference}")
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
@@ -147,7 +129,7 @@ def _on_gpu(torch: Any, words: dict[str, str], rounds: int) -> Iterator[Table]:
         if words["mamba.zero-sync"] == "applies":
             yield _measured(torch, words, rounds)
         if words["mamba.gdn-prefill-graph"] == "applies":
-            yield mamba_captured.table(torch, _on, "mamba.gdn-prefill-graph", rounds)
+            yield mamba_captured.table(torch, rounds)
         if words[_CHUNKS] == "applies":
             yield _chunk_table(torch, rounds)
         rows, notes = [], []
@@ -196,7 +178,7 @@ def _spread(found: Ratio | None) -> tuple[Cell, ...]:
 def _others(
     torch: Any, title: str, make: Callable[[], Any], words: dict[str, str], rounds: int
 ) -> list[tuple[Cell, ...]]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     kinds = import_module("..proof.mamba.kinds", __package__)
     kernel = title.rpartition(" ")[2]
     made = (
@@ -217,7 +199,7 @@ def _others(
 
 def _chunk_table(torch: Any, rounds: int) -> Table:
     """Time of the metadata of Mamba2 prefills in which every request has a cached prefix."""
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     rig = import_module("..proof.mamba.rig", __package__)
     play = import_module("..proof.mamba.play", __package__)
     module = import_module(play.METADATA)
@@ -239,21 +221,18 @@ def _chunk_table(torch: Any, rounds: int) -> Table:
             return module.Mamba2Metadata.prepare_mixed(metadata, 256, batch)
 
         expected = play.plain(tuple(vars(run().mixed_metadata).values()))
-        with _on(_CHUNKS):
-            _same(
+        with selected(_CHUNKS):
+            require_same(
                 f"{count} requests",
                 expected,
                 play.plain(tuple(vars(run().mixed_metadata).values())),
             )
-        found = None
-        if rounds >= 2:
-            found = interleaved(
-                run,
-                lambda: _on(_CHUNKS),
-                rounds=rounds,
-                repeat=20,
-                synchronize=torch.cuda.synchronize,
-            )
+
+        def timed(selection: str, run: Callable[[], Any] = run) -> float:
+            with selected(selection):
+                return call_time(run, 20, torch.cuda.synchronize)
+
+        found = in_turns(lambda: timed("none"), lambda: timed(_CHUNKS), rounds)
         rows.append((count, wanted.tokens, *_spread(found)))
     return Table(
         _SET,
@@ -282,7 +261,7 @@ def _sync_table(title: str, rows: list[tuple[Cell, ...]], notes: tuple[str, ...]
 
 
 def _gpu_cases() -> dict[str, Any]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     request, batch = batches.Request, batches.Batch
     half = (request(1000, 64), request(40, 0, False), request(1000, 640), request(63, 0, False))
     tail = [request(1, 299, False)] * 7
@@ -349,8 +328,8 @@ class _Forwards:
         inputs = self.rig.inputs(wanted.tokens)
         expected = self._played(wanted, inputs)
         stock = self._warned(wanted, inputs)
-        with _on(_SET):
-            _same(name, expected, self._played(wanted, inputs))
+        with selected(_SET):
+            require_same(name, expected, self._played(wanted, inputs))
             patched = self._warned(wanted, inputs)
             traced = self._traced(wanted, inputs)
             if patched == 0:
@@ -359,15 +338,13 @@ class _Forwards:
 
     def times(self, wanted: Any, rounds: int) -> Ratio | None:
         """Seconds of a forward, from its metadata until the GPU is done."""
-        if rounds < 2:
-            return None
         inputs = self.rig.inputs(wanted.tokens)
-        taken: dict[bool, list[float]] = {False: [], True: []}
-        for number in range(rounds):
-            for is_patched in (False, True) if number % 2 else (True, False):
-                with _on(_SET if is_patched else "none"):
-                    taken[is_patched].append(self._time(wanted, inputs))
-        return ratio(taken[False], taken[True])
+
+        def timed(selection: str) -> float:
+            with selected(selection):
+                return self._time(wanted, inputs)
+
+        return in_turns(lambda: timed("none"), lambda: timed(_SET), rounds)
 
     def _time(self, wanted: Any, inputs: Any) -> float:
         seconds = []

@@ -6,32 +6,28 @@ launched, in a server together with what is captured around the layers.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from ..proof import Different
-from ..proof.comparing import differs
+from ..proof.comparing import require_same, selected
 from .report import Cell, Table
-from .timing import Ratio, progress, ratio
+from .timing import Ratio, call_time, in_turns, progress
 
 _LAYERS = 6
 _FORWARDS = 10
 """Forwards that a time is the mean of."""
 
-Live = Callable[[str], AbstractContextManager[None]]
+_PATCH = "mamba.gdn-prefill-graph"
 
 
-def table(torch: Any, live: Live, selection: str, rounds: int) -> Table:
+def table(torch: Any, rounds: int) -> Table:
     """Outputs and states compared to the bit, and times in turns.
 
     Args:
         torch: the module, with a GPU.
-        live: puts a selection of patches live while it is entered.
-        selection: those whose replays are measured.
         rounds: how often each side is timed; below 2, it only compares.
 
     Raises:
@@ -43,13 +39,11 @@ def table(torch: Any, live: Live, selection: str, rounds: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, bucket, batches in progress(_cases(), "captured prefills"):
         expected = _eager(made, bucket, batches)
-        with live(selection):
+        with selected(_PATCH):
             graph = _Graph(torch, made, bucket)
             found = graph.replays(batches)
-        difference = differs(expected, found)
-        if difference:
-            raise Different(f"{name}: {difference}")
-        timed = _times(torch, made, graph, live, selection, batches[0], rounds)
+        require_same(name, expected, found)
+        timed = _times(torch, made, graph, batches[0], rounds)
         spread = (None, None, None) if timed is None else (1e3 * timed.stock, 1e3 * timed.patched)
         rows.append((name, bucket, *spread[:2], timed))
     return Table(
@@ -66,7 +60,7 @@ def table(torch: Any, live: Live, selection: str, rounds: int) -> Table:
 
 
 def _cases() -> list[tuple[str, int, Sequence[Any]]]:
-    batches = import_module("..proof.mamba.batches", __package__)
+    batches = import_module("..proof.mamba.cases", __package__)
     request, batch = batches.Request, batches.Batch
     return [
         ("1x519 tracked", 576, (batch((request(519),)), batch((request(519, 64),)))),
@@ -98,7 +92,7 @@ class _Graph:
         self.bucket = bucket
         play = import_module("..proof.mamba.play", __package__)
         self.known = play.known_batch
-        batches = import_module("..proof.mamba.batches", __package__)
+        batches = import_module("..proof.mamba.cases", __package__)
         batch = rig.batch(batches.Batch((batches.Request(bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
         if not rig.backend.supports_prefill_graph_extend():
@@ -154,29 +148,15 @@ class _Graph:
         self.graph.replay()
 
 
-def _times(
-    torch: Any, rig: Any, graph: _Graph, live: Live, selection: str, wanted: Any, rounds: int
-) -> Ratio | None:
-    if rounds < 2:
-        return None
+def _times(torch: Any, rig: Any, graph: _Graph, wanted: Any, rounds: int) -> Ratio | None:
     inputs = rig.inputs(wanted.tokens)
     batch = graph.known(rig, wanted)
 
-    def timed(run: Callable[[], object]) -> float:
-        run()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(_FORWARDS):
-            run()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - began) / _FORWARDS
+    def eager() -> float:
+        return call_time(lambda: rig.forward(batch, inputs), _FORWARDS, torch.cuda.synchronize)
 
-    taken: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(rounds):
-        for is_patched in (False, True) if number % 2 else (True, False):
-            if is_patched:
-                with live(selection):
-                    taken[True].append(timed(lambda: graph.replay(batch)))
-            else:
-                taken[False].append(timed(lambda: rig.forward(batch, inputs)))
-    return ratio(taken[False], taken[True])
+    def replayed() -> float:
+        with selected(_PATCH):
+            return call_time(lambda: graph.replay(batch), _FORWARDS, torch.cuda.synchronize)
+
+    return in_turns(eager, replayed, rounds)

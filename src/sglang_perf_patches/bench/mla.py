@@ -9,7 +9,6 @@ while the GPU has other work queued.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,10 +18,10 @@ from importlib import import_module
 from typing import Any
 
 from ..proof import Different, Missing, lent
-from ..proof.comparing import differs, live
+from ..proof.comparing import live, require_same
 from . import words as set_words
 from .report import Cell, Table
-from .timing import Ratio, progress, ratio
+from .timing import Ratio, call_time, progress, ratio, turns
 
 QUEUED_S = 2.8e-3
 """Work on the GPU that a call finds queued."""
@@ -50,7 +49,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         RuntimeError: a piece could not be run; the tables of the others come first.
     """
     _need_gpu()
-    stood_in = _lend()
+    stood_in = lent.lend_for_broken(*_WHEELS)
     applying = _applying(given.patches)
     found = import_module(f"{__package__}.mla_pieces").pieces(given.quick)
     rounds = 2 if given.quick else max(2, given.rounds)
@@ -79,22 +78,6 @@ def _need_gpu() -> None:
         raise Missing("it needs an NVIDIA GPU")
 
 
-def _lend() -> tuple[str, ...]:
-    """Stand in for wheels of kernels that can't be loaded here; the names of these."""
-    missing: list[str] = []
-    for name in _WHEELS:
-        if name.partition(".")[0] in missing:
-            continue
-        try:
-            import_module(name)
-        except Exception:
-            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
-                del sys.modules[module]
-            sys.meta_path.insert(0, lent.StandIns((name,)))
-            missing.append(name)
-    return tuple(missing)
-
-
 def _applying(chosen: str) -> list[str]:
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     words = set_words("mla")
@@ -120,12 +103,11 @@ class _Row:
 
 def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]) -> Table:
     rows = _made(patch, pieces)
-    for number in range(rounds):
-        for is_patched in (False, True) if number % 2 else (True, False):
-            with live(patch, ran=None) if is_patched else nullcontext():
-                for row in rows:
-                    row.calls[is_patched].append(_call(row.act[is_patched]))
-                    row.held[is_patched].append(_held(row.act[is_patched]))
+    for is_patched in turns(rounds):
+        with live(patch, ran=None) if is_patched else nullcontext():
+            for row in rows:
+                row.calls[is_patched].append(_call(row.act[is_patched]))
+                row.held[is_patched].append(_held(row.act[is_patched]))
     notes = [
         "A time is of one call, back to back, until the GPU is done. Held: how long a call keeps "
         f"the host behind {QUEUED_S * 1e3} ms of queued work. Syncs: stream and event syncs."
@@ -148,9 +130,7 @@ def _made(patch: str, pieces: list[Any]) -> list[_Row]:
     rows = []
     for at, piece in enumerate(pieces):
         stock, patched = made[False][at], made[True][at]
-        difference = differs(stock[1], patched[1])
-        if difference:
-            raise Different(f"{patch}, {piece.case}: {difference}")
+        require_same(f"{patch}, {piece.case}", stock[1], patched[1])
         rows.append(
             _Row(
                 piece,
@@ -176,17 +156,8 @@ def _shown(found: Ratio) -> tuple[Cell, ...]:
     return round(found.stock * 1e6, 1), round(found.patched * 1e6, 1), found
 
 
-def _call(act: Callable[[], object], count: int = 30) -> float:
-    """Seconds a call, back to back, until the GPU is done."""
-    torch: Any = import_module("torch")
-    for _ in range(3):
-        act()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(count):
-        act()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / count
+def _call(act: Callable[[], object]) -> float:
+    return call_time(act, 30, import_module("torch").cuda.synchronize, warm_up=3)
 
 
 def _held(act: Callable[[], object], count: int = 9) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..proof.mla import wheels
-from ..proof.mla.batches import draft_batch, prepare, requests_of
+from ..proof.mla.cases import draft_batch, prepare, requests_of
 from ..proof.mla.rig import furnished, model_runner, server_args
 from ..proof.namespace import NoneByDefault
 
@@ -117,11 +117,8 @@ def _draft_extend(lengths: list[int], context: int) -> Callable[[], Made]:
     def make() -> Made:
         flash = import_module("sglang_perf_patches.proof.mla.flash")
         extends = import_module("sglang_perf_patches.sets.mla.draft_extend_metadata.proof")
-        arguments = flash.arguments(1)
-        _publish(arguments, flash.module, extends.runners)
         count = len(lengths)
-        runner = flash.runner_of(1, context=context, requests=max(count, 2), device=GPU)
-        backend = flash.make(runner)
+        arguments, runner, backend = _flash(flash, count, context, extends.runners)
         graphs = extends.make(runner, backend, count)
         graphs.capture_bs = [count]
         batch = extends.in_graph(graphs, count)
@@ -152,11 +149,8 @@ def _eager_extend(lengths: list[int], context: int) -> Callable[[], Made]:
 
     def make() -> Made:
         flash = import_module("sglang_perf_patches.proof.mla.flash")
-        arguments = flash.arguments(1)
-        _publish(arguments, flash.module)
         count = len(lengths)
-        runner = flash.runner_of(1, context=context, requests=max(count, 2), device=GPU)
-        backend = flash.make(runner)
+        arguments, runner, backend = _flash(flash, count, context)
         backend.init_cuda_graph_state(count, count * flash.DRAFT)
         batch = flash.batch(runner, flash.EXTEND, lengths)
 
@@ -168,6 +162,14 @@ def _eager_extend(lengths: list[int], context: int) -> Callable[[], Made]:
         return _republished(act, arguments, flash.module), seen
 
     return make
+
+
+def _flash(flash: Any, count: int, context: int, *modules: Any) -> tuple[Any, Any, Any]:
+    """Published arguments, a runner of so many requests, and its FlashAttention backend."""
+    arguments = flash.arguments(1)
+    _publish(arguments, flash.module, *modules)
+    runner = flash.runner_of(1, context=context, requests=max(count, 2), device=GPU)
+    return arguments, runner, flash.make(runner)
 
 
 def _runner(arguments: NoneByDefault, lengths: list[int], room: int, **more: Any) -> NoneByDefault:

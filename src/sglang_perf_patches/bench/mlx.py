@@ -21,7 +21,7 @@ from ..sets.mlx import device
 from .mlx_models import MODELS
 from .mlx_sides import COMPARED_STEPS, SET, SHORT, Batch, Prefills, Side, Switch
 from .report import Cell, Table
-from .timing import progress, ratio
+from .timing import progress, ratio, turns
 
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
 """The patches of the decode step; the one that applies decides whether steps can be chained."""
@@ -129,11 +129,9 @@ def _prefill_table(
     """Time and memory of one prompt's prefill, with the radix cache on."""
     rows: list[tuple[Cell, ...]] = []
     for tokens in progress(prompts, "bench mlx, prefill"):
-        sides = [Prefills(made, tokens, live) for live in (switch.stock, switch.live)]
-        for number in range(rounds + 1):
-            for side in sides[:: 1 if number % 2 else -1]:
-                side.take_turn()
-        stock, patched = sides
+        stock, patched = (Prefills(made, tokens, live) for live in (switch.stock, switch.live))
+        for is_patched in turns(rounds + 1):
+            (patched if is_patched else stock).take_turn()
         time_ratio = ratio(stock.times[-rounds:], patched.times[-rounds:])
         rows.append(
             (
@@ -210,9 +208,8 @@ def _row(
     """A row of the table; whether all logits equal stock's, as far as stock repeats its own."""
     stock = Side(made, batch, switch.stock)
     patched = Side(made, batch, switch.live)
-    for number in range(rounds + 1):
-        for side in (stock, patched) if number % 2 else (patched, stock):
-            side.take_turn(steps)
+    for is_patched in turns(rounds + 1):
+        (patched if is_patched else stock).take_turn(steps)
     said, equal = judge_logits(
         stock.logits,
         patched.logits,

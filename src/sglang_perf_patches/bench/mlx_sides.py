@@ -142,7 +142,7 @@ class Side:
     ) -> None:
         import mlx.core as mx
 
-        from ..proof.mlx import playing
+        from ..proof.mlx import rig
 
         self._live, self._batch = live, batch
         self._names = [f"r{number}" for number in range(batch.requests)]
@@ -154,7 +154,7 @@ class Side:
         self._changes = 0
         with live():
             slots = 2 * sum(batch.lengths) + 256 * batch.requests
-            self._player = playing.Player(made, radix=batch.radix, slots=slots)
+            self._player = rig.Player(made, radix=batch.radix, slots=slots)
             self._player.evaluate_pool()
             gc.collect()  # frees the previous batch
             mx.clear_cache()
@@ -212,9 +212,9 @@ class Side:
         return self._decode(1)
 
     def _keep_digests(self, forward: str) -> None:
-        from ..proof.mlx import playing
+        from ..proof.mlx import rig
 
-        self.logits += [(forward, playing.digest(logits)) for logits in self._player.pending]
+        self.logits += [(forward, rig.digest(logits)) for logits in self._player.pending]
         self._player.pending.clear()
 
     def _time_building(self) -> None:
@@ -225,9 +225,9 @@ class Side:
                 setattr(runner, name, self._timed(getattr(runner, name)))
 
     def _timed(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
-            built = build(*arguments, **options)
+            built = build(*args, **kwargs)
             self._building += time.perf_counter() - began
             return built
 
@@ -242,18 +242,18 @@ class Prefills:
     ) -> None:
         import mlx.core as mx
 
-        from ..proof.mlx import playing
+        from ..proof.mlx import rig
 
         self._live, self._tokens, self._count = live, tokens, 0
         self.times: list[float] = []
         with live():
-            self._player = playing.Player(made, radix=True, slots=8 * tokens)
+            self._player = rig.Player(made, radix=True, slots=8 * tokens)
             self._player.evaluate_pool()
             self._launch_like_the_worker()
             for name in ("first", "second"):  # mlx.last-row may check the first of a size
                 self._player.join(name, tokens)
                 self._player.leave(name)
-            self.digests = [playing.digest(logits) for logits in self._player.pending]
+            self.digests = [rig.digest(logits) for logits in self._player.pending]
             self._player.pending.clear()
             self._player.keeps = False
             gc.collect()

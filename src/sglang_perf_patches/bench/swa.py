@@ -1,24 +1,23 @@
 """``bench swa``: what the swa patches let a decode server admit, on this machine's sglang and CPU.
 
 The queue, the pools, the allocator and the batch are the installed sglang's own; no model runs and
-no GPU is used. Each row is one load. Stock and patched run in processes of their own, one after
-the other; first it is shown that where memory does not bind, both do the same.
+no GPU is used. Each row is one load, played on stock and then with each selection of patches. First
+it is shown that where memory does not bind, all do the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..proof import Different, Missing, lent
-from ..proof.swa.decode_worker import DecodeWorker
+from ..proof import Different, Missing
+from ..proof.comparing import selected
+from ..proof.swa import prepare
+from ..proof.swa.cases import admitted, history
+from ..proof.swa.rig import DecodeWorker
 from ..proof.swa.shape import Shape
 from .report import Cell, Table
 from .timing import progress
@@ -87,9 +86,8 @@ DECODING = (
 QUICK_DECODING = (Load(32, 1, 1024, 65_536, 200, 60),)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(_: argparse.ArgumentParser) -> None:
     """``--quick`` is all there is: it decodes one small load."""
-    parser.add_argument("--measure", metavar="SELECTION", help=argparse.SUPPRESS)
 
 
 def tables(given: argparse.Namespace) -> Iterator[Table]:
@@ -101,12 +99,15 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     """
     decoding = QUICK_DECODING if given.quick else DECODING
     found = {}
-    for name, text in progress(SELECTIONS.items(), "bench swa"):
-        try:
-            found[name] = _in_process(text, given.quick)
-        except subprocess.CalledProcessError as error:
-            lines = (error.stderr or "").strip().splitlines()
-            raise Missing(lines[-1] if lines else str(error)) from error
+    try:
+        prepare()
+        for name, selection in progress(SELECTIONS.items(), "bench swa"):
+            with selected(selection):
+                found[name] = _measured(decoding)
+    except Different:
+        raise
+    except Exception as error:
+        raise Missing(f"{type(error).__name__}: {error}") from error
     for name, result in found.items():
         if result["unbound"] != found["stock"]["unbound"]:
             raise Different(
@@ -116,64 +117,21 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     yield _decoding_table(found, decoding)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """In a process of its own: print what every load gives under one selection of patches."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    add_options(parser)
-    given = parser.parse_args(list(arguments))
-    print(json.dumps(measure(given.measure, QUICK_DECODING if given.quick else DECODING)))
-    return 0
-
-
-def measure(selection: str, decoding: Sequence[Load]) -> dict[str, Any]:
-    """In a process of its own: what every load gives under a selection of patches."""
-    lent.lend()
-    from .. import activate
-
-    report = activate(selection)
+def _measured(decoding: Sequence[Load]) -> dict[str, Any]:
+    """What every load gives with the patches that are live."""
     return {
-        "sglang": report.sglang,
-        "unbound": _unbound(),
+        "unbound": [history(window=100, page_size=page) for page in (1, 64)],
         "admission": [_admission(load) for load in ADMISSION],
         "decoding": [_decoding(load) for load in decoding],
     }
 
 
-def _unbound() -> list[Any]:
-    """Order of admission and tokens of each step, with room for everything."""
-    seen: list[Any] = []
-    for page in (1, 64):
-        worker = DecodeWorker(Shape(100, page, 65_536, 65_536, 2048, running=6, in_transfer=3))
-        for prompt in (5, 300, 64, 65, 1000, 1, 129):
-            worker.submit(prompt, 12)
-        while not worker.idle and worker.counts.steps < 200:
-            worker.step()
-            seen.append(worker.counts.tokens)
-        seen.append(worker.order)
-    return seen
-
-
-def _admission(load: Load) -> dict[str, int]:
-    worker = _worker(load)
-    reqs = worker.admit()
-    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
-    refused = len(worker.rejected)
-    return {"admitted": len(reqs), "swa_tokens_each": max(held, default=0), "refused": refused}
+def _admission(load: Load) -> dict[str, Any]:
+    pools = (load.window, load.page_size, load.swa_tokens, load.full_tokens)
+    return admitted(*pools, load.prompt, load.output, REQUESTS)
 
 
 def _decoding(load: Load) -> dict[str, float]:
-    worker = _worker(load)
-    worker.run(50 * load.output)
-    counts = worker.counts
-    return {
-        "retractions": counts.retractions,
-        "tokens_per_step": round(counts.tokens / max(1, counts.steps), 1),
-        "finished": counts.finished,
-    }
-
-
-def _worker(load: Load) -> DecodeWorker:
     worker = DecodeWorker(
         Shape(
             load.window,
@@ -185,20 +143,13 @@ def _worker(load: Load) -> DecodeWorker:
     )
     for _ in range(REQUESTS):
         worker.submit(load.prompt, load.output)
-    return worker
-
-
-def _in_process(selection: str, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "sglang_perf_patches.bench.swa", "--measure", selection]
-    done = subprocess.run(
-        [*command, "--quick"] if quick else command,
-        env={**os.environ, "SGLANG_PERF_PATCHES": "none"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    worker.run(50 * load.output)
+    counts = worker.counts
+    return {
+        "retractions": counts.retractions,
+        "tokens_per_step": round(counts.tokens / max(1, counts.steps), 1),
+        "finished": counts.finished,
+    }
 
 
 def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
@@ -208,7 +159,7 @@ def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
         rows.append(
             (
                 *(load.window, load.page_size, load.ratio, load.prompt),
-                *(stock["swa_tokens_each"], patched["swa_tokens_each"]),
+                *(max(found["held"], default=0) for found in (stock, patched)),
                 *(stock["admitted"], patched["admitted"], load.bound),
             )
         )
@@ -247,7 +198,3 @@ def _decoding_table(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) 
         tuple(rows),
         (f"'with policies' is SGLANG_PERF_PATCHES={POLICIES}.",),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

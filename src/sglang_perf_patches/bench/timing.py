@@ -6,7 +6,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,42 +42,41 @@ def ratio(stock: Iterable[float], patched: Iterable[float]) -> Ratio:
     return Ratio(statistics.median(first), statistics.median(second), middle, low, high)
 
 
-def interleaved(
-    run: Callable[[], object],
-    patched: Callable[[], AbstractContextManager[object]],
-    *,
-    rounds: int = 11,
-    repeat: int = 1,
-    synchronize: Callable[[], object] = lambda: None,
-) -> Ratio:
-    """Time the same work on stock and patched, round by round, the order alternating.
+def turns(rounds: int) -> Iterator[bool]:
+    """Whether each turn is the patched side's: two a round, their order alternating."""
+    for number in range(rounds):
+        yield from (False, True) if number % 2 else (True, False)
 
-    Args:
-        run: the work.
-        patched: makes the patch live while it is entered, as `proof.comparing.live` does.
-        rounds: how many times each is timed, after one round that is thrown away.
-        repeat: how many runs one time is the mean of.
-        synchronize: waits until the device has finished.
-    """
+
+def in_turns(stock: Callable[[], float], patched: Callable[[], float], rounds: int) -> Ratio | None:
+    """The ratio of times, in seconds, that both sides take in turns; None below two rounds."""
+    if rounds < 2:
+        return None
     times: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(rounds + 1):
-        for is_patched in (False, True) if number % 2 else (True, False):
-            with patched() if is_patched else nullcontext():
-                run()  # setup at the first use is not part of a step
-                synchronize()
-                began = time.perf_counter()
-                for _ in range(repeat):
-                    run()
-                synchronize()
-                times[is_patched].append((time.perf_counter() - began) / repeat)
-    return ratio(times[False][1:], times[True][1:])
+    for is_patched in turns(rounds):
+        times[is_patched].append((patched if is_patched else stock)())
+    return ratio(times[False], times[True])
 
 
-def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+def call_time(
+    run: Callable[[], object], calls: int, synchronize: Callable[[], object], *, warm_up: int = 1
+) -> float:
+    """Seconds a call, back to back, until the device has finished; setup is not part of it."""
+    for _ in range(warm_up):
+        run()
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize()
+    return (time.perf_counter() - began) / calls
+
+
+def progress(items: Iterable[T], what: str) -> Iterator[T]:
     """The items, with a bar where stderr is a terminal and tqdm is there, as beside sglang."""
     try:
         from tqdm import tqdm
     except ImportError:
         yield from items
         return
-    yield from tqdm(items, desc=what, total=total, disable=None, leave=False, file=sys.stderr)
+    yield from tqdm(items, desc=what, disable=None, leave=False, file=sys.stderr)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from .imports import Imports
 from .member import WAITING, WORKING, Member
 from .neighbours import HOOKS, Neighbours, to_be_replaced
 from .notices import Notices
+from .pausing import Pause, Pausing
 from .removal import Removal
 from .roster import Roster
 from .verifier import Verifier
@@ -42,6 +44,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 # Install code may import what the very thread imports that waits for it.
 _OTHER_THREAD_S = 1.0
+_POLL_S = 0.005
 _OFF: tuple[State, str] = ("off", "")
 
 
@@ -49,7 +52,7 @@ class Activation:
     """The patches of this process. There is one at a time.
 
     Attributes:
-        chosen: the selection.
+        selection: of the patches.
         is_observed: whether observers know that it has started.
         is_stopping: it was stopped: everything is to be taken off.
         ended: it was stopped, and everything is off. After a fault it is not: it still reports it.
@@ -58,7 +61,7 @@ class Activation:
     def __init__(
         self,
         patches: Iterable[Patch],
-        chosen: Selection,
+        selection: Selection,
         *,
         strict: bool,
         features: Features,
@@ -72,7 +75,7 @@ class Activation:
 
         Args:
             patches: all there are, in declared order.
-            chosen: those that are to go live.
+            selection: those that are to go live.
             strict: whether the loss of one that was chosen by name is more than a warning.
             features: what a server may have on that a patch was not proven with.
             board: what this process shows.
@@ -81,7 +84,7 @@ class Activation:
             on_end: called with this one when everything is off again.
             on_loss: called outside of the executor, under `strict`, with the line to show.
         """
-        self.chosen = chosen
+        self.selection = selection
         self.is_observed = False
         self.is_stopping = False
         self.ended = False
@@ -89,11 +92,12 @@ class Activation:
         self._executor = executor
         self._on_end = on_end
         self._roster = Roster(patches, board)
-        self._notices = Notices(chosen.by_name if strict else (), on_change, on_loss)
+        self._notices = Notices(selection.by_name if strict else (), on_change, on_loss)
         self._imports = Imports(self._finish_import)
         self._verifier = Verifier(board, self._imports, Compiled())
         self._neighbours = Neighbours(board, self._before_hooks, self._after_hooks)
         self._removal = Removal(self._roster, self._notices)
+        self._pausing = Pausing(self._roster, self._notices)
         self._gatekeeper = Gatekeeper(
             *(features, board, self._roster, self._removal, self._after_publication)
         )
@@ -116,13 +120,13 @@ class Activation:
         for verdict in verdicts:
             member = self._roster[verdict.patch.id]
             member.verdict = verdict
-            if member.patch.id not in self.chosen.chosen:
+            if member.patch.id not in self.selection.ids:
                 continue
             if verdict.word == "applies":
                 member.status = ("pending", "")
                 continue
             member.status = (verdict.word, verdict.reason)
-            named = member.patch.id in self.chosen.in_full
+            named = member.patch.id in self.selection.in_full
             if verdict.word == "refused" or (verdict.word == "absent" and named):
                 self._notices.complain(member)
 
@@ -137,7 +141,7 @@ class Activation:
     def report(self) -> Report:
         """What happened to each patch."""
         states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._roster)
-        return Report(self.chosen.text, self._version, states)
+        return Report(self.selection.text, self._version, states)
 
     def stop(self) -> str:
         """Take everything off, as soon as that is safe.
@@ -157,6 +161,41 @@ class Activation:
     def take_off(self, patch: str) -> None:
         """Take one patch off, as soon as that is safe; for tests and measurements."""
         self._request(partial(self._removal.lose, self._roster[patch], *_OFF))
+
+    def pause(self, patches: frozenset[str], *, regardless: bool, wait_s: float) -> Pause:
+        """Show stock's code in place of those of these patches that are live, until `resume`.
+
+        Args:
+            patches: their ids.
+            regardless: also while they hold work.
+            wait_s: how long to wait for a moment at which that is safe, in seconds.
+
+        Raises:
+            TimeoutError: there was none.
+        """
+        pause = Pause(patches, regardless)
+        end = time.monotonic() + wait_s
+        try:
+            self._request(partial(self._pausing.begin, pause))
+            while not pause.is_shown:
+                if time.monotonic() > end:
+                    why = self._pausing.waits_for(patches)
+                    raise TimeoutError(f"not paused within {wait_s:g} s: {why}")
+                time.sleep(_POLL_S)
+                self._request(partial(self._pausing.begin, pause))
+        except BaseException:
+            self.resume(pause)
+            raise
+        return pause
+
+    def paused(self) -> frozenset[str]:
+        """The ids of the patches in whose place stock's code is shown."""
+        return frozenset(m.patch.id for m in self._roster if self._pausing.is_paused(m))
+
+    def resume(self, pause: Pause) -> None:
+        """End a pause: now, or at the first look at which that is safe."""
+        pause.is_wanted = False
+        self._request(self._look_at_everything)
 
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
@@ -249,6 +288,8 @@ class Activation:
         for member in list(members):
             if self.over or member.state != "live" or member.end is not None:
                 continue
+            if self._pausing.is_paused(member):
+                continue
             now = self._verifier.glimpse(member)
             try:
                 wrappers = self._verifier.verify(member)
@@ -261,7 +302,7 @@ class Activation:
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
         working = [member for member in self._roster if member.state in WAITING | WORKING]
-        if self.over or not working:
+        if self.over or not working or self._pausing:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
@@ -284,6 +325,7 @@ class Activation:
             self._removal.end_all(*_OFF, whatever=True)
         self._removal.go_on()
         if not self.over:
+            self._pausing.agree()
             return
         # Nothing is to go live any more: what is inert goes, and our hooks.
         if not self._roster.on():

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from .. import sets
 from ..judge import source
@@ -45,7 +45,7 @@ def activate(
         return _nothing_yet(text)
     activation = _started(text, strict=strict, tree=tree)
     activation.look_again()
-    if activation.chosen.chosen and not activation.is_observed and not activation.over:
+    if activation.selection.ids and not activation.is_observed and not activation.over:
         activation.is_observed = True
         for observer in _observers:
             try:
@@ -71,6 +71,24 @@ def deactivate() -> None:
     waits_for = activation.stop()
     if waits_for and not _executor.is_at_work_here():
         logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
+
+
+@contextlib.contextmanager
+def paused(names: Collection[str], *, regardless: bool, wait_s: float) -> Iterator[frozenset[str]]:
+    """See `sglang_perf_patches.paused`."""
+    patches = by_id(sets.load())
+    chosen = [id for name in names for id in selection.members(name, patches, policies=True)]
+    activation = _present()
+    if activation is None:
+        yield frozenset()
+        return
+    pause = activation.pause(
+        frozenset(chosen if names else patches), regardless=regardless, wait_s=wait_s
+    )
+    try:
+        yield activation.paused()
+    finally:
+        activation.resume(pause)
 
 
 def report() -> Report | None:
@@ -121,12 +139,12 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
                 on_end=_tell_of_end,
                 on_loss=_end,
             )
-            if chosen.chosen:
+            if chosen.ids:
                 read = tree or source.installed()
-                activation.take(read, judge_each(sets.load(), read, only=chosen.chosen))
+                activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
             _current[:] = [activation]
         elif text is not None:
-            _compare(text, patches, activation.chosen)
+            _compare(text, patches, activation.selection)
         return activation
 
 
@@ -142,7 +160,7 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
     except selection.SelectionError as error:
         first = f"and the first call has decided already, for {decided.text!r}"
         raise selection.SelectionError(f"{error} ({first})") from None
-    if asked.chosen != decided.chosen:
+    if asked.ids != decided.ids:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
         logger.warning(line, text, decided.text)
 

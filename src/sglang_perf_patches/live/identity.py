@@ -36,7 +36,7 @@ class Stock:
 
     Attributes:
         function: the innermost function, whose code is the definition's own.
-        wrappers: foreign wrappers around it, outermost first, as text that names whose.
+        wrappers: foreign wrappers around it, outermost first: whose each is, in words.
     """
 
     function: FunctionType

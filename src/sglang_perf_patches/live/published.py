@@ -149,10 +149,10 @@ class Watch:
             self._slot.show_alone(self._slot.without(frozenset({""})))
 
     def _around(self, inner: Any) -> Any:
-        def publish(*args: Any, **named: Any) -> Any:
+        def publish(*args: Any, **kwargs: Any) -> Any:
             self.publishing += 1
             try:
-                result = inner(*args, **named)
+                result = inner(*args, **kwargs)
             finally:
                 self.publishing -= 1
             self._after()

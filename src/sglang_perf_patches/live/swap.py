@@ -129,11 +129,11 @@ class Slot:
         Raises:
             TypeError: what a layer made can't stand in this place.
         """
-        return self._made_of(sorted([*self.layers, *added], key=lambda layer: layer.order))
+        return self.made_of(sorted([*self.layers, *added], key=lambda layer: layer.order))
 
     def without(self, patches: frozenset[str]) -> Change:
         """Without some patches' layers; without any, it is stock's own object."""
-        return self._made_of([layer for layer in self.layers if layer.patch not in patches])
+        return self.made_of([layer for layer in self.layers if layer.patch not in patches])
 
     def functions(self, change: Change) -> dict[str, Callable[..., Any]]:
         """What the board's table holds for a change, by key."""
@@ -164,7 +164,7 @@ class Slot:
             else [each.__code__ for each in _functions(self._front).values() if is_function(each)]
         )
 
-    def _made_of(self, layers: Iterable[Layer]) -> Change:
+    def made_of(self, layers: Iterable[Layer]) -> Change:
         """The layers' values; those of the same layers on the same ground are kept."""
         shown = self.shown
         layers, values = tuple(layers), []

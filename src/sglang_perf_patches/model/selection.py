@@ -27,14 +27,14 @@ class Selection:
 
     Attributes:
         text: as the operator wrote it.
-        chosen: ids, in declared order.
+        ids: of the patches, in declared order.
         by_name: the ids among them that a set's or a patch's name brought in (not ``all``).
         in_full: the ids that were named in full.
         notes: a line for each name that is retired or old.
     """
 
     text: str
-    chosen: tuple[str, ...]
+    ids: tuple[str, ...]
     by_name: frozenset[str]
     in_full: frozenset[str]
     notes: tuple[str, ...] = ()
@@ -74,11 +74,11 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     minus = _present(said, (item[1:].strip() for item in items if item.startswith("-")))
 
     in_full = frozenset(item for item in plus if item in patches)
-    by_name = {patch_id for item in plus if item != "all" for patch_id in _members(item, patches)}
+    by_name = {patch_id for item in plus if item != "all" for patch_id in members(item, patches)}
     chosen = set(by_name)
     if "all" in plus or only_minus:
         chosen |= {patch.id for patch in patches.values() if patch.is_default}
-    taken_out = {patch_id for item in minus for patch_id in _members(item, patches, policies=True)}
+    taken_out = {patch_id for item in minus for patch_id in members(item, patches, policies=True)}
 
     chosen = _with_requirements(chosen, patches)
     by_name = _with_requirements(by_name, patches)
@@ -106,7 +106,7 @@ def _present(said: Mapping[str, str], names: Iterable[str]) -> list[str]:
     return [name for name in today if name not in said]
 
 
-def _members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
+def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
     """The ids that a name stands for. Removing a set removes its policies too."""
     if name in patches:
         return {name}

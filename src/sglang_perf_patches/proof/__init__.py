@@ -1,21 +1,30 @@
 """Proof on this machine: each patch compared with stock, on the installed sglang's own classes.
 
-Each set has its cases: a `Case` names a function that plays the same inputs on stock and with
-the patch live, and raises `Different` where anything that a kernel, a request or the scheduler
-sees is not the same. The cases of a set run in their own worker process (see `worker`), so that
-the stand-ins of one set never reach another. The tests run the same cases, over every
-release, with inputs from hypothesis.
+Every set has the same shape:
+
+| where | what it holds |
+| --- | --- |
+| `proof.SET` | ``CASES``, a `Case` for each patch, and ``prepare()``, which comes before sglang |
+| `proof.SET.rig` | the release's own classes, put together as far as the checks run them |
+| `proof.SET.cases` | what is played on it: batches, loads, schedules, and how they are drawn |
+| `sets.SET.PATCH.proof` | ``CHECKS``, the patch's own: a name for each scenario → what plays it |
+
+A check plays the same inputs on stock and with the patch live, and raises `Different` where
+anything that a kernel, a request or the scheduler sees is not the same. The cases of a set run in a
+worker process of their own (see `worker`), so that the stand-ins of one set never reach another.
+The tests run the same checks on every release, with inputs from hypothesis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from random import Random
 from typing import Literal, Protocol, TypeVar
 
 from .. import sets
+from ..model.patch import room_of
 
 T = TypeVar("T")
 
@@ -40,30 +49,32 @@ class Inputs(Protocol):
         ...
 
 
+Check = Callable[[Inputs], int]
+"""Plays one scenario and returns how many comparisons it made; raises `Different` or `Missing`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What is compared for one patch.
 
     Attributes:
         patch: its id.
-        compare: ``"module:function"`` of ours, which takes `Inputs`, returns how many comparisons
-            it made, and raises `Different` or `Missing`. Imported in the worker only.
         what: the results that are compared, in a few words.
         device: where it runs.
         needs: modules without which it can't run here.
     """
 
     patch: str
-    compare: str
     what: str
     device: Device = "cpu"
     needs: tuple[str, ...] = ("torch", "triton", "transformers")
 
-    def load(self) -> Callable[[Inputs], int]:
-        """Import and return the function that `compare` names."""
-        module, _, name = self.compare.partition(":")
-        function: Callable[[Inputs], int] = getattr(import_module(module), name)
-        return function
+    def checks(self) -> Mapping[str, Check]:
+        """Import what the patch's room plays, by name; in the worker only."""
+        found: Mapping[str, Check] = import_module(
+            f"{sets.__name__}.{room_of(self.patch)}.proof"
+        ).CHECKS
+        return found
 
 
 def cases(set_name: str) -> tuple[Case, ...]:

@@ -12,6 +12,7 @@ import sglang_perf_patches
 
 from ..judge import source
 from ..live import engine
+from ..model.state import Report
 from . import Different, Inputs, Missing
 
 T = TypeVar("T")
@@ -37,20 +38,29 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
             on though its objects are gone.
         Missing: one serves other machines than this one.
     """
-    chosen = ",".join((*patches, *beside))
     _require_stock()
-    report = engine.activate(chosen, tree=installed())
-    try:
+    selection = ",".join((*patches, *beside))
+    with selected(selection) as report:
         for patch in (*patches, *beside):
             state = report.of(patch)
             if state.state == "gated" and patch not in beside:
                 raise Missing(f"gated here: {state.reason}")
-            if state.state not in {"live", "gated"}:
-                raise Different(f"{patch} is {state.state}: {state.reason}")
+            is_right = state.state in {"live", "gated"}
+            require(is_right, f"{patch} is {state.state}: {state.reason}")
         yield
-        seen = sglang_perf_patches.activate(chosen)
-        if ran not in {None, any(seen.of(patch).ran for patch in patches)}:
-            raise Different(f"{chosen} {'never ran' if ran else 'ran'}")
+        seen = sglang_perf_patches.activate(selection)
+        is_right = ran in {None, any(seen.of(patch).ran for patch in patches)}
+        require(is_right, f"{selection} {'never ran' if ran else 'ran'}")
+
+
+@contextmanager
+def selected(selection: str) -> Iterator[Report]:
+    """Have a selection live in this process, as far as it goes here, and off afterwards.
+
+    What still serves objects that are alive stays on, as always, until the next time.
+    """
+    try:
+        yield engine.activate(selection, tree=installed())
     finally:
         sglang_perf_patches.deactivate()
         if engine.report() is not None:
@@ -97,16 +107,13 @@ def same(
     Raises:
         Different: two results differ in a bit, in shape, dtype or type.
     """
-    if not inputs:
-        raise Different(f"{patch}: no input was made")
+    require(inputs, f"{patch}: no input was made")
     _require_stock()
     expected_of = [(stock or run)(value) for value in inputs]
     with live(patch, ran=ran):
         patched = [run(value) for value in inputs]
     for value, expected, found in zip(inputs, expected_of, patched, strict=True):
-        difference = differs(expected, found)
-        if difference:
-            raise Different(f"{patch}, {value!r}: {difference}")
+        require_same(f"{patch}, {value!r}", expected, found)
     return len(inputs)
 
 
@@ -115,6 +122,18 @@ def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
     if not scenarios:
         return []
     return list(scenarios[: len(inputs(lambda random: random.random(), len(scenarios)))])
+
+
+def require_same(what: str, expected: Any, found: Any) -> None:
+    """Raise `Different`, with what it is of, unless two results are equal; see `differs`."""
+    difference = differs(expected, found)
+    require(difference is None, f"{what}: {difference}")
+
+
+def require(holds: object, otherwise: str) -> None:
+    """Raise `Different` with a text unless something holds."""
+    if not holds:
+        raise Different(otherwise)
 
 
 def differs(expected: Any, found: Any, where: str = "result") -> str | None:

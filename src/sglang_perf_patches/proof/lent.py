@@ -71,15 +71,27 @@ def lend_beside_wheels() -> None:
     """
     lend_packages()
     _lend_kernel_sources()
+    lent = lend_for_broken(*KERNELS)
     for name in KERNELS:
-        try:
+        if name not in lent:
             wheel: Any = importlib.import_module(name)
+            wheel.__getattr__ = _Lent(name).__getattr__
+
+
+def lend_for_broken(*names: str) -> tuple[str, ...]:
+    """Stand in for those of these modules that can't be loaded here; a package before its own."""
+    broken: list[str] = []
+    for name in names:
+        if name.partition(".")[0] in broken:
+            continue
+        try:
+            importlib.import_module(name)
         except Exception:
             for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                 del sys.modules[module]
             sys.meta_path.insert(0, StandIns((name,)))
-        else:
-            wheel.__getattr__ = _Lent(name).__getattr__
+            broken.append(name)
+    return tuple(broken)
 
 
 def _lend_torchvision(torch: Any) -> None:
@@ -126,7 +138,7 @@ def _lend_triton() -> None:
     torch.cpu.device = lambda *_: contextlib.nullcontext()
     torch.cuda.synchronize = lambda *_: None
     autotune = triton.autotune
-    triton.autotune = lambda configs, *given, **options: autotune(configs[:1], *given, **options)
+    triton.autotune = lambda configs, *args, **kwargs: autotune(configs[:1], *args, **kwargs)
     triton_names.lend()
     _exchange_once_a_launch()
 
@@ -157,15 +169,15 @@ def _exchange_once_a_launch() -> None:
 class Wrapper:
     """In place of flashinfer's attention wrappers: keeps what it was planned with."""
 
-    def __init__(self, *_arguments: Any, **options: Any) -> None:
+    def __init__(self, *_args: Any, **kwargs: Any) -> None:
         """Take any options, as the wrappers of the different flashinfer releases have."""
-        self.options = options
-        self.is_cuda_graph_enabled = bool(options.get("use_cuda_graph"))
+        self.options = kwargs
+        self.is_cuda_graph_enabled = bool(kwargs.get("use_cuda_graph"))
         self.plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def begin_forward(self, *arguments: Any, **options: Any) -> None:
+    def begin_forward(self, *args: Any, **kwargs: Any) -> None:
         """Keep the arguments as they are at this moment."""
-        self.plans.append((_kept(arguments), {k: _kept(v) for k, v in options.items()}))
+        self.plans.append((_kept(args), {k: _kept(v) for k, v in kwargs.items()}))
 
     plan = begin_forward
 
@@ -197,7 +209,7 @@ def _made(name: str) -> Any:
     if name.endswith("Wrapper"):
         return Wrapper
 
-    def new(cls: type, *_arguments: Any, **_options: Any) -> Any:
+    def new(cls: type, *_args: Any, **_kwargs: Any) -> Any:
         if name[:1].islower():
             raise NotImplementedError(f"{name} is a kernel of a wheel that is not installed here")
         return object.__new__(cls)

@@ -1,8 +1,9 @@
 """Run cases in this process: ``python -m sglang_perf_patches.proof.worker DEVICE PATCH …``.
 
 Prints one JSON line a case: ``patch``, ``device``, ``seconds`` and one of ``compared`` (how many
-comparisons were equal), ``different`` (the first difference), ``missing`` (what this machine
-lacks) or ``failed`` (the traceback of anything else).
+comparisons were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the
+tracebacks of anything else). Every check of a case is played, whatever becomes of the others, and
+each that differs or fails is told by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -29,31 +30,45 @@ COUNT = 8
 def main(words: Sequence[str]) -> int:
     """Run the cases of these patches, all of one set, on one device; 0 whatever they find."""
     device, *patches = words
-    chosen = [case for case in all_cases() if case.device == device and case.patch in patches]
-    for line in run(chosen, seeded):
+    cases = [case for case in all_cases() if case.device == device and case.patch in patches]
+    for line in run(cases, seeded):
         worker.emit(line)
     return 0
 
 
-def run(chosen: Sequence[Case], inputs: Inputs) -> Iterable[dict[str, Any]]:
+def run(cases: Sequence[Case], inputs: Inputs) -> Iterator[dict[str, Any]]:
     """Run cases of one set one after the other; the line of each as it ends."""
-    os.environ["SGLANG_PERF_PATCHES"] = "none"  # only the cases make patches live
+    os.environ["SGLANG_PERF_PATCHES"] = "none"  # only the checks make patches live
     logging.getLogger("sglang_perf_patches").setLevel(logging.CRITICAL)
-    for name in dict.fromkeys(case.patch.partition(".")[0] for case in chosen):
+    for name in dict.fromkeys(case.patch.partition(".")[0] for case in cases):
         importlib.import_module(f"{__package__}.{name}").prepare()
-    for case in chosen:
+    for case in cases:
         began = time.monotonic()
-        line: dict[str, Any] = {"patch": case.patch, "device": case.device}
+        line = {"patch": case.patch, "device": case.device, **_play(case, inputs)}
+        yield {**line, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _play(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """Play all checks of a case: the worst that became of any, and of which."""
+    compared = 0
+    told: dict[str, list[str]] = {"failed": [], "different": [], "missing": []}
+    try:
+        checks = case.checks()
+    except Exception:
+        return {"failed": traceback.format_exc()}
+    for name, check in checks.items():
         try:
-            line["compared"] = case.load()(inputs)
+            compared += check(inputs)
         except Different as error:
-            line["different"] = str(error)
+            told["different"].append(f"{name}: {error}")
         except Missing as error:
-            line["missing"] = str(error)
+            told["missing"].append(str(error))
         except Exception:
-            line["failed"] = traceback.format_exc()
-        line["seconds"] = round(time.monotonic() - began, 1)
-        yield line
+            told["failed"].append(f"{name}:\n{traceback.format_exc()}")
+    for word, reasons in told.items():
+        if reasons:
+            return {word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}
+    return {"compared": compared}
 
 
 def seeded(draw: Callable[[Random], T], count: int | None = None) -> list[T]:

@@ -16,11 +16,11 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[2]
+_ROOT = Path(__file__).parents[3]
 _WARM_UP = 3
 _SHORTEST, _LONGEST, _EQUAL = 16, 256, 128
 
@@ -40,14 +40,14 @@ def main() -> int:
     from linux_mlx.environments import sglang_environment, variables
 
     shims = _ROOT / "tests" / "harness" / "linux_mlx" / "shims"
-    search = os.pathsep.join(map(str, [_ROOT / "src", shims, _HERE]))
+    search = os.pathsep.join(map(str, [_ROOT / "src", shims, _ROOT / "tests" / "mlx"]))
     settings = {"PYTHONPATH": search, "SGLANG_USE_MLX": "1", "OMP_NUM_THREADS": "1"}
     python = sglang_environment(given.release).python
     return subprocess.run([python, __file__, *sys.argv[1:]], env=variables(**settings)).returncode
 
 
 def _measure(given: argparse.Namespace) -> None:
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     sizes = {
         "num_hidden_layers": given.layers,
@@ -57,10 +57,11 @@ def _measure(given: argparse.Namespace) -> None:
         "num_key_value_heads": 4,
         "head_dim": 64,
     }
+    _live(given.patch)
     with models.model("qwen3", "float32", **sizes) as made:
         for batch in (4, 16):
             for lengths in ("equal", "skewed"):
-                player = playing.Player(made)
+                player = rig.Player(made)
                 names = [f"r{number}" for number in range(batch)]
                 for number, name in enumerate(names):
                     spread = (_LONGEST - _SHORTEST) * number // (batch - 1)
@@ -70,16 +71,17 @@ def _measure(given: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[str, Any]:
-    views = _views(given.patch)
-    module = views.pop("module")
-    nodes, seconds = {}, {view: [] for view in views}  # type: ignore[var-annotated]
-    for view, core in views.items():
-        module.mx = core
-        nodes[view] = sum(player.primitives(names).values())
+    from graphs import primitives
+
+    nodes: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {"stock": [], "patched": []}
+    for view in seconds:
+        with _shown(given.patch, view):
+            nodes[view] = sum(primitives(player, names).values())
     for pair in range(_WARM_UP + given.pairs):
-        for view in sorted(views, reverse=bool(pair % 2)):
-            module.mx = views[view]
-            taken = _step(player, names)
+        for view in sorted(seconds, reverse=bool(pair % 2)):
+            with _shown(given.patch, view):
+                taken = _step(player, names)
             if pair >= _WARM_UP:
                 seconds[view].append(taken)
     ratios = [a / b for a, b in zip(seconds["stock"], seconds["patched"], strict=True)]
@@ -90,20 +92,24 @@ def _compare(given: argparse.Namespace, player: Any, names: list[str]) -> dict[s
     }
 
 
-def _views(patch: str) -> dict[str, Any]:
-    """The wrapper's module, and what it uses as ``mlx.core``, stock and patched."""
+def _live(patch: str) -> None:
+    """Have the patch on, for the step that it leaves to stock's code."""
     from importlib import import_module
 
     import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.references import WRAPPER
 
-    module: Any = import_module(WRAPPER)
-    sglang_perf_patches.deactivate()
-    stock = module.mx
+    import_module(WRAPPER)
     sglang_perf_patches.activate(patch, strict=True)
-    if patch == "mlx.kv-arena":  # the step that it leaves to stock's code
+    if patch == "mlx.kv-arena":
         import_module("sglang_perf_patches.sets.mlx.kv_arena.body")._begin = lambda *_: None
-    return {"module": module, "stock": stock, "patched": module.mx}
+
+
+def _shown(patch: str, view: str) -> AbstractContextManager[object]:
+    """The block runs with stock's code, or with ours."""
+    import sglang_perf_patches
+
+    return sglang_perf_patches.paused(patch) if view == "stock" else nullcontext()
 
 
 def _step(player: Any, names: list[str]) -> float:

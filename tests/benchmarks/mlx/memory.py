@@ -63,7 +63,7 @@ def _measure(selection: str, radix: bool, only: str) -> None:
 
     import sglang_perf_patches
     from sglang_perf_patches.bench.mlx import MODELS
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     sglang_perf_patches.activate(selection)
     loads: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -77,7 +77,7 @@ def _measure(selection: str, radix: bool, only: str) -> None:
         for name, load in loads.items():
             if only and not any(word in name for word in only.split(",")):
                 continue
-            player = playing.Player(made, radix=radix, slots=_SLOTS)
+            player = rig.Player(made, radix=radix, slots=_SLOTS)
             player.keeps = False
             player.evaluate_pool()
             gc.collect()

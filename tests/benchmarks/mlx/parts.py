@@ -86,12 +86,12 @@ class _Side:
     def __init__(
         self, made: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        from sglang_perf_patches.proof.mlx import playing
+        from sglang_perf_patches.proof.mlx import rig
 
         self._live, self._tokens, self._count = live, tokens, 0
         self.parts: list[tuple[float, ...]] = []
         with live():
-            self._player = playing.Player(made, radix=True, slots=8 * tokens)
+            self._player = rig.Player(made, radix=True, slots=8 * tokens)
             self._player.evaluate_pool()
             self._player.keeps = False
             self._player.runner.prefill = self._taken

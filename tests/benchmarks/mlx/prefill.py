@@ -50,7 +50,7 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
     standalone.lend()
 
     from sglang_perf_patches.bench import mlx as bench
-    from sglang_perf_patches.proof.mlx import models, playing
+    from sglang_perf_patches.proof.mlx import models, rig
 
     sizes = dict(bench.MODELS["0.6b"])
     sizes |= {"num_hidden_layers": 1, "vocab_size": sizes["vocab_size"] // _LAYERS}
@@ -59,7 +59,7 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
         players: dict[str, Any] = {}
         for name, live in sides.items():
             with live():
-                players[name] = playing.Player(made, radix=True, slots=4 * tokens)
+                players[name] = rig.Player(made, radix=True, slots=4 * tokens)
                 players[name].evaluate_pool()
                 players[name].join("warm", 32)
                 players[name].leave("warm")
@@ -71,7 +71,7 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
             for name in list(sides)[:: 1 if number % 2 else -1]:
                 with sides[name]():
                     taken[name] = _prefill(players[name], f"p{number}", tokens)
-                digests += [playing.digest(logits) for logits in players[name].pending]
+                digests += [rig.digest(logits) for logits in players[name].pending]
                 players[name].pending.clear()
             (cpu, wall), (stock_cpu, stock_wall) = taken["patched"], taken["stock"]
             ratios.append((cpu / stock_cpu, wall / stock_wall))

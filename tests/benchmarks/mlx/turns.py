@@ -70,10 +70,10 @@ def _measure(given: argparse.Namespace) -> None:
 def _conversation(made: Any, selection: str, given: argparse.Namespace) -> list[float]:
     """Milliseconds to each turn's first token."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import playing
+    from sglang_perf_patches.proof.mlx import rig
 
     sglang_perf_patches.activate(selection, strict=True)
-    player = playing.Player(made, radix=True, slots=2 * given.turns * (given.tokens + _REPLY))
+    player = rig.Player(made, radix=True, slots=2 * given.turns * (given.tokens + _REPLY))
     player.keeps = False
     times, held = [], 0
     for turn in range(given.turns):

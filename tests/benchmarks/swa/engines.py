@@ -20,57 +20,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
+
+from shapes import EVERYWHERE, SHAPES
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
 os.environ.setdefault("SGLANG_DISABLE_CUDNN_CHECK", "1")
 
-LAYERS = 8
-CONFIG = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "intermediate_size": 1024,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "attention_bias": True,
-    "hidden_act": "silu",
-    "swiglu_limit": 7.0,
-    "initial_context_length": 4096,
-    "max_position_embeddings": 140000,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "router_aux_loss_coef": 0.9,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
-"""A small GPT-OSS."""
+_SHAPE = SHAPES["gpt-oss-small"]
+CONFIG: dict[str, Any] = dict(_SHAPE.config)
 USUAL: dict[str, Any] = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "moe_runner_backend": "triton",
-    "disable_piecewise_cuda_graph": True,
-    "cuda_graph_backend_prefill": "disabled",
+    **EVERYWHERE,
+    **_SHAPE.options,
     "random_seed": 0,
     "log_level": "warning",
 }

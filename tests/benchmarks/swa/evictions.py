@@ -4,9 +4,9 @@ usage: PYTHONPATH=tests/harness python tests/benchmarks/swa/evictions.py RELEASE
 
 A real unified radix cache in Python over real pools, on a CPU, full of leaves of 64 tokens. Stock
 and patched take turns, five times: each evicts 64 tokens 20 times, and a new request takes their
-place. Prints a table row for each release and number of leaves: the median, and in brackets
-the least and the most, in milliseconds of the thread on a core. The first eviction of a patched cache makes the heap; it
-has its own column.
+place. Prints a table row for each release and number of leaves: the median, and in brackets the
+least and the most, in milliseconds of the thread on a core. The first eviction of a patched cache
+makes the heap; it has its own column.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from typing import Any
 
 _TESTS = Path(__file__).resolve().parents[2] / "swa"
 _SOURCE = _TESTS.parents[1] / "src"
-sys.path[:0] = [str(_TESTS), str(_SOURCE)]
+_HARNESS = _TESTS.parent / "harness"
+sys.path[:0] = [str(_TESTS), str(_HARNESS), str(_SOURCE)]
 
 from groups import ALL, EXACT, GROUPS  # noqa: E402
 
@@ -81,9 +82,12 @@ class _Run:
             return
         jobs: list[tuple[str, dict[str, Any]]] = [("select", {"text": selection})]
         jobs += [("play", {"episodes": self._batch, "seed": seed}) for seed in seeds]
-        path = [self._trees / release, _SOURCE, _TESTS, os.environ.get("PYTHONPATH", "")]
+        path = [self._trees / release, _SOURCE, _HARNESS, os.environ.get("PYTHONPATH", "")]
         with subprocess.Popen(
-            ["timeout", str(int(left)), sys.executable, _TESTS / "on_release.py"],
+            [
+                *("timeout", str(int(left)), sys.executable),
+                *(_HARNESS / "on_release.py", _TESTS / "jobs.py"),
+            ],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(map(str, path)).strip(os.pathsep),

@@ -9,7 +9,6 @@ fails a request that stock finishes.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,12 @@ def main(releases: list[str]) -> int:
 
 
 def _played(release: str) -> list[list[dict[str, Any]]]:
-    jobs: list[tuple[str, dict[str, Any]]] = []
+    jobs: list[released.Job] = []
     for text in SELECTIONS:
         jobs.append(("select", {"text": text}))
         jobs += [("backed_up", dict(cell)) for cell in CELLS]
-    answers = released.answers(
-        released.tree(release),
-        Path(__file__).parents[2] / "swa" / "on_release.py",
-        given=json.dumps(jobs),
-        limit_s=None,
-    )
+    module = Path(__file__).parents[2] / "swa" / "jobs.py"
+    answers = released.play(released.tree(release), module, jobs)
     values = [answer["value"] for answer in answers if answer["job"] == "backed_up"]
     return [values[: len(CELLS)], values[len(CELLS) :]]
 

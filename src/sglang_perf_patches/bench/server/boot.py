@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import nvidia
 from . import BenchError, client, command, load, patches, processes, tokens
-from .command import Served
+from .command import ServerCommand
 
 _LOOK_S = 0.5
 _SAY_S = 15.0
@@ -32,7 +32,7 @@ class Plan:
         load_limit_s: seconds that a load may take.
     """
 
-    served: Served
+    served: ServerCommand
     prefix: tuple[str, ...]
     selection: str
     module: str

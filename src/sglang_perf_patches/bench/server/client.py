@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import BenchError
-from .command import Served
+from .command import ServerCommand
 
 _HEALTH_S = 30
 _REPLY_S = 300
@@ -18,7 +18,7 @@ _REPLY_S = 300
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def is_ready(served: Served) -> bool:
+def is_ready(served: ServerCommand) -> bool:
     """Whether the server says that it can serve."""
     try:
         with _direct.open(_request(served, "/health"), timeout=_HEALTH_S) as reply:
@@ -27,7 +27,7 @@ def is_ready(served: Served) -> bool:
         return False
 
 
-def told(served: Served, *paths: str) -> dict[str, Any]:
+def told(served: ServerCommand, *paths: str) -> dict[str, Any]:
     """The object from the first path that the server knows; empty if it knows none."""
     for path in paths:
         try:
@@ -39,7 +39,7 @@ def told(served: Served, *paths: str) -> dict[str, Any]:
     return {}
 
 
-def generated(served: Served, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def generated(served: ServerCommand, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The replies of ``/generate`` to a body of one or several prompts.
 
     Raises:
@@ -49,7 +49,7 @@ def generated(served: Served, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-def _json(served: Served, path: str, body: Mapping[str, Any] | None) -> Any:
+def _json(served: ServerCommand, path: str, body: Mapping[str, Any] | None) -> Any:
     try:
         with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
             return json.load(reply)
@@ -61,7 +61,7 @@ def _json(served: Served, path: str, body: Mapping[str, Any] | None) -> Any:
 
 
 def _request(
-    served: Served, path: str, body: Mapping[str, Any] | None = None
+    served: ServerCommand, path: str, body: Mapping[str, Any] | None = None
 ) -> urllib.request.Request:
     headers = {"Content-Type": "application/json"}
     if served.api_key is not None:

@@ -18,7 +18,7 @@ _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerCommand:
     """A command that is complete.
 
     Attributes:
@@ -40,7 +40,7 @@ class Served:
         return f"http://{host}:{self.port}"
 
 
-def read(command: Sequence[str], url: str | None = None) -> Served:
+def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
     """Complete a command.
 
     Args:
@@ -75,14 +75,14 @@ def read(command: Sequence[str], url: str | None = None) -> Served:
     if named is not None:
         if not named.isdigit():
             raise UsageError(f"--port {named}: not a port")
-        return Served(tuple(words), host, int(named), api_key)
+        return ServerCommand(tuple(words), host, int(named), api_key)
     if not _takes_options_of_sglang(words):
         raise UsageError(
             f"where will `{secrets.shown(words)}` answer? It names no --port: "
             "give --url http://127.0.0.1:PORT before --"
         )
     port = free_port(host)
-    return Served((*words, "--port", str(port)), host, port, api_key)
+    return ServerCommand((*words, "--port", str(port)), host, port, api_key)
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -96,7 +96,7 @@ def option(words: Sequence[str], name: str) -> str | None:
     return found
 
 
-def require_free(served: Served) -> None:
+def require_free(served: ServerCommand) -> None:
     """Check that no process listens on the server's port.
 
     Raises:
@@ -137,7 +137,7 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _at_url(words: list[str], url: str, api_key: str | None) -> Served:
+def _at_url(words: list[str], url: str, api_key: str | None) -> ServerCommand:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
         raise UsageError(f"--url {url}: write it as http://HOST:PORT")
@@ -145,7 +145,7 @@ def _at_url(words: list[str], url: str, api_key: str | None) -> Served:
         port = parts.port or 80
     except ValueError as error:
         raise UsageError(f"--url {url}: {error}") from error
-    return Served(tuple(words), parts.hostname, port, api_key)
+    return ServerCommand(tuple(words), parts.hostname, port, api_key)
 
 
 def _takes_options_of_sglang(words: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...judge.source import Tree as Source
 from . import BenchError, UsageError, processes
-from .command import Served
+from .command import ServerCommand
 
 _MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
 _DEFAULTS = {
@@ -84,7 +84,7 @@ def check(name: str, options: Sequence[str]) -> None:
 def started(
     name: str,
     options: Sequence[str],
-    served: Served,
+    served: ServerCommand,
     *,
     tokenizer: str | None,
     result: Path,

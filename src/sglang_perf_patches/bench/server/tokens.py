@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import BenchError, client
-from .command import Served
+from .command import ServerCommand
 
 _NEW_TOKENS = 48
 _ALONE = 4
@@ -52,7 +52,7 @@ def prompts() -> list[list[int]]:
     return [chosen.choices(_IDS, k=_LENGTHS[number % len(_LENGTHS)]) for number in range(count)]
 
 
-def of(served: Served) -> Tokens:
+def of(served: ServerCommand) -> Tokens:
     """The server's tokens: some prompts one after another, then the others all at once.
 
     Raises:
@@ -96,7 +96,7 @@ def _prompts(count: int) -> str:
     return f"{count} prompt{'' if count == 1 else 's'}"
 
 
-def _reply(served: Served, prompt: Sequence[int]) -> tuple[int, ...]:
+def _reply(served: ServerCommand, prompt: Sequence[int]) -> tuple[int, ...]:
     (reply,) = client.generated(served, _body(prompt))
     ids = reply.get("output_ids")
     if not isinstance(ids, list) or not ids:

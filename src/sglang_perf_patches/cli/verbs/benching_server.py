@@ -97,7 +97,7 @@ def _compare(
     all_words: Sequence[str],
 ) -> int:
     chosen = selected()
-    if not chosen.chosen:
+    if not chosen.ids:
         raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     if given.html:
         report.require_writable(given.html)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     except TreeError:
         return _judge_alone(there, chosen, args)
     prospects = upgrade.compare(judged(here), judged(there))
-    lost = upgrade.lost(prospects, chosen.chosen)
+    lost = upgrade.lost(prospects, chosen.ids)
     if args.json:
         data = {
             "from": {"version": here.version, "path": str(here.root)},
@@ -90,7 +90,7 @@ def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> in
     lost = [
         verdict.patch.id
         for verdict in verdicts
-        if verdict.word == "refused" and verdict.patch.id in chosen.chosen
+        if verdict.word == "refused" and verdict.patch.id in chosen.ids
     ]
     if args.json:
         data = {

@@ -99,7 +99,7 @@ def _summary_of_set(name: str) -> str:
 def _choice(chosen: Selection, patch: Patch) -> str:
     """Whether the selection takes a patch in, and what would."""
     text = f"SGLANG_PERF_PATCHES={chosen.text}"
-    if patch.id in chosen.chosen:
+    if patch.id in chosen.ids:
         return f"Chosen by {text}."
     hint = "" if patch.is_default else ": a policy needs its full name"
     return f"Not chosen by {text}{hint}."

@@ -69,7 +69,7 @@ def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
         "id": patch.id,
         "set": patch.set,
         "kind": patch.kind,
-        "selected": patch.id in chosen.chosen,
+        "selected": patch.id in chosen.ids,
         "verdict": judged.word,
         "reason": judged.reason,
         "upstream": list(patch.upstream),
@@ -122,14 +122,14 @@ def _prospect(
         return BUILT_IN, judged.reason
     if judged.word == "absent":
         return ABSENT, judged.reason
-    if patch.id not in chosen.chosen:
+    if patch.id not in chosen.ids:
         return (OFF if patch.is_default else OPT_IN), patch.summary
     if judged.word == "refused":
         return REFUSED, judged.reason
     above = [
         patch_id
         for patch_id in patch.superseded_by
-        if patch_id in applying and patch_id in chosen.chosen
+        if patch_id in applying and patch_id in chosen.ids
     ]
     if above:
         return SUPERSEDED, f"{above[0]} does its work and more"

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("a command is missing")
     environment = dict(os.environ)
     chosen = selected()
-    if chosen.chosen:
+    if chosen.ids:
         verdicts = judged(tree_at())
         lost = [verdict for verdict in verdicts if chosen.is_lost(verdict.patch.id, verdict.word)]
         if lost and switch.strict_from_environment():

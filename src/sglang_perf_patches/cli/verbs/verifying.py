@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
         return 1  # as where nothing could be compared
     named = _named(present)
     tree = tree_at()
-    plan = verify.plan([found for found in judged(tree) if found.patch.id in named.chosen])
+    plan = verify.plan([found for found in judged(tree) if found.patch.id in named.ids])
     show = not args.json
     if show:
         print(f"sglang {tree.version} at {tree.root}\n", flush=True)
-    width = max(map(len, named.chosen))
+    width = max(map(len, named.ids))
     outcomes = []
 
     def take(outcome: verify.Outcome) -> None:
@@ -92,9 +92,9 @@ def _named(names: Sequence[str]) -> Selection:
     patches = by_id(sets.load())
     members = [patch_id for patch_id, patch in patches.items() if not names or patch.set in names]
     found = selection.parse(",".join([*names, *members]), patches)
-    if not found.chosen:
+    if not found.ids:
         raise SelectionError(f"{' '.join(names)!r} names no patch to verify")
-    return Selection(found.text, found.chosen, found.by_name, frozenset(names) & found.in_full)
+    return Selection(found.text, found.ids, found.by_name, frozenset(names) & found.in_full)
 
 
 def _text(outcome: verify.Outcome) -> str:

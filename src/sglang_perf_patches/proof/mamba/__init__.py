@@ -1,42 +1,20 @@
-"""The cases of the mamba set."""
+"""What the proofs of the mamba set share; what each of them compares."""
 
 from __future__ import annotations
 
-from .. import Case
+from .. import Case, lent
 
-_HERE = f"{__name__}.compared"
-
-CASES: tuple[Case, ...] = (
-    Case(
-        patch="mamba.gdn-prefill-graph",
-        compare=f"{_HERE}:prefill_graph",
-        what="outputs and states of replayed gated-delta-net prefills",
-    ),
-    Case(
-        patch="mamba.zero-sync",
-        compare=f"{_HERE}:zero_sync",
-        what="outputs and states of gated-delta-net forwards, metadata, the scheduler's batches",
-    ),
-    Case(
-        patch="mamba.mamba2-chunk-indices",
-        compare=f"{_HERE}:chunk_indices",
-        what="outputs and states of Mamba2 forwards, and their metadata",
-    ),
-    Case(
-        patch="mamba.lightning-rows",
-        compare=f"{_HERE}:lightning_rows",
-        what="outputs and states of lightning-attention forwards",
-    ),
-    Case(
-        patch="mamba.slot-exhaustion",
-        compare=f"{_HERE}:slot_exhaustion",
-        what="what a server with few slots decides and holds, step by step, until stock dies",
-    ),
+CASES = tuple(
+    Case(patch=f"mamba.{name}", what=what)
+    for name, what in {
+        "gdn-prefill-graph": "outputs and states of replayed gated-delta-net prefills",
+        "zero-sync": "outputs and states of gated-delta-net forwards, metadata, the scheduler's "
+        "batches",
+        "mamba2-chunk-indices": "outputs and states of Mamba2 forwards, and their metadata",
+        "lightning-rows": "outputs and states of lightning-attention forwards",
+        "slot-exhaustion": "what a server with few slots decides and holds, step by step, until "
+        "stock dies",
+    }.items()
 )
 
-
-def prepare() -> None:
-    """Make this process fit for the cases, before sglang is imported."""
-    from .. import lent
-
-    lent.lend()
+prepare = lent.lend

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .. import Different
-from ..comparing import differs, live
+from ..comparing import live, require, require_same
 
 T = TypeVar("T")
 
@@ -15,7 +14,7 @@ Played = tuple[Any, list[str]]
 
 
 def alike(
-    chosen: Sequence[Sequence[str]],
+    patches: Sequence[str],
     run: Callable[[T], Played],
     inputs: Sequence[T],
     *,
@@ -24,7 +23,7 @@ def alike(
     """Run every input on stock and then with patches; each pair must be equal.
 
     Args:
-        chosen: ids of the patches that are live together, for each time that they are.
+        patches: ids of those that are live together.
         run: gives what must be equal, and what waited.
         inputs: at least one.
         most: how often a patched run may wait, or what tells that of an input on stock; None if
@@ -36,25 +35,23 @@ def alike(
     Raises:
         Different: two results differ, or a patched run waited too often.
     """
-    if not inputs:
-        raise Different(f"{chosen}: no input was made")
+    names = ", ".join(patches)
+    require(inputs, f"{names}: no input was made")
     stock = [run(value) for value in inputs]
     bounds = [most(value) if callable(most) else most for value in inputs]
-    for patches in chosen:
-        with live(*patches):
-            patched = [run(value) for value in inputs]
-        names = ", ".join(patches)
-        for value, (expected, _), (found, waits), bound in zip(
-            inputs, stock, patched, bounds, strict=True
-        ):
-            difference = differs(expected, found)
-            if difference:
-                raise Different(f"{names}, {value!r}: {difference}")
-            if bound is not None and len(waits) > bound:
-                raise Different(f"{names}, {value!r}: waits at {', '.join(waits)}")
-        if most is not None and not _waits(patched) < _waits(stock):
-            raise Different(f"{names}: stock does not wait for these inputs")
-    return len(inputs) * len(chosen)
+    with live(*patches):
+        patched = [run(value) for value in inputs]
+    for value, (expected, _), (found, waits), bound in zip(
+        inputs, stock, patched, bounds, strict=True
+    ):
+        where = f"{names}, {value!r}"
+        require_same(where, expected, found)
+        allowed = bound is None or len(waits) <= bound
+        require(allowed, f"{where}: waits at {', '.join(waits)}")
+    if most is not None:
+        fewer = _waits(patched) < _waits(stock)
+        require(fewer, f"{names}: stock does not wait for these inputs")
+    return len(inputs)
 
 
 def _waits(played: Sequence[Played]) -> int:

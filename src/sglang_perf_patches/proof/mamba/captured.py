@@ -20,7 +20,7 @@ from ...sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from ...sets.mamba.gdn_prefill_graph import kernel_break
 from . import flashinfer
 from .alike import Played
-from .batches import Batch, Request, draw
+from .cases import Batch, Request, draw
 from .loads import loading
 from .play import Play, plain
 from .runner import Runner

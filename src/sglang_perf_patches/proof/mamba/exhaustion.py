@@ -8,13 +8,13 @@ until then, and the patched server goes on and drains.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from .. import Different
-from ..comparing import live
+from ..comparing import live, require
 from .hybrid_parts import Shape, trees
 from .hybrid_server import HybridServer
 
@@ -61,18 +61,14 @@ def shape(random: Random) -> Shape:
     )
 
 
-def play(seed: int, given: Shape | None = None) -> Told:
+def play(seed: int) -> Told:
     """Play an episode, the same one for the same seed as long as the server decides the same.
-
-    Args:
-        seed: of all that is drawn.
-        given: the server; drawn if None.
 
     Raises:
         Different: an invariant does not hold.
     """
     random = Random(seed)  # noqa: S311
-    server = HybridServer(given or shape(random))
+    server = HybridServer(shape(random))
     try:
         for _ in range(random.randint(2, 6)):
             _submit(server, random)
@@ -107,13 +103,6 @@ def short_of_copies(tree: str, tracked: bool) -> HybridServer:
     return server
 
 
-def too_few_slots(tree: str, tracked: bool) -> HybridServer:
-    """A request that can never have its slots."""
-    server = HybridServer(Shape(tree, tracked, slots=2, rows=1))
-    server.submit([11] * 128, 3)
-    return server
-
-
 def drained(server: HybridServer) -> Told:
     """Drain a server; see `play`."""
     try:
@@ -124,30 +113,24 @@ def drained(server: HybridServer) -> Told:
     return Told(server.log)
 
 
-def alike(
-    seeds: Sequence[int], given: Callable[[int], Shape] | None = None, patch: str = PATCH
-) -> Counter[str]:
+def alike(seeds: Sequence[int]) -> Counter[str]:
     """Play episodes on stock and then patched; how often stock lived, and died where.
 
     Raises:
         Different: patched, an episode goes another way than stock while that lives, or breaks.
     """
-
-    def one(seed: int) -> Told:
-        return play(seed, given(seed) if given else None)
-
-    stock = [one(seed) for seed in seeds]
-    with live(patch, ran=None):
-        patched = [one(seed) for seed in seeds]
+    stock = [play(seed) for seed in seeds]
+    with live(PATCH, ran=None):
+        patched = [play(seed) for seed in seeds]
     counts: Counter[str] = Counter()
     for seed, expected, found in zip(seeds, stock, patched, strict=True):
-        if found.died:
-            raise Different(f"{patch}, episode {seed}: it dies in {found.where}: {found.died}")
+        where = f"{PATCH}, episode {seed}"
+        require(not found.died, f"{where}: it dies in {found.where}: {found.died}")
         same = len(expected.log)
-        if found.log[:same] != expected.log:
-            raise Different(f"{patch}, episode {seed}: {_first(expected.log, found.log)}")
-        if not expected.died and len(found.log) != same:
-            raise Different(f"{patch}, episode {seed}: stock drains after fewer steps")
+        alike = found.log[:same] == expected.log
+        require(alike, f"{where}: {_first(expected.log, found.log)}")
+        ended = expected.died or len(found.log) == same
+        require(ended, f"{where}: stock drains after fewer steps")
         counts[expected.where or "lived"] += 1
     return counts
 

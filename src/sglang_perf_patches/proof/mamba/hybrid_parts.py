@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..namespace import NoneByDefault
-from .rig import called, publish
+from ..stock import MEMORY, called
+from .rig import publish, request_pool
 
-MEMORY = "sglang.srt.mem_cache"
 VOCABULARY = 1000
 
 
@@ -55,7 +55,6 @@ def state_pool(shape: Shape) -> Any:
 
 def bare_state_pool(shape: Shape) -> Any:
     """The same, of whatever server the process has published."""
-    utils = importlib.import_module("sglang.srt.configs.mamba_utils")
     widths = {
         "conv": [(2, 3)],
         "temporal": (1, 2, 2),
@@ -67,35 +66,19 @@ def bare_state_pool(shape: Shape) -> Any:
         "state_size": 2,
         "conv_kernel": 4,
     }
-    params = utils.Mamba2CacheParams(
-        shape=called(utils.Mamba2StateShape, **widths),
-        layers=[0],
-        dtype=utils.Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
-    )
-    return called(
-        importlib.import_module(f"{MEMORY}.memory_pool").HybridReqToTokenPool,
-        size=shape.rows,
-        mamba_size=shape.slots,
-        mamba_spec_state_size=shape.rows,
-        max_context_len=4096,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=params,
-        mamba_layer_ids=[0],
-        enable_mamba_extra_buffer=shape.tracked,
-    )
+    return request_pool(widths, [0], torch.float32, shape.rows, shape.slots, tracked=shape.tracked)
 
 
-def kv_allocator(shape: Shape) -> Any:
-    """The allocator; no KV is behind it, only what is asked about it."""
+def kv_allocator(page: int, tokens: int, device: str = "cpu") -> Any:
+    """The allocator of KV in pages of 1 token or more; none is behind it, only what is asked."""
     kinds = importlib.import_module(f"{MEMORY}.allocator")
-    kind = kinds.PagedTokenToKVPoolAllocator if shape.tracked else kinds.TokenToKVPoolAllocator
+    kind = kinds.PagedTokenToKVPoolAllocator if page > 1 else kinds.TokenToKVPoolAllocator
     return called(
         kind,
-        size=shape.tokens,
-        page_size=shape.page,
+        size=tokens,
+        page_size=page,
         dtype=torch.float16,
-        device="cpu",
+        device=device,
         kvcache=NoneByDefault(),
         need_sort=False,
     )
@@ -154,13 +137,8 @@ def arguments(shape: Shape) -> Any:
     return _PUBLISHED["made"]
 
 
-def model_config() -> Any:
+def model_config(vocabulary: int = VOCABULARY) -> Any:
     """What is read of the model's configuration."""
     return NoneByDefault(
-        vocab_size=VOCABULARY, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
+        vocab_size=vocabulary, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
     )
-
-
-def no_speculation() -> Any:
-    """That there is no draft model."""
-    return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.NONE

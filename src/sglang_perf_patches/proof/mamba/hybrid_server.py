@@ -10,30 +10,26 @@ tokens that the state is of, and finds it again where a request goes on.
 from __future__ import annotations
 
 import importlib
-import inspect
 import zlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import Different
+from .. import Different, stock
 from ..namespace import NoneByDefault
+from ..stock import MEMORY, called, takes
 from .hybrid_parts import (
-    MEMORY,
     VOCABULARY,
     Shape,
     arguments,
     kv_allocator,
     model_config,
-    no_speculation,
     prefix_cache,
     state_pool,
 )
-from .rig import called
 
 END = 2
 
@@ -61,7 +57,7 @@ class HybridServer:
         self._batches = importlib.import_module("sglang.srt.managers.schedule_batch")
         self.pool = state_pool(shape)
         self.slots = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
-        self.kv = kv_allocator(shape)
+        self.kv = kv_allocator(shape.page, shape.tokens)
         self.tree = prefix_cache(shape, self.pool, self.kv)
         self.scheduler = self._scheduler()
         self.running = self._empty()
@@ -77,14 +73,10 @@ class HybridServer:
 
     def submit(self, ids: Sequence[int], new: int) -> Any:
         """Queue a request; returns sglang's ``Req``."""
-        sampling = importlib.import_module("sglang.srt.sampling.sampling_params")
-        kept: Any = array("q", ids) if hasattr(self._batches, "array") else list(ids)
-        req = called(
-            self._batches.Req,
-            rid=f"r{self._made}",
-            origin_input_text="",
-            origin_input_ids=kept,
-            sampling_params=sampling.SamplingParams(max_new_tokens=new, temperature=0),
+        req = stock.request(
+            f"r{self._made}",
+            ids,
+            sampling={"max_new_tokens": new, "temperature": 0},
             vocab_size=VOCABULARY,
             eos_token_ids={END},
         )
@@ -100,10 +92,10 @@ class HybridServer:
             return
         if req in self.waiting:
             self.waiting.remove(req)
-            self._release(req, keep=False)
+            stock.release(req, self.tree, keep=False)
             return
         req.finished_reason = self._batches.FINISH_ABORT("gone")
-        self._release(req, keep=False)
+        stock.release(req, self.tree, keep=False)
         self._filter()
 
     def retract(self) -> None:
@@ -111,24 +103,13 @@ class HybridServer:
         self._settle()
         if len(self.running.reqs) < 2:
             return
-        given = inspect.signature(self.running.retract_decode).parameters
+        given = takes(self.running.retract_decode, "server_args")
         retracted, *_ = self.running.retract_decode(
             *([self.scheduler.server_args] if given else [])
         )
         self.waiting[:0] = retracted
         self.running.batch_is_full = False  # as wherever stock's batch gets smaller
         self._change()
-
-    def lock(self, ids: Sequence[int]) -> Callable[[], None]:
-        """Lock the node of a cached prefix, as a transfer does; returns what unlocks it."""
-        memory = importlib.import_module(f"{MEMORY}.radix_cache")
-        kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
-        kept: Any = array("q", ids) if hasattr(self._batches, "array") else list(ids)
-        key = called(memory.RadixKey, token_ids=kept, extra_key=None)
-        node = self.tree.match_prefix(kinds.MatchPrefixParams(key=key)).last_device_node
-        locked = self.tree.inc_lock_ref(node)
-        given = [locked.to_dec_params()] if hasattr(locked, "to_dec_params") else []
-        return lambda: self.tree.dec_lock_ref(node, *given)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -240,7 +221,7 @@ class HybridServer:
         if scheduler.chunked_req is not None:
             self._cache(scheduler.chunked_req, chunked=True)
         function = scheduler._get_new_batch_prefill_raw
-        if "running_batch" in inspect.signature(function).parameters:
+        if takes(function, "running_batch"):
             batch, self.running = function(
                 prefill_delayer_single_pass=None, running_batch=self.running
             )
@@ -261,8 +242,8 @@ class HybridServer:
         chunked = self.scheduler.chunked_req
         excluded = [chunked] if chunked is not None else []
         batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
-        known = inspect.signature(batch.filter_batch).parameters
-        name = "reqs_to_exclude" if "reqs_to_exclude" in known else "chunked_req_to_exclude"
+        known = takes(batch.filter_batch, "reqs_to_exclude")
+        name = "reqs_to_exclude" if known else "chunked_req_to_exclude"
         batch.filter_batch(**{name: excluded})
         if excluded:
             self.running.batch_is_full = False
@@ -317,7 +298,7 @@ class HybridServer:
         req.output_ids.append(5)
         if len(req.output_ids) >= req.sampling_params.max_new_tokens:
             req.finished_reason = self._batches.FINISH_LENGTH(len(req.output_ids))
-            self._release(req, keep=True)
+            stock.release(req, self.tree, keep=True)
             self.ended.append(req.rid)
 
     def _cache(self, req: Any, chunked: bool = False) -> None:
@@ -326,11 +307,6 @@ class HybridServer:
             common.checkpoint_kv_cache(req, self.tree)
         else:
             self.tree.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
-
-    def _release(self, req: Any, keep: bool) -> None:
-        function = importlib.import_module(f"{MEMORY}.common").release_kv_cache
-        name = "checkpoint" if "checkpoint" in inspect.signature(function).parameters else None
-        function(req, self.tree, **{name or "is_insert": keep})
 
     def _change(self, *what: Any) -> None:
         self.log.append((*what, [req.rid for req in self.waiting], len(self.running.reqs)))
@@ -346,7 +322,7 @@ class HybridServer:
             tree_cache=self.tree,
             model_config=model_config(),
             enable_overlap=False,
-            spec_algorithm=no_speculation(),
+            spec_algorithm=stock.speculation().NONE,
         )
 
     def _scheduler(self) -> Any:
@@ -391,7 +367,7 @@ class HybridServer:
             max_running_requests=self.shape.rows,
             tp_worker=NoneByDefault(model_runner=runner),
             model_config=model_config(),
-            spec_algorithm=no_speculation(),
+            spec_algorithm=stock.speculation().NONE,
             disaggregation_mode=importlib.import_module(
                 "sglang.srt.disaggregation.utils"
             ).DisaggregationMode.NULL,

@@ -11,8 +11,9 @@ from unittest import mock
 
 import torch
 
-from .batches import CHUNK
-from .rig import ATTENTION, WIDER, Rig, Size, alone, called
+from ..stock import called
+from .cases import CHUNK
+from .rig import ATTENTION, WIDER, Rig, Size, alone
 
 
 class Kda(Rig):

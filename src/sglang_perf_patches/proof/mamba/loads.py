@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from .batches import Batch
+from .cases import Batch
 
 
 class _Stream:

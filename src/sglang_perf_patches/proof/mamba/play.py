@@ -1,4 +1,20 @@
-"""Forwards and metadata of a rig whose tensors count as a device's."""
+"""Forwards and metadata of a rig whose tensors count as a device's.
+
+A `Play` runs the release's own code on a CPU in place of a GPU. Each of its runs gives what must be
+equal, and the places that waited:
+
+| run | input | what must be equal |
+| --- | --- | --- |
+| `Play.forwards` | batches that follow each other | outputs of all layers, and all states |
+| `Play.metadata` | a batch | each field with its place, and chunk indices with theirs |
+| `Play.fields` | a batch | the fields alone: other layers than gated delta nets have no chunks |
+| `Play.changed` | one of `UNKNOWN` | as `Play.metadata`, of a batch that it changed on its way |
+| `Play.scheduled` | requests | as `Play.metadata`, of a prefill, the decode after it, and a mix |
+
+What is on the device: the rig's states and weights, each tensor of a batch whose name does not end
+in ``_cpu``, and whatever is computed from these. What counts as a wait: see `waits.Counter`. Not
+counted: what a kernel reads, and the release's scheduler while it makes a batch.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +31,8 @@ import torch
 from ...sets.mamba import host
 from . import scheduling, waits
 from .alike import Played
-from .batches import Batch, Request
-from .rig import Rig
+from .cases import Batch, Request
+from .rig import ATTENTION, Rig
 
 METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata"
 
@@ -33,6 +49,12 @@ def counter() -> waits.Counter:
     made = waits.Counter()
     waits.counting_kernels_as_device(made)
     return made
+
+
+@cache
+def gdn() -> Play:
+    """The gated-delta-net rig of this process."""
+    return Play(Rig())
 
 
 def known_batch(rig: Rig, wanted: Batch) -> Any:
@@ -119,6 +141,13 @@ class Play:
         made = {"fields": fields_of(backend.forward_metadata), "chunks": [*map(placed, chunks)]}
         return made, found
 
+    def fields(self, wanted: Batch) -> Played:
+        """As `metadata`, without the chunk indices."""
+        batch = self.batch(wanted)
+        with self.counting() as found:
+            self.rig.backend.init_forward_metadata(batch)
+        return fields_of(self.rig.backend.forward_metadata), found
+
     def changed(self, change: Callable[[Play, Any], None]) -> Played:
         """As `metadata`, of a batch that something changed on its way."""
         batch = self.batch(CHANGED)
@@ -189,6 +218,32 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def source_has(module: str, text: str) -> bool:
+    """Whether the source of one of the release's attention modules holds a text."""
+    found = attention_module(module)
+    if found is None:
+        return False
+    with open(found.__file__, encoding="utf-8") as file:
+        return text in file.read()
+
+
+def attention_module(name: str) -> Any:
+    """One of the release's attention modules; None if it has no such module."""
+    full = f"{ATTENTION}.{name}"
+    try:
+        return importlib.import_module(full)
+    except ModuleNotFoundError as error:
+        if error.name and full.startswith(error.name):
+            return None
+        raise
+
+
+def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
+    """All of them; only those without tracking where a release's layers track none."""
+    tracks = source_has(module, "mamba_track")
+    return [batches for batches in scenarios if tracks or not batches[0].tracking]
 
 
 # -- batches that the host does not know, or not wholly -------------------------------------------

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import importlib
-import inspect
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from typing import Any
 
 import torch
 
-from ..given import MORE, noted
+from .. import stock
 from ..namespace import NoneByDefault
-from .batches import CHUNK, Batch
+from ..stock import MORE, called
+from .cases import CHUNK, Batch
 
 ATTENTION = "sglang.srt.layers.attention"
 
@@ -223,24 +223,8 @@ class Rig:
         return made
 
     def _pool(self, layers: list[int]) -> Any:
-        utils = importlib.import_module("sglang.srt.configs.mamba_utils")
-        params = utils.Mamba2CacheParams(
-            shape=called(utils.Mamba2StateShape, **self._widths()),
-            layers=layers,
-            dtype=utils.Mamba2StateDType(conv=self.size.dtype, temporal=torch.float32),
-        )
-        pools = importlib.import_module("sglang.srt.mem_cache.memory_pool")
-        return called(
-            pools.HybridReqToTokenPool,
-            size=self.requests,
-            mamba_size=self.slots,
-            mamba_spec_state_size=self.requests,
-            max_context_len=4096,
-            device=self.device,
-            enable_memory_saver=False,
-            cache_params=params,
-            mamba_layer_ids=layers,
-            enable_mamba_extra_buffer=True,
+        return request_pool(
+            self._widths(), layers, self.size.dtype, self.requests, self.slots, device=self.device
         )
 
     def _choose_triton(self) -> None:
@@ -266,10 +250,45 @@ class Rig:
         return random
 
 
-def called(function: Any, **arguments: Any) -> Any:
-    """Call with those arguments that this release knows."""
-    known = inspect.signature(function).parameters
-    return function(**{name: value for name, value in arguments.items() if name in known})
+def request_pool(
+    widths: dict[str, Any],
+    layers: list[int],
+    dtype: torch.dtype,
+    rows: int,
+    slots: int,
+    *,
+    device: str = "cpu",
+    tracked: bool = True,
+) -> Any:
+    """The release's pool of requests and states.
+
+    Args:
+        widths: shapes of the states, see `Rig`.
+        layers: their ids.
+        dtype: of the convolution states; the others are float32.
+        rows: most requests.
+        slots: for states.
+        device: where it is.
+        tracked: whether states are tracked in extra buffers.
+    """
+    utils = importlib.import_module("sglang.srt.configs.mamba_utils")
+    params = utils.Mamba2CacheParams(
+        shape=called(utils.Mamba2StateShape, **widths),
+        layers=layers,
+        dtype=utils.Mamba2StateDType(conv=dtype, temporal=torch.float32),
+    )
+    return called(
+        importlib.import_module(f"{stock.MEMORY}.memory_pool").HybridReqToTokenPool,
+        size=rows,
+        mamba_size=slots,
+        mamba_spec_state_size=rows,
+        max_context_len=4096,
+        device=device,
+        enable_memory_saver=False,
+        cache_params=params,
+        mamba_layer_ids=layers,
+        enable_mamba_extra_buffer=tracked,
+    )
 
 
 @functools.cache
@@ -307,7 +326,6 @@ def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
         chunk: tokens between two states that can be cached, or more where a page is larger.
         options: further arguments.
     """
-    module = importlib.import_module("sglang.srt.server_args")
     own = {
         "attention_backend": "triton",
         "page_size": page,
@@ -316,7 +334,7 @@ def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
         "sampling_backend": "pytorch",
         **options,
     }
-    made = noted(called(module.ServerArgs, model_path="dummy", **{**own, **MORE}))
+    made = stock.arguments(**{**own, **MORE})
     made._mamba_cache_chunk_size = max(chunk, page)
-    module.set_global_server_args_for_scheduler(made)
+    stock.publish(made)
     return made

@@ -18,8 +18,9 @@ from unittest import mock
 import torch
 
 from ..namespace import NoneByDefault
+from ..stock import called
 from . import tape
-from .rig import Rig, called
+from .rig import Rig
 
 _EXECUTOR = "sglang.srt.model_executor"
 _GRAPHS = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from .. import stock
 from ..namespace import NoneByDefault
-from .batches import Request
-from .rig import Rig, alone, called
+from ..stock import called
+from .cases import Request
+from .hybrid_parts import kv_allocator, model_config
+from .rig import Rig, alone
 
 
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""
     alone()
-    made = _allocator(rig.device)
+    made = kv_allocator(64, 64 * 200, rig.device)
     rig.pool.clear()
     return _extending(rig, made, _tree(rig, made), requests)
 
@@ -33,19 +35,6 @@ def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
     return _forward_batch(rig, batch)
 
 
-def _allocator(device: str) -> Any:
-    """An allocator of pages, with nothing behind them."""
-    return called(
-        importlib.import_module("sglang.srt.mem_cache.allocator").PagedTokenToKVPoolAllocator,
-        size=64 * 200,
-        page_size=64,
-        dtype=torch.float16,
-        device=device,
-        kvcache=SimpleNamespace(),
-        need_sort=False,
-    )
-
-
 def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
     schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
     batch = called(
@@ -54,9 +43,9 @@ def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> 
         req_to_token_pool=rig.pool,
         token_to_kv_pool_allocator=pages,
         tree_cache=tree,
-        model_config=_model_config(),
+        model_config=model_config(100),
         enable_overlap=True,
-        spec_algorithm=_no_speculation(),
+        spec_algorithm=stock.speculation().NONE,
     )
     batch.prepare_for_extend()
     return batch, _forward_batch(rig, batch)
@@ -100,19 +89,11 @@ def _alone_and_plain(model_config: Any) -> dict[str, Any]:
 
 
 def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
-    schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
-    sampling = importlib.import_module("sglang.srt.sampling.sampling_params")
-    params = sampling.SamplingParams(max_new_tokens=4, temperature=0)
     total = wanted.cached + wanted.new
-    ids: Any = [(7 * number + n) % 90 + 5 for n in range(total)]
-    if hasattr(schedule, "array"):  # since 0.5.13
-        ids = array("q", ids)
-    request = called(
-        schedule.Req,
-        rid=str(number),
-        origin_input_text="",
-        origin_input_ids=ids,
-        sampling_params=params,
+    request = stock.request(
+        str(number),
+        [(7 * number + n) % 90 + 5 for n in range(total)],
+        sampling={"max_new_tokens": 4, "temperature": 0},
         vocab_size=100,
         eos_token_ids={2},
     )
@@ -147,16 +128,3 @@ def _tree(rig: Rig, pages: Any) -> Any:
         tree = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(made)
         tree.prefixes = {}
         return tree
-
-
-def _model_config() -> Any:
-    return NoneByDefault(
-        vocab_size=100,
-        hf_text_config=SimpleNamespace(),
-        hf_config=SimpleNamespace(),
-    )
-
-
-def _no_speculation() -> Any:
-    module = importlib.import_module("sglang.srt.speculative.spec_info")
-    return module.SpeculativeAlgorithm.NONE

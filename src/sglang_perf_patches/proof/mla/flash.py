@@ -13,7 +13,7 @@ from sglang.srt.layers.attention import flashattention_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from ..namespace import NoneByDefault
-from .batches import Batch, prepare_backend, requests_of, verify_input
+from .cases import Batch, prepare_backend, requests_of, verify_input
 from .rig import REQUESTS, model_runner, server_args
 
 CONTEXT = 250

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..given import MORE, noted
 from ..namespace import NoneByDefault
+from ..stock import MORE, noted
 
 CPU = torch.device("cpu")
 CONTEXT = 128

@@ -1,20 +1,21 @@
 """What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
 
 Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
-`decode_worker.DecodeWorker`, which is made of these.
+`rig.DecodeWorker`, which is made of these.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from ..given import MORE, noted
+from .. import stock
+from ..stock import MORE
 from .shape import LAYOUTS, Shape
 
 DECODE = "sglang.srt.disaggregation.decode"
@@ -31,9 +32,7 @@ class Transfers:
 
 
 def publish(shape: Shape) -> Any:
-    """Publish the server that a worker is a rank of; what `given.MORE` adds gives way to it."""
-    from sglang.srt import server_args as module
-
+    """Publish the server that a worker is a rank of; what `stock.MORE` adds gives way to it."""
     own = {
         "page_size": shape.page_size,
         "disable_radix_cache": True,
@@ -47,11 +46,8 @@ def publish(shape: Shape) -> Any:
         own["speculative_algorithm"] = "EAGLE"
     if shape.backup != "default":
         own["disaggregation_decode_retraction_backup"] = shape.backup
-    known = inspect.signature(module.ServerArgs).parameters
-    asked = {"chunked_prefill_size": 8192} | MORE | own
-    told = {name: value for name, value in asked.items() if name in known}
-    arguments = module.ServerArgs(model_path="dummy", **told)
-    module.set_global_server_args_for_scheduler(noted(arguments))
+    arguments = stock.arguments(**{"chunked_prefill_size": 8192} | MORE | own)
+    stock.publish(arguments)
     if shape.draft:
         names = ("num_draft_tokens", "num_steps", "eagle_topk")
         _resolve(
@@ -74,9 +70,9 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
     names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
     dtype = names.get(kv_cache_dtype, torch.float32)
     module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
-    more = {"enable_kvcache_transpose": False}
-    more = {k: v for k, v in more.items() if k in inspect.signature(module.SWAKVPool).parameters}
-    pool = module.SWAKVPool(
+    kind = module.SWAKVPool
+    plain = {"enable_kvcache_transpose": False}
+    pool = kind(
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
         page_size=shape.page_size,
@@ -86,7 +82,7 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
         swa_attention_layer_ids=[0],
         full_attention_layer_ids=[1],
         device="cpu",
-        **more,
+        **(plain if stock.takes(kind, "enable_kvcache_transpose") else {}),
     )
     if not hasattr(module, "SWATokenToKVPoolAllocator"):
         module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
@@ -130,13 +126,12 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
 
 def batch(worker: Any) -> Any:
     """The release's ``ScheduleBatch`` of running requests, empty."""
-    algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
     made = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
     made.req_to_token_pool = worker.rows
     made.token_to_kv_pool_allocator = worker.allocator
     made.tree_cache = worker.tree_cache
     made.model_config = SimpleNamespace(is_encoder_decoder=False)
-    made.spec_algorithm = algorithm.NONE
+    made.spec_algorithm = stock.speculation().NONE
     made.device = "cpu"
     made.enable_overlap = False
     made.filter_batch = worker.keep
@@ -147,7 +142,7 @@ def scheduler(worker: Any) -> Any:
     """In the place of a ``Scheduler``: what the queue reads of it."""
     from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
-    algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    algorithm = stock.speculation()
 
     def output(reqs: Sequence[Any], *_: Any) -> None:
         for req in reqs:
@@ -194,7 +189,7 @@ def queue(worker: Any) -> Any:
     """The release's ``DecodePreallocQueue``, whose transfers are a stand-in's."""
     from sglang.srt.disaggregation.utils import TransferBackend
 
-    stock = worker.decode.DecodePreallocQueue
+    kind = worker.decode.DecodePreallocQueue
     given: dict[str, Any] = {
         "req_to_token_pool": worker.rows,
         "token_to_kv_pool_allocator": worker.allocator,
@@ -216,20 +211,14 @@ def queue(worker: Any) -> Any:
         "num_reserved_decode_tokens": worker.shape.reserved,
         "transfer_backend": TransferBackend.FAKE,
     }
-    kept = inspect.signature(stock.__init__).parameters
-    given = {name: value for name, value in given.items() if name in kept}
     # The manager would connect to another machine; here there is none.
     states = getattr(
         importlib.import_module("sglang.srt.disaggregation.base.conn"), "StateType", None
     )
     kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
     manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
-    original = vars(stock)["_init_kv_manager"]
-    stock._init_kv_manager = lambda queue: manager
-    try:
-        made = stock(**given)
-    finally:
-        stock._init_kv_manager = original
+    with mock.patch.object(kind, "_init_kv_manager", return_value=manager):
+        made = stock.called(kind, **given)
     if worker.shape.layout == "stages" and hasattr(made, "pp_size"):
         made.pp_size = 2
     if worker.shape.layout == "replicas":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from .decode_worker import DecodeWorker
+from ..comparing import require
+from .rig import DecodeWorker
 from .shape import Shape
-from .witness import Witness, must
+from .witness import Witness
 
 PAGES = (1, 4, 16, 64)
 WINDOWS = (1, 7, 32, 100)
@@ -16,6 +17,7 @@ RESERVES = (0, 5, 24)
 OVER_ALLOCATIONS = (0, 0, 3)
 OUTPUTS = (1, 2, 17, 40, 90)
 BACKUPS = ("default", "cpu_tensor")
+RULES = 10
 
 
 def shape(
@@ -97,7 +99,7 @@ class Episode:
         """Retract as when memory is short: stock retracts one at least."""
         aborted = self.worker.counts.aborted  # where the host has no room
         retracted = self.worker.retract() or self.worker.counts.aborted > aborted
-        must(retracted, "nothing was retracted")
+        require(retracted, "nothing was retracted")
         self.witness.check()
 
     def end(self) -> int:
@@ -107,16 +109,13 @@ class Episode:
         return self.witness.checks
 
 
-def play(
-    random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True, rules: int = 10
-) -> int:
+def play(random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True) -> int:
     """Play a random episode; how often everything was checked.
 
     Args:
         random: chooses everything.
         pages: page sizes to choose from, in tokens.
         drafts: whether the server may be one with speculation.
-        rules: how many steps are taken.
 
     Raises:
         Different: an invariant does not hold.
@@ -134,7 +133,7 @@ def play(
     )
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]
     episode = Episode(chosen, lengths)
-    for _ in range(rules):
+    for _ in range(RULES):
         _any_rule(episode, random)
     return episode.end()
 

@@ -11,7 +11,8 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
-from ..given import MORE, noted
+from .. import stock
+from ..stock import MORE
 
 MODULE = "sglang.srt.model_executor.pool_configurator"
 GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
@@ -47,15 +48,11 @@ def publish(**asked: Any) -> Any:
         the release's ``ServerArgs``.
 
     Args:
-        asked: arguments of the server, beside those that `given.MORE` adds.
+        asked: arguments of the server, beside those that `stock.MORE` adds.
     """
-    module = importlib.import_module("sglang.srt.server_args")
-    known = inspect.signature(module.ServerArgs).parameters
-    asked = {"device": "cpu"} | MORE | asked
-    told = {name: value for name, value in asked.items() if name in known}
-    arguments = module.ServerArgs(model_path="dummy", **told)
-    module.set_global_server_args_for_scheduler(noted(arguments))
-    return arguments
+    made = stock.arguments(**{"device": "cpu"} | MORE | asked)
+    stock.publish(made)
+    return made
 
 
 def pools(
@@ -161,8 +158,8 @@ def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int
     )
     given = arguments
     module = importlib.import_module(MODULE)
-    stock: Any = inspect.unwrap(module.HybridSWAPoolConfigurator.__init__)
-    if "get_schedule" in vars(module) and "server_args" not in stock.__code__.co_names:
+    init: Any = inspect.unwrap(module.HybridSWAPoolConfigurator.__init__)
+    if "get_schedule" in vars(module) and "server_args" not in init.__code__.co_names:
         # Only the user's settings; the groups hold the values derived from them. 0.5.18 has the
         # groups, but still takes the ratio from here.
         given = SimpleNamespace(**dict.fromkeys(SETTINGS) | {"pp_size": arguments.pp_size})

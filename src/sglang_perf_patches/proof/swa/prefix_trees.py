@@ -14,16 +14,15 @@ from typing import Any
 
 import torch
 
+from ..comparing import require
 from ..mamba.hybrid_parts import Shape as StatesShape
 from ..mamba.hybrid_parts import bare_state_pool
-from ..mamba.rig import called
 from ..namespace import NoneByDefault
+from ..stock import MEMORY, called
 from .decode_parts import pools as window_pools
 from .pools import publish
 from .shape import Shape as WindowShape
-from .witness import must
 
-MEMORY = "sglang.srt.mem_cache"
 STATES_CHUNK = 64
 """Tokens between two states that can be cached."""
 
@@ -193,7 +192,7 @@ class PrefixTree:
         self.cache.sanity_check()
         order = self.core.eviction_strategy.get_priority
         leaves = self.core.evictable_device_leaves
-        must(
+        require(
             len({(order(node), node.last_access_time) for node in leaves}) == len(leaves),
             "two leaves share a place in stock's order",
         )

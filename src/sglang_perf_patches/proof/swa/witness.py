@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .. import Different
+from ..comparing import require
 from . import host_pool
-from .decode_worker import DecodeWorker
+from .rig import DecodeWorker
 
 
 class Witness:
@@ -57,19 +57,21 @@ class Witness:
             Different: something is.
         """
         worker, allocator = self.worker, self.worker.allocator
-        must(worker.idle, "requests are left")
+        require(worker.idle, "requests are left")
         page = worker.shape.page_size
         for name, free, size in (
             ("full", allocator.full_available_size(), worker.shape.full_tokens),
             ("sliding-window", allocator.swa_available_size(), worker.shape.swa_tokens),
         ):
-            must(free == size // page * page, f"the {name} pool has {free} of {size} after a drain")
+            require(
+                free == size // page * page, f"the {name} pool has {free} of {size} after a drain"
+            )
         if getattr(worker.tree_cache, "host_pool_group", None) is not None:
             for unused, there in host_pool.free(worker.tree_cache):
-                must(unused == there, f"{there - unused} slots of a host pool are taken")
+                require(unused == there, f"{there - unused} slots of a host pool are taken")
         mapping = allocator.full_to_swa_index_mapping
-        must(int(mapping[-1]) == -1, "the mapping's last entry is not -1")
-        must(not mapping[:-1].any(), "slots are still mapped after a drain")
+        require(int(mapping[-1]) == -1, "the mapping's last entry is not -1")
+        require(not mapping[:-1].any(), "slots are still mapped after a drain")
         self.checks += 1
 
     def _pages(self, live: list[Any]) -> None:
@@ -86,8 +88,8 @@ class Witness:
             (worker.allocator.swa_attn_allocator, swa_live, worker.shape.swa_tokens),
         ):
             pages = torch.cat([_free_pages(part), *owned])
-            must(len(torch.unique(pages)) == len(pages), "a page has two owners")
-            must(sorted(pages.tolist()) == list(range(1, size // page + 1)), "a page is lost")
+            require(len(torch.unique(pages)) == len(pages), "a page has two owners")
+            require(sorted(pages.tolist()) == list(range(1, size // page + 1)), "a page is lost")
 
     def _mapping(self, live: list[Any]) -> None:
         """A request is mapped from its evicted length on, to slots that nobody else has."""
@@ -96,17 +98,17 @@ class Witness:
         owned, charged = [], 0
         for req in live:
             evicted, allocated = worker.evicted(req), worker.allocated(req)
-            must(evicted % page == 0, "a part of a page is evicted")
-            must(worker.committed(req) <= allocated, "a token has KV and no slot")
+            require(evicted % page == 0, "a part of a page is evicted")
+            require(worker.committed(req) <= allocated, "a token has KV and no slot")
             slots = mapping[worker.slots(req, 0, allocated).long()]
-            must(not slots[:evicted].any(), "an evicted token is mapped")
-            must((slots[evicted:] > 0).all(), "a token that is not evicted is not mapped")
+            require(not slots[:evicted].any(), "an evicted token is mapped")
+            require((slots[evicted:] > 0).all(), "a token that is not evicted is not mapped")
             owned.append(slots[evicted:])
             charged += -(-allocated // page) * page - evicted
         slots = torch.cat(owned) if owned else torch.empty(0)
-        must(len(torch.unique(slots)) == len(slots), "two tokens own one sliding-window slot")
+        require(len(torch.unique(slots)) == len(slots), "two tokens own one sliding-window slot")
         used = worker.shape.swa_tokens // page * page - worker.allocator.swa_available_size()
-        must(used == charged, f"{used} sliding-window tokens are used, {charged} are held")
+        require(used == charged, f"{used} sliding-window tokens are used, {charged} are held")
 
     def _contents(self, live: list[Any]) -> None:
         """Full KV of every token, and sliding-window KV of the window, is what was written."""
@@ -118,12 +120,12 @@ class Witness:
             slots = worker.slots(req, 0, end).long()
             values = _values(req, 0, end)
             full = _read(worker.pool.full_kv_pool, slots)
-            must(full.eq(values[:, None]).all(), "full KV of a token is another")
+            require(full.eq(values[:, None]).all(), "full KV of a token is another")
             start = max(0, end - (worker.shape.window or end))
-            must(worker.evicted(req) <= start, "a token in the window has been evicted")
+            require(worker.evicted(req) <= start, "a token in the window has been evicted")
             swa = worker.allocator.full_to_swa_index_mapping[slots[start:]]
             read = _read(worker.pool.swa_kv_pool, swa)
-            must(
+            require(
                 read.eq(values[start:, None]).all(),
                 "sliding-window KV of a token is another",
             )
@@ -141,13 +143,7 @@ class Witness:
         for rid in self.worker.order:
             message = self.worker.rejected.get(rid, "")
             excused = not message or any(excuse in message for excuse in excuses)
-            must(excused, f"{rid} was admitted: {message}")
-
-
-def must(holds: object, otherwise: str) -> None:
-    """Raise `Different` with a text unless something holds."""
-    if not holds:
-        raise Different(otherwise)
+            require(excused, f"{rid} was admitted: {message}")
 
 
 def _values(req: Any, first: int, end: int) -> Any:

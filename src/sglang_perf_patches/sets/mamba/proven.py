@@ -1,25 +1,11 @@
-"""With which features of a server each mamba patch was proven, and by which check.
+"""With which features of a server the mamba patches were proven.
 
 ``verify`` is the patch's own case, played with the feature's arguments in the server that the
 process publishes (``tests/releases/test_played.py``).
 """
 
-_ALL = (
+STATES = (
     *("tracked-states", "pages", "data-parallel", "no-overlap", "no-cuda-graphs"),
-    *("quantised-kv", "quantised-weights", "priorities"),
+    *("quantised-kv", "quantised-weights"),
 )
-
-PROVEN = {
-    name: dict.fromkeys(features, "verify")
-    for name, features in {
-        "mamba.zero-sync": (*_ALL, "mixed-chunks", "no-radix-cache"),
-        "mamba.lightning-rows": _ALL,
-        "mamba.mamba2-chunk-indices": _ALL,
-        "mamba.gdn-prefill-graph": (*_ALL, "hierarchical-cache"),
-        # Whoever comes before another is played by nobody, nor who decodes in a prefill.
-        "mamba.slot-exhaustion": (
-            *(name for name in _ALL if name != "priorities"),
-            "tensor-parallel",
-        ),
-    }.items()
-}
+ALL = (*STATES, "priorities")

@@ -18,6 +18,16 @@ NEVER = 1 << 40
 def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
     """From 0.5.12: have stock's rule expect of a request no more than `bound` while `applies`.
 
+    Stock asks ``_prealloc_kv_lens`` in two places what a request holds when it is admitted:
+
+    | in | stock's use of the length | returned here |
+    | --- | --- | --- |
+    | ``pop_preallocated``, the rule | adds max_new_tokens, compares with the pool | a shorter one |
+    | ``_prealloc_required_tokens`` | takes so many tokens from the pool | stock's own |
+
+    The rule stands in the middle of one long method. The only way to bound its sum is to return a
+    wrong length: shorter by what the sum exceeds `bound` by.
+
     Args:
         patching: as an install gets it.
         applies: whether the request that a ``DecodePreallocQueue`` prices now is limited.
@@ -29,8 +39,6 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
             full, swa = inner(self, req)
             if vars(self).get("_swa_prices_allocation") or not applies(self):
                 return full, swa
-            # Why this trick: stock adds max_new_tokens to this length and compares the sum with
-            # the pool, in the middle of one long method. This subtracts what exceeds the bound.
             beyond = max(0, wanted(decode, req, swa) - bound(self))
             if beyond:
                 patching.ran.seen = True
@@ -40,8 +48,6 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
 
     def make_required(inner: Any) -> Any:
         def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
-            # Why this trick: stock uses the same method for its allocation, which has no bound.
-            # While this flag is set, `_prealloc_kv_lens` returns stock's result.
             before = vars(self).get("_swa_prices_allocation", False)
             self._swa_prices_allocation = True
             try:

@@ -127,8 +127,8 @@ def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
     def alloc(need_size: int) -> Any:
         return alloc_swa_tail(allocator, need_size, swa_tail_len)
 
-    def alloc_extend(*args: Any, **named: Any) -> Any:
-        return allocator.alloc_extend_swa_tail(*args, **named, swa_tail_len=swa_tail_len)
+    def alloc_extend(*args: Any, **kwargs: Any) -> Any:
+        return allocator.alloc_extend_swa_tail(*args, **kwargs, swa_tail_len=swa_tail_len)
 
     allocator.alloc, allocator.alloc_extend = alloc, alloc_extend
     try:

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import ALL
 from ..references import (
     ATTENTION,
     BASE,
@@ -30,7 +30,7 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
-    proven_with=PROVEN["mamba.gdn-prefill-graph"],
+    proven_with=dict.fromkeys((*ALL, "hierarchical-cache"), "verify"),
     summary="capture gated-delta-net layers in the breakable prefill graph",
     worth=Worth(
         "a",

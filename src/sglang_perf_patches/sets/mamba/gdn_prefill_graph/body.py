@@ -35,8 +35,8 @@ MOST_REQUESTS = 64
 MOST_AT_BREAKS = 256
 """The same where the graph breaks at the kernel: without that, a request costs little."""
 _TAKING_PART: WeakSet[Any] = WeakSet()
-"""Stock's hybrid backends that were told that their layers can be captured. A runner holds one for
-as long as it may replay what it captured."""
+"""Stock's hybrid backends whose layers may be captured. A runner holds one for as long as it may
+replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
 _TABLES = "_sglang_perf_patches_tables"
@@ -103,8 +103,8 @@ def _take_part(patching: Patching) -> Any:
     gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
-        def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
-            inner(self, *args, **options)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            inner(self, *args, **kwargs)
             takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
             if takes_part and isinstance(self.linear_attn_backend, gdn):
                 _TAKING_PART.add(self)
@@ -330,20 +330,19 @@ def _tracked(
 
 # -- within the graph ------------------------------------------------------------------------------
 #
-# Python of a layer runs at the capture only. What stock's does there beside launching kernels, from
-# RadixLinearAttention down, and what does it at a replay:
+# A capture keeps a layer's kernels and drops its Python. What that does in an eager layer,
+# from RadixLinearAttention down, beside launching kernels, and what stands for it:
 #
-# - The pool waits for the load of the layer's states: `_wait_for_loads`.
-# - The layer cuts its input and its output to the batch's tokens, and zeroes further rows. The
-#   capture has the bucket's; by the tables, kernels leave zeros in rows of no request.
-# - It narrows the batch's out_cache_loc while it runs and puts it back: nothing is left of that.
-# - It goes by the batch's mode, its prefixes, its lengths and the tracked rows: `Tables`. Only
-#   plain and mixed prefills are captured.
-# - The chunk functions keep their last results by tensor: they are not asked for static offsets.
-# - chunk_fwd_o picks its tile by the tokens: `Tables.fits`.
-# - Metadata sets the verify's routing, the items of a multi-item prompt, and translates the tracked
-#   slots of the batch: `_fill`. This is done before the layers, also by stock.
-# - Calls are logged where SGLANG_KERNEL_API_LOGLEVEL asks for it: missing, as for any graph.
+# | dropped by the capture | at a replay |
+# | --- | --- |
+# | the pool waits until the layer's states are loaded | `_wait_for_loads`, of all layers, before |
+# | input and output are cut to the batch's tokens | the bucket's tokens; rows of nobody stay zero |
+# | ``out_cache_loc`` is narrowed, and put back | nothing: nothing is left of it |
+# | branches by mode, prefixes, lengths, tracked rows | `Tables`; plain and mixed prefills only |
+# | chunk functions look up their last result by tensor | `_known`: static offsets have a table |
+# | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.fits`, else stock's own graph |
+# | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
+# | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
 #
 # `proof.mamba.captured` replays nothing but noted kernels, and compares all of these with stock's.
 
@@ -412,12 +411,12 @@ def _keep_states(inner: Any) -> Any:
         h: Any,
         ssm_states: Any,
         forward_metadata: Any,
-        *rest: Any,
-        **more: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         tables = _tables_of(forward_metadata)
         if tables is None:
-            return inner(self, forward_batch, h, ssm_states, forward_metadata, *rest, **more)
+            return inner(self, forward_batch, h, ssm_states, forward_metadata, *args, **kwargs)
         return None if tables.breaks else tables.keep_states(h, ssm_states)
 
     return _track_mamba_state_extend

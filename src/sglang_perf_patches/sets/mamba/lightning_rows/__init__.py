@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import ALL
 from ..references import ATTENTION, BASE, BATCH, FORWARD_BATCH, LISTS, RECORDED, SCHEDULE
 
 BACKEND = f"{ATTENTION}.linear.lightning_backend:LightningAttentionBackend"
@@ -37,7 +37,7 @@ def _variant(
 
 PATCH = Patch(
     id="mamba.lightning-rows",
-    proven_with=PROVEN["mamba.lightning-rows"],
+    proven_with=dict.fromkeys(ALL, "verify"),
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
     worth=Worth(
         "a",

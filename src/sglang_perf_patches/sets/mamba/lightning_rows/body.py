@@ -56,15 +56,15 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
             v: Any,
             layer: Any,
             forward_batch: Any,
-            *rest: Any,
-            **more: Any,
+            *args: Any,
+            **kwargs: Any,
         ) -> Any:
             if self.linear_backend in kernels:
                 given = _kept(self.forward_metadata, "by rows", forward_batch, _by_rows)
                 if given is not None:
                     ran.seen = True
                     forward_batch = given
-            return inner(self, q, k, v, layer, forward_batch, *rest, **more)
+            return inner(self, q, k, v, layer, forward_batch, *args, **kwargs)
 
         return forward_extend
 

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth, of
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import STATES
 
 _BODY = f"{__name__}.body"
 _MEMORY = "sglang.srt.mem_cache"
@@ -78,7 +78,8 @@ _GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 
 PATCH = Patch(
     id="mamba.slot-exhaustion",
-    proven_with=PROVEN["mamba.slot-exhaustion"],
+    # Whoever comes before another is played by nobody, nor who decodes in a prefill.
+    proven_with=dict.fromkeys((*STATES, "tensor-parallel"), "verify"),
     summary="a request that finds no slot for its state waits, where stock's scheduler dies",
     worth=Worth(
         "b",

@@ -2,7 +2,7 @@
 
 from ....model.patch import Marker, Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import PROVEN
+from ..proven import ALL
 from ..references import (
     ATTENTION,
     BASE,
@@ -19,7 +19,7 @@ FLA = f"{ATTENTION}.fla"
 
 PATCH = Patch(
     id="mamba.zero-sync",
-    proven_with=PROVEN["mamba.zero-sync"],
+    proven_with=dict.fromkeys((*ALL, "mixed-chunks", "no-radix-cache"), "verify"),
     summary="build a prefill's mamba metadata from the host's lists, without a sync",
     worth=Worth("c", "sgl-project/sglang#20522"),
     upstream=("sgl-project/sglang#20522",),

@@ -131,8 +131,8 @@ class _OneTable:
         backend = self._backend
         stock = backend.init_cuda_graph_state
 
-        def init_cuda_graph_state(*given: Any, **named: Any) -> None:
-            stock(*given, **named)
+        def init_cuda_graph_state(*args: Any, **kwargs: Any) -> None:
+            stock(*args, **kwargs)
             table = backend.draft_extend_metadata["page_table"]
             for state in (backend.decode_cuda_graph_metadata, backend.target_verify_metadata):
                 for name in ("page_table", "page_table_draft_decode"):
@@ -175,8 +175,8 @@ def _fence_whole_forward(patching: Patching) -> None:
     flash = patching.get(FLASH)
 
     def make(inner: Any) -> Any:
-        def execute(self: Any, *given: Any, **named: Any) -> Any:
-            out = inner(self, *given, **named)
+        def execute(self: Any, *args: Any, **kwargs: Any) -> Any:
+            out = inner(self, *args, **kwargs)
             if type(self.draft_extend_attn_backend) is flash:
                 for event in _READ_DONE:
                     if hasattr(self.model_runner, event):

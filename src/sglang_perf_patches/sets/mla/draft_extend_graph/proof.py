@@ -6,10 +6,10 @@ from importlib import import_module
 from random import Random
 from typing import Any
 
-from ....proof import Different, Inputs
-from ....proof.comparing import differs, live
+from ....proof import Inputs
+from ....proof.comparing import live, require_same
 from ....proof.mla import flash
-from ....proof.mla.batches import some_lengths
+from ....proof.mla.cases import some_lengths
 from ....proof.mla.rig import furnished
 
 PATCH = "mla.draft-extend-graph"
@@ -34,23 +34,21 @@ def drawn(random: Random) -> Case:
     }
 
 
-def compare(inputs: Inputs) -> int:
+def eager_and_replayed(inputs: Inputs) -> int:
     """Compare what eager and replayed draft-extends read.
 
     From 0.5.16 on the table's width too. Before, the graph's is wider.
     """
     import_module("sglang.srt.speculative.eagle_worker_v2")  # what the patch waits for
-    cases = [*EDGES, *inputs(drawn)]
-    eager = [read(case, graph=False) for case in cases]
+    batches = [*EDGES, *inputs(drawn)]
+    eager = [read(batch, graph=False) for batch in batches]
     with live(PATCH, ran=None):
-        graph = [read(case, graph=True) for case in cases]
-    for case, one, other in zip(cases, eager, graph, strict=True):
+        replayed = [read(batch, graph=True) for batch in batches]
+    for batch, expected, found in zip(batches, eager, replayed, strict=True):
         if flash.HOST_LENGTHS:
-            del one["width"], other["width"]
-        difference = differs(one, other)
-        if difference:
-            raise Different(f"{PATCH}, {case!r}: {difference}")
-    return len(cases)
+            del expected["width"], found["width"]
+        require_same(f"{PATCH}, {batch!r}", expected, found)
+    return len(batches)
 
 
 def read(case: Case, *, graph: bool) -> dict[str, Any]:
@@ -71,3 +69,6 @@ def read(case: Case, *, graph: bool) -> dict[str, Any]:
         found["starts"] = found["starts"][: count + 1]
         found["queries"] = found["queries"][: count + 1]
         return found
+
+
+CHECKS = {"eager and replayed": eager_and_replayed}

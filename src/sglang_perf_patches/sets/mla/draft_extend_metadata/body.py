@@ -31,14 +31,14 @@ def install(patching: Patching) -> None:
         )
 
     def make(inner: Any) -> Any:
-        def execute(self: Any, *given: Any, **named: Any) -> Any:
+        def execute(self: Any, *args: Any, **kwargs: Any) -> Any:
             backend = self.draft_extend_attn_backend
             staged = getattr(self, _STAGED, None)
             if staged is None:
                 staged = judge(backend)
                 setattr(self, _STAGED, staged)
             if not staged:
-                return inner(self, *given, **named)
+                return inner(self, *args, **kwargs)
             ran.seen = True
 
             def stage(batch: Any) -> None:
@@ -50,7 +50,7 @@ def install(patching: Patching) -> None:
             # Set on the object, it hides the class's method during this replay only.
             backend.init_forward_metadata_out_graph = stage
             try:
-                return inner(self, *given, **named)
+                return inner(self, *args, **kwargs)
             finally:
                 del backend.init_forward_metadata_out_graph
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runners
 
-from ....proof import Inputs
 from ....proof.comparing import same
 from ....proof.mla import flash
-from ....proof.mla.batches import requests_of, some_lengths
+from ....proof.mla.cases import requests_of, some_lengths
 from ....proof.mla.rig import furnished
 from ....proof.namespace import NoneByDefault
 
@@ -30,11 +29,6 @@ EDGES: tuple[Case, ...] = (
     {"rounds": [[120], [1, 16, 17], [246]], "page": 16},
     {"rounds": [[33, 9, 2]], "page": 4},
 )
-
-
-def compare(inputs: Inputs) -> int:
-    """Compare replays by stock's own runner."""
-    return same(PATCH, replays, [*EDGES, *inputs(drawn)])
 
 
 def drawn(random: Random) -> Case:
@@ -164,3 +158,7 @@ def replaying(graphs: Any, runner: NoneByDefault, prefixes: list[int]) -> Callab
     )
     rows = (torch.arange(count, device=device) * width,) if TAKES_ROWS else ()
     return lambda: graphs.execute(batch, *rows)
+
+
+CHECKS = {"replays": lambda inputs: same(PATCH, replays, [*EDGES, *inputs(drawn)])}
+"""By stock's own runner."""

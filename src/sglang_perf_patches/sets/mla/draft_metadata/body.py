@@ -93,9 +93,9 @@ class _Shared:
 
     def capture(self, inner: Method) -> Method:
         def init_forward_metadata_capture_cuda_graph(
-            draft: Any, forward_batch: Any, *given: Any, **named: Any
+            draft: Any, forward_batch: Any, *args: Any, **kwargs: Any
         ) -> None:
-            inner(draft, forward_batch, *given, **named)
+            inner(draft, forward_batch, *args, **kwargs)
             first = draft.attn_backends[0].decode_cuda_graph_metadata[forward_batch.batch_size]
             for step in draft.attn_backends[1:]:
                 step.decode_cuda_graph_metadata[forward_batch.batch_size] = first
@@ -105,13 +105,13 @@ class _Shared:
 
     def replay(self, inner: Method) -> Method:
         def init_forward_metadata_replay_cuda_graph(
-            draft: Any, forward_batch: Any, *given: Any, **named: Any
+            draft: Any, forward_batch: Any, *args: Any, **kwargs: Any
         ) -> None:
             if not _is_shared(draft.attn_backends, forward_batch.batch_size):
-                inner(draft, forward_batch, *given, **named)
+                inner(draft, forward_batch, *args, **kwargs)
                 return
             self._ran.seen = True
-            _first_alone(draft, lambda: inner(draft, forward_batch, *given, **named))
+            _first_alone(draft, lambda: inner(draft, forward_batch, *args, **kwargs))
 
         return init_forward_metadata_replay_cuda_graph
 

@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from ....proof import Inputs
 from ....proof.comparing import same
 from ....proof.mla import wheels
-from ....proof.mla.batches import draft_batch, prepare, some_lengths
+from ....proof.mla.cases import draft_batch, prepare, some_lengths
 from ....proof.mla.rig import REQUESTS, furnished, model_runner, server_args
 
 PATCH = "mla.draft-metadata"
@@ -35,11 +35,14 @@ EDGES: tuple[Case, ...] = (
 )
 
 
-def compare(inputs: Inputs) -> int:
-    """Compare the drafts of TRT-LLM MLA; of the backends that inherit them the edges alone."""
-    first, *heirs = backends()
-    compared = same(PATCH, partial(draft, of=first), [*EDGES, *inputs(drawn)])
-    return compared + sum(same(PATCH, partial(draft, of=heir), EDGES) for heir in heirs)
+def own_drafts(inputs: Inputs) -> int:
+    """Compare the drafts of TRT-LLM MLA."""
+    return same(PATCH, partial(draft, of=backends()[0]), [*EDGES, *inputs(drawn)])
+
+
+def inherited_drafts(_: Inputs) -> int:
+    """Compare, of the backends that inherit them, the edges."""
+    return sum(same(PATCH, partial(draft, of=heir), EDGES) for heir in backends()[1:])
 
 
 def drawn(random: Random) -> Case:
@@ -97,3 +100,6 @@ def draft(case: Case, of: Any) -> dict[str, Any]:
         prepare(backend, batch)
         held = [step.decode_cuda_graph_metadata[bs] for step in backend.attn_backends]
         return {"metadata": [vars(metadata) for metadata in held]}
+
+
+CHECKS = {"TRT-LLM MLA": own_drafts, "its heirs": inherited_drafts}

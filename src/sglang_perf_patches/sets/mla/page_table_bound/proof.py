@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 from typing import Any
 
 from ....proof import Different, Inputs
 from ....proof.comparing import live, same
 from ....proof.mla import flash
-from ....proof.mla.batches import draft_batch, prepare, requests_of
+from ....proof.mla.cases import draft_batch, prepare, requests_of
 from ....proof.mla.rig import furnished
 
 PATCH = "mla.page-table-bound"
@@ -25,19 +26,16 @@ EDGES: tuple[Case, ...] = (
     {"lengths": [flash.CONTEXT - 6], "page": 1, "mode": "draft", "graph": False, "padding": 0},
 )
 MODES = {"extend": flash.EXTEND, "verify": flash.VERIFY}
+LIMITS = tuple(product((*MODES, "draft"), (True, False), (1, 16)))
+"""Mode, whether by graph, and page size of each batch at the context limit."""
 
 
-def compare(inputs: Inputs) -> int:
-    """Compare batches within the context; then see that those at its limit read what is theirs."""
-    cases = [*EDGES, *inputs(drawn)]
-    compared = same(PATCH, tables, cases)
+def limits(_: Inputs) -> int:
+    """See that batches at the context limit read what is theirs."""
     with live(PATCH):
-        for mode in ("extend", "verify", "draft"):
-            for graph in (True, False):
-                for page in (1, 16):
-                    at_the_limit(mode, graph=graph, page=page)
-                    compared += 1
-    return compared
+        for mode, graph, page in LIMITS:
+            at_the_limit(mode, graph=graph, page=page)
+    return len(LIMITS)
 
 
 def drawn(random: Random) -> Case:
@@ -117,3 +115,9 @@ def _check(runner: Any, metadata: Any, page: int, what: str) -> None:
                     f"{PATCH}: {what}: request {row} reads page {found} as its {column}th, "
                     f"which is {expected}"
                 )
+
+
+CHECKS = {
+    "within the context": lambda inputs: same(PATCH, tables, [*EDGES, *inputs(drawn)]),
+    "at its limit": limits,
+}

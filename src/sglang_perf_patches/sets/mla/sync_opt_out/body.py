@@ -172,17 +172,17 @@ def _lend_masks(patching: Patching) -> None:
         return update_verify_buffers_to_fill_after_draft
 
     def make_build(inner: Any) -> Any:
-        def build_tree_kernel_efficient(*given: Any, **named: Any) -> Any:
+        def build_tree_kernel_efficient(*args: Any, **kwargs: Any) -> Any:
             ours, context = (lent[0][0](), lent[0][1]) if lent else (None, 0)
-            if ours is None or len(given) <= _BUFFER or given[_BUFFER] is not ours:
-                return inner(*given, **named)
-            count, draft = given[_SEQ_LENS].numel(), given[_DRAFT]
+            if ours is None or len(args) <= _BUFFER or args[_BUFFER] is not ours:
+                return inner(*args, **kwargs)
+            count, draft = args[_SEQ_LENS].numel(), args[_DRAFT]
             if count * draft * context <= ours.numel():
-                return inner(*given, **named)
+                return inner(*args, **kwargs)
             # An eager batch larger than the captured ones: build it without a buffer.
-            larger = list(given)
+            larger = list(args)
             larger[_SEQ_LENS_SUM], larger[_BUFFER] = count * context, None
-            return inner(*larger, **named)
+            return inner(*larger, **kwargs)
 
         return build_tree_kernel_efficient
 

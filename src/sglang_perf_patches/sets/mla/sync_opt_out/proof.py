@@ -11,10 +11,10 @@ from sglang.srt.managers import overlap_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 
-from ....proof import Different, Inputs
+from ....proof import Different
 from ....proof.comparing import same
 from ....proof.mla import wheels
-from ....proof.mla.batches import Batch, requests_of, some_lengths, verify_input
+from ....proof.mla.cases import Batch, requests_of, some_lengths, verify_input
 from ....proof.mla.rig import furnished, model_runner, server_args
 from ....proof.namespace import NoneByDefault
 
@@ -41,11 +41,6 @@ EDGES: tuple[Case, ...] = tuple(
     # The second case has the captured size: a mask for the longest context does not fit.
     for lengths in ([40, 7], [40, 7, 90, 1])
 )
-
-
-def compare(inputs: Inputs) -> int:
-    """Compare every part of a step, replayed and eager, on each pair of backends."""
-    return same(PATCH, step, [*EDGES, *inputs(drawn)])
 
 
 def drawn(random: Random) -> Case:
@@ -298,3 +293,7 @@ def _write_trees(
 # In place of the CUDA kernel that the release's tree builder launches.
 for _name in ("sgl_build_tree_kernel_efficient", "build_tree_kernel_efficient_func"):
     setattr(eagle_utils, _name, _write_trees)
+
+
+CHECKS = {"steps": lambda inputs: same(PATCH, step, [*EDGES, *inputs(drawn)])}
+"""Every part of a step, replayed and eager, on each pair of backends."""

@@ -82,10 +82,10 @@ def _install_without_growth(patching: Patching, cache: str) -> None:
     _install(patching, cache, ending)
 
     def make_prefill(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def prefill_start(self: Any, *arguments: Any, **options: Any) -> Any:
+        def prefill_start(self: Any, *args: Any, **kwargs: Any) -> Any:
             """Begin a prompt."""
             ending.begin(self)
-            prefill = inner(self, *arguments, **options)
+            prefill = inner(self, *args, **kwargs)
             ending.note(self, prefill)
             return prefill
 

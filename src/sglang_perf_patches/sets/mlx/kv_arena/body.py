@@ -3,6 +3,18 @@
 Stock's own method of the attention wrapper still runs, once per layer. A `_LayerStep` replaces the
 layer's attention module and its requests' caches. It writes the new token of the whole batch and
 returns K and V of the whole batch, so stock has nothing to write, pad or concatenate per request.
+
+A decode step, in the order of calls on which this relies:
+
+| stock calls | what answers |
+| --- | --- |
+| the wrapper of the first layer with buffers | `_begin` chooses an arena, or None: all stock's |
+| the wrapper of each such layer, in any order | `_Step.decode`, which runs stock's method |
+| what that method calls, in this order | a `_LayerStep`: see its table |
+| ``concatenate`` of K, then of V | `_Core`: the array is there |
+| after the last layer | `_Step.has_served`: the rows are a token longer |
+
+A layer that attends to a window is stock's. An exception in between leaves the rows as they were.
 """
 
 from __future__ import annotations
@@ -317,7 +329,7 @@ class _LayerStep:
         return self
 
     def forget(self) -> None:
-        """Drop all references: see `_Step.forget`."""
+        """Drop all references: see `_Step.decode`."""
         self._step = self._layer = self._values = self._attended = None
 
     def reshape(self, *_: Any) -> Any:

@@ -54,12 +54,12 @@ def _install(patching: Patching, methods: tuple[str, ...]) -> None:
     patching.anytime("a prefill's graph is built within one call, which gives the model back")
 
     def make(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def start(self: Any, *arguments: Any, **options: Any) -> Any:
+        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
             """Prefill with a model whose head computes only the last position."""
             model = self.model
             self.model = _Prefilled(model, heads)
             try:
-                return inner(self, *arguments, **options)
+                return inner(self, *args, **kwargs)
             finally:
                 self.model = model
 
@@ -160,8 +160,8 @@ class _Prefilled:
     def __init__(self, model: Any, heads: _Heads) -> None:
         self._model, self._heads = model, heads
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._heads.call(self._model, arguments, options)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._heads.call(self._model, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -184,8 +184,8 @@ class _Trunk:
         self.hidden: Any = None
         self.can_cut, self.was_cut = True, False
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        hidden = self._trunk(*arguments, **options)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = self._trunk(*args, **kwargs)
         if getattr(hidden, "ndim", 0) != 3:
             self.can_cut = False
             return hidden

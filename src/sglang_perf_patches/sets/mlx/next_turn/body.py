@@ -113,8 +113,8 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
             full_token_ids: list[int],
             prefix_slot_ids: list[int],
             new_slot_ids: list[int],
-            *more: Any,
-            **options: Any,
+            *args: Any,
+            **kwargs: Any,
         ) -> Any:
             """Run only the tokens that are new since the previous turn."""
             turns, prefix = turns_of(self), len(prefix_slot_ids)
@@ -124,7 +124,7 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
             found = turns.find(tokens, prefix_slot_ids)
             if found is None or len(new_token_ids) + prefix != len(tokens):
                 words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
-                return inner(self, req_id, *words, *more, **options)
+                return inner(self, req_id, *words, *args, **kwargs)
             start, turns.handed = found
             widen(self, turns.handed)
             COUNTS["continued"] += 1
@@ -133,7 +133,7 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
             # assumes to be empty, runs the tokens from the caches' end on, and writes nothing into
             # the pool.
             try:
-                pending = inner(self, req_id, tokens[start:], tokens, [], [], *more, **options)
+                pending = inner(self, req_id, tokens[start:], tokens, [], [], *args, **kwargs)
             finally:
                 turns.handed = None
             if new_slot_ids and not self.disable_radix_cache:

@@ -165,9 +165,9 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
         return extend_finalize
 
     def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
-        def sync_decode_kv_to_pool(self: Any, *arguments: Any, **options: Any) -> None:
+        def sync_decode_kv_to_pool(self: Any, *args: Any, **kwargs: Any) -> None:
             """When a request ends, write its decoded tokens and the queued ones of its prompt."""
-            inner(self, *arguments, **options)
+            inner(self, *args, **kwargs)
             written = getattr(self, attribute)
             if written is not None:
                 writes_of(written).evaluate(core, written)

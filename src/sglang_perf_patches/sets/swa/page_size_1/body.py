@@ -43,8 +43,8 @@ def _install_limit(patching: Patching) -> None:
 
     def make_init(inner: Any) -> Any:
         @functools.wraps(inner)
-        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
-            inner(self, *args, **named)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            inner(self, *args, **kwargs)
             unpaged = self.token_to_kv_pool_allocator.page_size == 1
             if unpaged and self._uses_swa_tail_prealloc():
                 windows = self.scheduler.tp_worker.model_runner.swa_max_total_num_tokens
@@ -76,14 +76,14 @@ def install_in_queue(patching: Patching) -> None:
     decode = patching.module(DECODE)
 
     def make(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
             allocator = self.token_to_kv_pool_allocator
             if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
-                return inner(self, req, *args, **named)
+                return inner(self, req, *args, **kwargs)
             length = fill_length(req)
             tail = self._swa_tail_len(length)
             with tail_only(allocator, tail):
-                slots = inner(self, req, *args, **named)
+                slots = inner(self, req, *args, **kwargs)
             record_evicted(decode, req, length - tail)
             return slots
 

@@ -27,8 +27,8 @@ def install(patching: Patching) -> None:
 
     def make_init(inner: Any) -> Any:
         @functools.wraps(inner)
-        def __init__(self: Any, runner: Any, *args: Any, **named: Any) -> None:  # noqa: N807
-            inner(self, runner, *args, **named)
+        def __init__(self: Any, runner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            inner(self, runner, *args, **kwargs)
             self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
             reason = unserved(self, runner)
             self._swa_needs = None if reason else needs(runner)
@@ -38,7 +38,7 @@ def install(patching: Patching) -> None:
         return __init__
 
     def make_by_bytes(inner: Any) -> Any:
-        def calculate_pool_sizes(self: Any, available_bytes: int, *args: Any, **named: Any) -> Any:
+        def calculate_pool_sizes(self: Any, available_bytes: int, *args: Any, **kwargs: Any) -> Any:
             pools = None
             if self._swa_needs is not None:
                 ratio, cell = self._swa_stock
@@ -50,22 +50,22 @@ def install(patching: Patching) -> None:
                     ratio=ratio,
                     available=available_bytes,
                 )
-            _bend(self, pools, patching)
-            return inner(self, available_bytes, *args, **named)
+            _set_ratio(self, pools, patching)
+            return inner(self, available_bytes, *args, **kwargs)
 
         return calculate_pool_sizes
 
     def make_by_tokens(inner: Any) -> Any:
         def calculate_pool_sizes_from_max_tokens(
-            self: Any, max_total_num_tokens: int, *args: Any, **named: Any
+            self: Any, max_total_num_tokens: int, *args: Any, **kwargs: Any
         ) -> Any:
             pools = None
             if self._swa_needs is not None and max_total_num_tokens > 0:
                 pools = pool_hint.fit_tokens(
                     self._swa_needs, ratio=self._swa_stock[0], full=max_total_num_tokens
                 )
-            _bend(self, pools, patching)
-            return inner(self, max_total_num_tokens, *args, **named)
+            _set_ratio(self, pools, patching)
+            return inner(self, max_total_num_tokens, *args, **kwargs)
 
         return calculate_pool_sizes_from_max_tokens
 
@@ -144,7 +144,7 @@ def swa_cell_bytes(configurator: Any) -> float:
     return float(configurator._swa_per_token * layers)
 
 
-def _bend(configurator: Any, pools: pool_hint.Pools | None, patching: Patching) -> None:
+def _set_ratio(configurator: Any, pools: pool_hint.Pools | None, patching: Patching) -> None:
     """Set the ratio, and the bytes of a token that follow from it, before stock reads both.
 
     Why this trick: stock solves its equation with these two attributes and nothing else, so that

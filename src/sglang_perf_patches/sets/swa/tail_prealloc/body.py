@@ -42,16 +42,16 @@ def _install_allocation(patching: Patching) -> None:
     patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
 
     def make_pre_alloc(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
+        def _pre_alloc(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
             allocator = self.token_to_kv_pool_allocator
-            prefix_length = args[1] if len(args) > 1 else named.get("prefix_len")
+            prefix_length = args[1] if len(args) > 1 else kwargs.get("prefix_len")
             if prefix_length or not self._uses_swa_tail_prealloc():
-                return inner(self, req, *args, **named)
+                return inner(self, req, *args, **kwargs)
             patching.ran.seen = True
             length = fill_length(req)
             tail = _tail(self, length)
             with tail_allocation.tail_only(allocator, tail):
-                slots = inner(self, req, *args, **named)
+                slots = inner(self, req, *args, **kwargs)
             req.swa_evicted_seqlen = length - tail
             return slots
 
@@ -91,11 +91,11 @@ def _install_capacity(patching: Patching) -> None:
         signature = inspect.signature(inner)
 
         @functools.wraps(inner)
-        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
-            inner(self, *args, **named)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            inner(self, *args, **kwargs)
             if self._uses_swa_tail_prealloc():
                 self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-                given = signature.bind(self, *args, **named).arguments
+                given = signature.bind(self, *args, **kwargs).arguments
                 leaving.keep_limit(self, given["max_total_num_tokens"], self.max_total_num_tokens)
             else:
                 patching.gate(unserved(self) or "the page size is 1")
@@ -129,8 +129,8 @@ def _install_admission(patching: Patching) -> None:
     decode = patching.module(DECODE)
 
     def make_allocatable(inner: Any) -> Any:
-        def _allocatable_tokens(self: Any, *args: Any, **named: Any) -> int:
-            tokens: int = inner(self, *args, **named)
+        def _allocatable_tokens(self: Any, *args: Any, **kwargs: Any) -> int:
+            tokens: int = inner(self, *args, **kwargs)
             if self._uses_swa_tail_prealloc():
                 # Stock starts from the scarcer pool; the other pool is accounted for separately.
                 allocator = self.token_to_kv_pool_allocator
@@ -177,10 +177,10 @@ def install_all_fixes(patching: Patching) -> None:
     """On 0.5.12: unmap before the tail, and what `install_fixes` brings."""
 
     def make(inner: Any) -> Any:
-        def alloc_extend_swa_tail(self: Any, *args: Any, **named: Any) -> Any:
-            slots = inner(self, *args, **named)
+        def alloc_extend_swa_tail(self: Any, *args: Any, **kwargs: Any) -> Any:
+            slots = inner(self, *args, **kwargs)
             if slots is not None:
-                tail = named["swa_tail_len"] if "swa_tail_len" in named else args[-1]
+                tail = kwargs["swa_tail_len"] if "swa_tail_len" in kwargs else args[-1]
                 tail_allocation.clear_before_tail(self, slots, tail)
             return slots
 
@@ -210,8 +210,8 @@ def _install_tracking(patching: Patching, allocator: str) -> None:
     patching.anytime("what it records of a request is what stock's own evictions record")
 
     def make_pre_alloc(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **named: Any) -> Any:
-            slots = inner(self, req, *args, **named)
+        def _pre_alloc(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+            slots = inner(self, req, *args, **kwargs)
             length = fill_length(req)
             tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
             if tail_alone and self._uses_swa_tail_prealloc():
@@ -314,9 +314,17 @@ def _is_aborted(decode: Any, entry: Any) -> bool:
 def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     """The requests that stock may look at: aborted ones, and as many as both pools can serve.
 
-    First come, first served: the first that does not fit keeps all behind it out, as in stock. One
-    that does not fit while both pools are whole never will, nor will any behind it: it is aborted
-    with a 400 instead.
+    First come, first served, by these figures of a request, in tokens:
+
+    | pool | must be free | is taken |
+    | --- | --- | --- |
+    | full | the prompt, in whole pages | the same |
+    | sliding-window | the tail in whole pages, or the peak less `retractable` | the tail |
+
+    `retractable` is what retracting all running requests would free: they make room for the growth
+    to the peak. The first request that does not fit keeps all behind it out, as in stock. On an
+    idle server nothing will ever make room for it, so it is answered with a 400, and the next one
+    is looked at.
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     running = scheduler.running_batch.reqs

@@ -53,7 +53,7 @@ def install_in_stock_rule(patching: Patching) -> None:
             retractable_tokens: Any = None,
             retractable: Any = None,
             *args: Any,
-            **named: Any,
+            **kwargs: Any,
         ) -> int:
             running = self.scheduler.running_batch.reqs
             if retractable is not None and running and serves(self):
@@ -64,7 +64,7 @@ def install_in_stock_rule(patching: Patching) -> None:
                 ]
                 beyond = max(0, max(wants) - growth.bound(self))
                 retractable += beyond
-            budget: int = inner(self, retractable_tokens, retractable, *args, **named)
+            budget: int = inner(self, retractable_tokens, retractable, *args, **kwargs)
             return budget
 
         return _swa_tail_allocatable_token_budget

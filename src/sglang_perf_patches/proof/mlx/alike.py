@@ -1,0 +1,146 @@
+"""What the checks of several mlx patches share: schedules on stock's runner and the patched one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from .. import Inputs, comparing
+from ..comparing import live, require, require_same, some
+from . import cases, models, rig
+from .cases import Step
+from .models import Model
+from .rig import Played, Player
+
+FEW = 3
+"""Drawn schedules that are played again, with another model or in another set-up."""
+
+
+def same(
+    patch: str,
+    made: Model,
+    schedules: Sequence[Sequence[Step]],
+    *,
+    radix: bool = False,
+    sampling: bool = False,
+    ran: bool = True,
+    counts: Counter[str] | None = None,
+    served: Sequence[str] = (),
+) -> int:
+    """What `comparing.same` does; stock plays a schedule once for all patches.
+
+    Args:
+        patch: its id.
+        made: the model.
+        schedules: each is played on a fresh runner.
+        radix: see `Player`.
+        sampling: see `Player`.
+        ran: see `comparing.live`.
+        counts: what the patch counts.
+        served: the names under which it must have counted every batched step.
+    """
+    play = _Play(made, radix, sampling)
+    if counts is not None:
+        counts.clear()
+    compared = comparing.same(patch, play, schedules, ran=ran, stock=play.stock)
+    if counts is not None:
+        steps = sum(play.batched) // 2
+        seen = sum(counts[name] for name in served)
+        require(seen == steps, f"{patch}: {dict(counts)} in {steps} steps of two or more requests")
+    return compared
+
+
+def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
+    """Random episodes with the radix cache, for each kind of model that the release serves.
+
+    `needs_pool`: the patch has no effect where stock has no pool.
+    """
+    drawn = inputs(cases.random_episodes)
+    hits = [cases.HITTING, *inputs(cases.random_hits)]
+    compared = 0
+    with models.model("qwen3", "float32") as made:
+        compared += same(patch, made, [*hits, *drawn], radix=True)
+        compared += same(patch, made, [cases.SCRIPTED, cases.EXTENDING], ran=not needs_pool)
+        if can_sample():
+            sampled = some(inputs, [cases.HITTING, cases.EXTENDING])
+            compared += same(patch, made, sampled, radix=True, sampling=True)
+    others = (
+        ("qwen3", "bfloat16", False),
+        ("qwen3", "bfloat16", True),
+        *((name, "float32", False) for name in further_models()),
+    )
+    for name, dtype, quantized in some(inputs, others):
+        with models.model(name, dtype, quantized=quantized) as made:
+            ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
+            compared += same(patch, made, [hits[-1], *drawn[:2]], radix=True, ran=ran)
+    return compared
+
+
+def after_failures(patch: str, dtype: str) -> int:
+    """A patched run with failing steps, against stock without those steps."""
+    without = [step for step in cases.FAILING if step[0] != "fail"]
+    with models.model("qwen3", dtype) as made:
+        expected = _Play(made).stock(without)
+        with live(patch):
+            found = asdict(Player(made).play(cases.FAILING))
+    require_same(f"{patch}, after a step that failed", expected, found)
+    return 1
+
+
+def read(schedule: Sequence[Step]) -> tuple[Step, ...]:
+    """The schedule without chained steps: each step is read before the next is built."""
+    steps: list[Step] = []
+    for step in schedule:
+        steps += [("decode", step[1])] * step[2] if step[0] == "chain" else [step]
+    return tuple(steps)
+
+
+def can_sample() -> bool:
+    """Whether the release can sample tokens; it does so by position."""
+    return find_spec(rig.SAMPLING) is not None
+
+
+def further_models() -> list[str]:
+    """Models with the other kinds of layer that the release can batch."""
+    caches: Any = import_module("sglang.srt.hardware_backend.mlx.kv_cache")
+    found = ["qwen3_next"] if hasattr(caches, "MlxModelCacheLayout") else []
+    return [*found, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else found
+
+
+@dataclass
+class _Play:
+    """Plays schedules on fresh runners, and notes the number of batched steps of each."""
+
+    made: Model
+    radix: bool = False
+    sampling: bool = False
+    batched: list[int] = field(default_factory=list)
+
+    def __call__(self, schedule: Sequence[Step]) -> dict[str, Any]:
+        """Play it with what is live."""
+        return self._noted(self._anew(schedule))
+
+    def stock(self, schedule: Sequence[Step]) -> dict[str, Any]:
+        """What stock gives, from the first time that this process has played it.
+
+        A model of the same making always has the same weights, and what is kept are digests,
+        tokens and counts, so every patch is compared with the same results.
+        """
+        key = repr((self.made.made_as, self.radix, self.sampling, schedule))
+        if key not in _STOCK:
+            _STOCK[key] = self._anew(schedule)
+        return self._noted(_STOCK[key])
+
+    def _anew(self, schedule: Sequence[Step]) -> Played:
+        return Player(self.made, radix=self.radix, sampling=self.sampling).play(schedule)
+
+    def _noted(self, played: Played) -> dict[str, Any]:
+        self.batched.append(played.batched)
+        return asdict(played)
+
+
+_STOCK: dict[str, Played] = {}

@@ -1,0 +1,332 @@
+"""Plays schedules of requests on stock sglang's MLX runner, and keeps the results."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import cycle
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+
+from .cases import Step
+from .models import RUNNER, Model, runner
+
+SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
+"""The module that samples tokens, in releases that do so on MLX."""
+
+
+@dataclass
+class Played:
+    """The results of a schedule.
+
+    Attributes:
+        logits: sha256 of dtype, shape and bytes of each forward pass's logits, in order; for a
+            prefill, of the last position's.
+        tokens: each request's tokens, prompt included, when it left or at the end.
+        pool: sha256 of the KV that each request left in the pool.
+        batched: decode steps of two or more requests, failed ones not counted.
+    """
+
+    logits: list[str] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    pool: dict[str, str] = field(default_factory=dict)
+    batched: int = 0
+
+
+class Player:
+    """A fresh stock runner over one model.
+
+    Attributes:
+        runner: stock's ``MlxModelRunner``.
+        pending: the logits of the forward passes since the list was last cleared.
+        keeps: whether it keeps logits.
+        note: called with each pass's logits that `play` hashes.
+    """
+
+    def __init__(
+        self, made: Model, *, radix: bool = False, sampling: bool = False, slots: int = 4096
+    ) -> None:
+        """Make a runner.
+
+        Args:
+            made: its model.
+            radix: whether the radix cache is on.
+            sampling: whether decoded tokens are sampled, each from its request's seed and its
+                position; otherwise decoding is greedy.
+            slots: size of the radix cache's pool, in tokens.
+        """
+        self._made = made
+        self._pool: _RequestPool | None = None
+        self._is_sampling = sampling
+        options: dict[str, Any] = {}
+        if has_pool():
+            options = {"disable_radix_cache": not radix, "pool_size": slots}
+        if sampling:
+            options["enable_sampling"] = True
+        self.runner = runner(made, **options)
+        if radix:
+            self._pool = _RequestPool(slots)
+            start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
+            start(self._pool)
+        self.pending: list[mx.array] = []
+        self.keeps = True
+        self.note: Callable[[mx.array], object] = lambda _: None
+        self._held: dict[str, int] = {}
+        self._donated: dict[str, tuple[list[int], list[int]]] = {}
+        extract = self.runner._extract_logits
+
+        def keep(output: Any) -> Any:
+            logits = extract(output)
+            if self.keeps:
+                self.pending.append(logits[:, -1])
+            return logits
+
+        self.runner._extract_logits = keep
+
+    def play(self, schedule: Sequence[Step], *, ends: bool = True) -> Played:
+        """Play a schedule on an empty runner, and empty it again.
+
+        Unless it `ends`, its requests stay for the next one.
+        """
+        played = Played()
+        for kind, who, *more in schedule:
+            if kind == "join":
+                self.join(who, more[0])
+            elif kind == "hit":
+                self.hit(who, *more)
+            elif kind == "extend":
+                self.extend(who, more[0])
+            elif kind == "leave":
+                self._note(who, played)
+                self.leave(who)
+            elif kind == "drop":
+                self._note(who, played)
+                del self._held[who]
+                self.runner.remove_request(who)
+            elif kind == "clear":
+                self._clear(played)
+            elif kind == "fail":
+                self._fail(list(who), more[0])
+            else:
+                self.decode(list(who), more[0] if more else 1, chained=kind == "chain")
+                played.batched += (len(who) > 1) * (more[0] if more else 1)
+            for logits in self.pending:
+                played.logits.append(digest(logits))
+                self.note(logits)
+            self.pending.clear()
+        if ends:
+            for who in list(self._held):
+                self._note(who, played)
+                self.leave(who)
+            self._note_pool(played)
+        return played
+
+    def join(self, who: str, length: int) -> None:
+        """Prefill a request; its name determines the prompt."""
+        self._prefill(who, self._words(f"{who}{length}", length), [])
+
+    def leave(self, who: str) -> None:
+        """Remove a request; the next one may reuse its caches."""
+        held = self._held.pop(who)
+        if self._pool is not None:
+            self._donated[who] = (self.tokens(who)[:held], self._pool.slots(who, 0, held))
+            if hasattr(self.runner, "release_request_row"):
+                self.runner.release_request_row(who, held)
+        self.runner.remove_request(who)
+
+    def decode(self, batch: list[str], steps: int = 1, *, chained: bool = False) -> None:
+        """Decode `steps` tokens of each request."""
+        for who in batch:
+            if self._pool is not None:
+                self._pool.allocate(who, self._held[who], steps)
+            self._held[who] += steps
+        if not chained:
+            for _ in range(steps):
+                self.runner.decode_batch(batch)
+            return
+        last = self.runner.decode_batch_start(batch)
+        mx.async_eval(last.lazy_tokens)
+        for _ in range(steps - 1):
+            following = self.runner.decode_batch_start_chained(last)
+            mx.async_eval(following.lazy_tokens)
+            self.runner.decode_batch_finalize(last)
+            last = following
+        self.runner.decode_batch_finalize(last)
+
+    def evaluate_pool(self) -> None:
+        """Evaluate the pool, so that it is in memory as after any prefix hit."""
+        pool = self._stock_pool()
+        if pool is not None:
+            mx.eval(pool.all_buffers())
+
+    def tokens(self, who: str) -> list[int]:
+        """A running request's tokens, prompt included."""
+        if hasattr(self.runner, "_request_states"):
+            return list(self.runner._request_states[who].token_ids)
+        return list(self.runner._req_token_ids[who])
+
+    def _words(self, seed: str, length: int) -> list[int]:
+        chance = Random(seed)  # noqa: S311
+        return [chance.randrange(self._made.vocabulary) for _ in range(length)]
+
+    def hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+        """Prefill a prompt that begins with `prefix` tokens of a request that has left."""
+        tokens, slots = self._donated[donor]
+        new = self._words(f"{who}{more}", more)
+        self._prefill(who, tokens[:prefix] + new, slots[:prefix])
+
+    def _prefill(self, who: str, prompt: list[int], prefix_slots: list[int]) -> None:
+        self._held[who] = len(prompt)
+        if not has_pool():
+            self.runner.prefill(who, prompt)
+            return
+        new_slots, row = [], 0
+        if self._pool is not None:
+            if hasattr(self.runner, "flush_all_decode_kv"):
+                self.runner.flush_all_decode_kv()  # as stock's worker does before a prefill
+            row = self._pool.open(who, prefix_slots)
+            self._pool.allocate(who, len(prefix_slots), len(prompt) - len(prefix_slots))
+            new_slots = self._pool.slots(who, len(prefix_slots), len(prompt))
+        new = prompt[len(prefix_slots) :]
+        self.runner.prefill(who, new, prompt, prefix_slots, new_slots, row)
+        if self._is_sampling:
+            sampling: Any = import_module(SAMPLING)
+            self.runner._req_sampling[who] = sampling.MlxSamplingParams(
+                temperature=0.9, top_k=20, top_p=0.9, min_p=0.0, seed=self._words(who, 1)[0]
+            )
+
+    def extend(self, who: str, more: int) -> None:
+        """Prefill `more` further tokens of a request's prompt."""
+        held = self._held[who]
+        new = self._words(f"{who}+{held}", more)
+        self._held[who] += more
+        if has_pool():
+            slots = []
+            if self._pool is not None:
+                self._pool.allocate(who, held, more)
+                slots = self._pool.slots(who, held, held + more)
+            self.runner.extend(who, new, slots)
+        else:
+            # Without a pool, stock counts generated tokens as not yet fed in.
+            state = self.runner._request_states[who]
+            prompt = len(state.token_ids) - state.generated_tokens
+            self.runner.prefill(who, state.token_ids[:prompt] + new)
+
+    def _fail(self, batch: list[str], layer: int) -> None:
+        """Run a step in which one layer's output projection raises."""
+        attention = self._made.model.layers[layer].self_attn
+        attention = getattr(attention, "_inner", attention)
+        projection = attention.o_proj
+
+        class Failing:
+            def __call__(self, _: Any) -> Any:
+                raise _Failure
+
+        attention.o_proj = Failing()
+        try:
+            self.runner.decode_batch(batch)
+        except _Failure:
+            self.pending.clear()
+        else:
+            raise RuntimeError("the step did not fail")
+        finally:
+            attention.o_proj = projection
+
+    def _clear(self, played: Played) -> None:
+        for who in self._held:
+            self._note(who, played)
+        self._note_pool(played)
+        gone = list(self._held)
+        self._held.clear()
+        if self._pool is not None:
+            self._pool.clear()
+        for who in gone:
+            self.runner.remove_request(who)
+
+    def _note_pool(self, played: Played) -> None:
+        for who, (_, slots) in self._donated.items():
+            played.pool[who] = self._pool_digest(slots)
+        self._donated.clear()
+
+    def _note(self, who: str, played: Played) -> None:
+        played.tokens[who] = self.tokens(who)
+
+    def _stock_pool(self) -> Any:
+        pools = (getattr(self.runner, name, None) for name in ("_attention_kv_pool", "_kv_pool"))
+        return next(filter(None, pools), None)
+
+    def _pool_digest(self, slots: list[int]) -> str:
+        pool = self._stock_pool()
+        if pool is None:  # models with a sliding window have none
+            return ""
+        keys, values = pool.get_kv_all_layers(mx.array(slots, dtype=mx.int32))
+        return digest(keys) + digest(values)
+
+
+class _Failure(Exception):
+    """Raised by a failing step."""
+
+
+class _RequestPool:
+    """The part of the scheduler's ``ReqToTokenPool`` that the runner reads: slots per row.
+
+    It allocates slots in descending order, and starts over after the last one.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._free = cycle(range(slots, 0, -1))
+        self._rows: dict[str, int] = {}
+        self.req_to_token = _Table()
+
+    def clear(self) -> None:
+        """Free all rows; they stay readable, as in a pool whose rows nobody has taken again."""
+
+    def open(self, who: str, prefix_slots: list[int]) -> int:
+        """Add a row for a request that begins with these slots."""
+        self._rows[who] = row = len(self.req_to_token.rows)
+        self.req_to_token.rows.append(list(prefix_slots))
+        return row
+
+    def allocate(self, who: str, start: int, tokens: int) -> None:
+        """Allocate slots for tokens from `start` on."""
+        row = self.req_to_token.rows[self._rows[who]]
+        row[start:] = [next(self._free) for _ in range(tokens)]
+
+    def slots(self, who: str, start: int, end: int) -> list[int]:
+        """The slots of a request's tokens."""
+        return self.req_to_token.rows[self._rows[who]][start:end]
+
+
+class _Table:
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+
+    def __getitem__(self, index: tuple[int, slice]) -> _Taken:
+        return _Taken(self.rows[index[0]][index[1]])
+
+
+class _Taken(list[int]):
+    def to(self, dtype: type) -> _Taken:
+        return _Taken(dtype(value) for value in self)
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
+def has_pool() -> bool:
+    """Whether the runner has the caches of 0.5.11 and later."""
+    stock: Any = import_module(RUNNER)
+    return "pool_size" in inspect.signature(stock.MlxModelRunner).parameters
+
+
+def digest(array: mx.array) -> str:
+    """Sha256 of an array's dtype, shape and bytes."""
+    mx.eval(array)
+    words = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
+    text = f"{array.dtype} {array.shape}".encode()
+    return hashlib.sha256(text + bytes(memoryview(words))).hexdigest()

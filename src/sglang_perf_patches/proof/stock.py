@@ -1,0 +1,86 @@
+"""What the rigs of several sets make of a release: its arguments, requests and calls.
+
+Releases differ in what a function takes, and in where a module stands. What is asked of them here
+is asked by the newest name, and by the others where a release lacks that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+MEMORY = "sglang.srt.mem_cache"
+
+MORE: dict[str, Any] = {}
+"""Arguments of a server that checks are played with beside those that they give themselves: set by
+who plays them in another set-up."""
+
+MADE: list[Any] = []
+"""The server arguments that checks were played with, in the order in which they were made."""
+
+
+def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call with those keyword arguments that this release knows."""
+    return function(*args, **{name: kwargs[name] for name in kwargs if takes(function, name)})
+
+
+def takes(function: Any, name: str) -> bool:
+    """Whether a function, or a class when it is made, has a parameter of this name."""
+    return name in inspect.signature(function).parameters
+
+
+def arguments(**settings: Any) -> Any:
+    """The release's own ServerArgs, of the settings that it knows."""
+    kind = importlib.import_module("sglang.srt.server_args").ServerArgs
+    return noted(called(kind, model_path="dummy", **settings))
+
+
+def noted(made: Any) -> Any:
+    """The same arguments; they are kept in `MADE`."""
+    MADE.append(made)
+    return made
+
+
+def publish(made: Any) -> None:
+    """Publish a server's arguments, as its scheduler does."""
+    module = importlib.import_module("sglang.srt.server_args")
+    module.set_global_server_args_for_scheduler(made)
+
+
+def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:
+    """The release's own ``Req`` of a prompt, with those options that it knows.
+
+    Args:
+        rid: its id.
+        ids: the prompt's tokens.
+        kwargs: of ``SamplingParams`` under ``sampling``, and further ones of the request.
+    """
+    params = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
+    return called(
+        importlib.import_module("sglang.srt.managers.schedule_batch").Req,
+        rid=rid,
+        origin_input_text="",
+        origin_input_ids=token_ids(ids),
+        sampling_params=params(**kwargs.pop("sampling")),
+        **kwargs,
+    )
+
+
+def token_ids(ids: Sequence[int]) -> Any:
+    """Token ids as the release's ``Req`` joins them with its output ids: since 0.5.13 an array."""
+    batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+    return array("q", ids) if hasattr(batches, "array") else list(ids)
+
+
+def release(req: Any, tree: Any, *, keep: bool) -> None:
+    """Release a request's KV, and cache it in the tree if it is to be kept."""
+    function = importlib.import_module(f"{MEMORY}.common").release_kv_cache
+    function(req, tree, **{"checkpoint" if takes(function, "checkpoint") else "is_insert": keep})
+
+
+def speculation() -> Any:
+    """The release's ``SpeculativeAlgorithm``."""
+    return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm

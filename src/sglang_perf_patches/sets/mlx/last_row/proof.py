@@ -1,0 +1,43 @@
+"""Logits and tokens are stock's with each kind of model and of weights, and sampled tokens too."""
+
+from __future__ import annotations
+
+from ....proof import Inputs
+from ....proof.comparing import require
+from ....proof.mlx import cases, models, rig
+from ....proof.mlx.alike import can_sample, episodes, read, same
+from .body import COUNTS
+
+PATCH = "mlx.last-row"
+
+
+def all_models(inputs: Inputs) -> int:
+    """Episodes; up to 0.5.10.post1, without a pool, schedules. Some prefill must have been cut."""
+    COUNTS.clear()
+    compared = 0
+    if rig.has_pool():
+        compared += episodes(PATCH, inputs)
+    else:
+        schedules = [read(schedule) for schedule in inputs(cases.random_schedule)]
+        for dtype in ("float32", "bfloat16"):
+            with models.model("qwen3", dtype) as made:
+                compared += same(PATCH, made, schedules)
+    require(COUNTS["cut"], f"{PATCH}: {dict(COUNTS)}")
+    return compared
+
+
+def tied_weights(_: Inputs) -> int:
+    """A model whose head is its embedding."""
+    with models.model("qwen3", "float32", tie_word_embeddings=True) as made:
+        return same(PATCH, made, [read(cases.SCRIPTED)])
+
+
+def sampled(_: Inputs) -> int:
+    """Sampled tokens, where the release samples."""
+    if not can_sample():
+        return 0
+    with models.model("qwen3", "float32") as made:
+        return same(PATCH, made, [cases.SCRIPTED], sampling=True)
+
+
+CHECKS = {"models": all_models, "tied weights": tied_weights, "sampled": sampled}

@@ -1,0 +1,52 @@
+"""Prefix hits, prompt chunks, aborts and cleared caches are stock's; and buffers are freed."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+
+import mlx.core as mx
+
+from ....proof import Inputs
+from ....proof.comparing import live, require
+from ....proof.mlx import models
+from ....proof.mlx.alike import episodes
+from ....proof.mlx.models import Model
+from ....proof.mlx.rig import Player
+
+PATCH = "mlx.pool-write"
+
+
+def memory(_: Inputs) -> int:
+    """In stock the pool pins two buffers per request; the last request's are reused."""
+    kept = {}
+    with models.model("qwen3", "float32") as made:
+        for is_live in (False, True):
+            with live(PATCH) if is_live else nullcontext():
+                kept[is_live] = _kept_after(made, 6)
+    freed = kept[True] * 6 <= kept[False]
+    require(freed, f"{PATCH}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}")
+    return 1
+
+
+def _kept_after(made: Model, requests: int) -> int:
+    """Bytes still in use after a sequence of requests, each with its own prompt."""
+    player = Player(made, radix=True)
+    player.keeps = False
+    player.evaluate_pool()
+    gc.collect()
+    before: int = mx.get_active_memory()
+    for number in range(requests):
+        player.join(f"r{number}", 20 + number)
+        player.decode([f"r{number}"], 3)
+        player.leave(f"r{number}")
+    mx.synchronize()
+    gc.collect()
+    after: int = mx.get_active_memory()
+    return after - before
+
+
+CHECKS = {
+    "episodes": lambda inputs: episodes(PATCH, inputs, needs_pool=True),
+    "memory": memory,
+}

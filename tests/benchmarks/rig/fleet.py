@@ -1,0 +1,359 @@
+"""Several Engines on one GPU by turns: for what differs between boots, or between releases.
+
+    python tests/benchmarks/rig/fleet.py OUT.json PLAN.json
+
+A plan is a list of boots, each an object:
+
+- ``name`` and ``group``: the Engines of a group are compared, the first one is what the others'
+  ratios refer to;
+- ``shape`` and ``options``: as ``turns.py`` has them, a list of NAME=VALUE;
+- ``patches``: SGLANG_PERF_PATCHES, without it none; ``path``: folders in front of PYTHONPATH, for
+  another release; ``env``: further variables;
+- ``host``: whether to ask for the host's functions in a prefill too.
+
+All boot at once, or ``STAGGER_S`` after each other. Then the Engines of a group take turns while
+the processes of all others are stopped, so that a drift of the machine hits them all: idle
+schedulers poll. Each round has new prompts, the same for all. In the group
+``compare`` are Engines whose ``env`` sets COMPARE_OUT: they compare their draft-extends
+(``inside/compare_draft_extend.py``).
+
+Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
+("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, BOOT_S (240), LIMIT_S (480, of all
+of it: what is not done then is left out). OUT.json is rewritten after each part: ``{"boots": {NAME:
+what it is, how it booted, "busy ms", "calls"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio",
+"turns"}, "tokens equal"}}}}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import traces
+from engine import Server, memory, parsed, patches_here, quartiles
+
+BOOT_S = float(os.environ.get("BOOT_S", "240"))
+LIMIT_S = float(os.environ.get("LIMIT_S", "480"))
+STAGGER_S = float(os.environ.get("STAGGER_S", "0"))
+ROUNDS = int(os.environ.get("ROUNDS", "13"))
+PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "256"))
+WARM = 2
+
+
+def cells() -> dict[str, tuple[int, int, int]]:
+    """What is measured, by name: requests, tokens of a prompt, and tokens of a reply."""
+    first = os.environ.get("CELLS", "1x130 1x519 8x512 1x4000").split()
+    pairs = {name: tuple(map(int, name.split("x"))) for name in first}
+    found = {name: (count, length, 1) for name, (count, length) in pairs.items()}
+    for count in map(int, os.environ.get("BATCHES", "").split()):
+        found[f"{count} requests, {TOKENS} tokens"] = (count, PROMPT, TOKENS)
+    return found
+
+
+class Boot:
+    """An Engine in a process of its own.
+
+    Attributes:
+        script: what that process runs.
+        plan: as in the docstring of this module.
+        name: of the boot.
+        found: what came of it.
+    """
+
+    script = __file__
+
+    def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
+        """Start to boot."""
+        self.plan = plan
+        self.name: str = plan["name"]
+        self.found: dict[str, Any] = {**plan, "busy ms": {}}
+        self._log = folder / f"{self.name}.log"
+        self._replies = folder / f"{self.name}.replies"
+        self._replies.touch()
+        self._read = self._replies.open(encoding="utf-8")
+        self._look = 0.0
+        words = [sys.executable, self.script, "seat", str(self._replies), json.dumps(plan)]
+        if plan.get("patches"):
+            words = [sys.executable, "-m", "sglang_perf_patches", "run", *words]
+        below = os.environ.get("PYTHONPATH", "")
+        settings = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [plan.get("path"), below])),
+            "SGLANG_PERF_PATCHES": plan.get("patches") or "none",
+        }
+        self._process = subprocess.Popen(
+            words,
+            env={**os.environ, **plan.get("env", {}), **settings},
+            stdin=subprocess.PIPE,
+            stdout=self._log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def ask(self, *words: Any, seconds: float = 90) -> Any:
+        """Have it do something while the others rest; None if it does not, or not in time."""
+        assert self._process.stdin is not None
+        self.rest(False)
+        try:
+            self._process.stdin.write((json.dumps(words) + "\n").encode())
+            self._process.stdin.flush()
+            return self.answer(seconds)
+        except OSError:
+            return None
+        finally:
+            self.rest(True)
+
+    def answer(self, seconds: float) -> Any:
+        """What it says next; None if it says nothing in time, has ended or failed."""
+        until = time.monotonic() + seconds
+        line = ""
+        while time.monotonic() < until:
+            line += self._read.readline()
+            if line.endswith("\n"):
+                said = json.loads(line)
+                if isinstance(said, dict) and "error" in said:
+                    self.found["error"] = said["error"]
+                    return None
+                return said
+            if self._process.poll() is not None or (not line and self._died()):
+                self.found.setdefault("error", "it has ended: see its log")
+                break
+            time.sleep(0.002)
+        return None
+
+    def _died(self) -> bool:
+        """Whether its scheduler ended while it booted: the Engine would wait for it."""
+        if "boot s" in self.found or time.monotonic() < self._look:
+            return False
+        self._look = time.monotonic() + 2
+        text = self._log.read_text(errors="replace")
+        return bool(re.search(r"Scheduler hit an exception|^Process \S+:$", text, re.MULTILINE))
+
+    def said(self) -> dict[str, Any]:
+        """What its log says of memory, graphs and failures."""
+        text = self._log.read_text(errors="replace")
+        kept = r"[^\n]*(?:[Cc]apture|CUDA graph|avail mem|full|breakable|max_mamba)[^\n]*"
+        errors = r"[^\n]*(?:Error|Exception|assert|refus|not support)[^\n]*"
+        return {
+            "log": [line[-260:] for line in re.findall(kept, text) if "%|" not in line][:40],
+            "errors": [line[-400:] for line in re.findall(errors, text)][:12],
+            "tail": text[-1500:] if "boot s" not in self.found else "",
+        }
+
+    def rest(self, on: bool) -> None:
+        """Stop all its processes, or let them continue."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it, with all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
+    """Boot, take turns; write `out` after each part. 1 if an Engine did not boot."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no Engine stays behind
+    began = time.monotonic()
+    folder = out.parent / f"{out.stem}-logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    boots: list[Boot] = []
+    groups: dict[str, dict[str, Any]] = {}
+
+    def write() -> None:
+        result = {"boots": {boot.name: boot.found for boot in boots}, "groups": groups}
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    try:
+        for each in plan:
+            boots.append(Boot(each, folder))
+            time.sleep(STAGGER_S)
+        up = _booted(boots, began + BOOT_S)
+        write()
+        for group in dict.fromkeys(boot.plan["group"] for boot in up):
+            members = [boot for boot in up if boot.plan["group"] == group]
+            if group == "compare":
+                groups[group] = {boot.name: _drafts(boot) for boot in members}
+                write()
+                continue
+            for name, cell in cells().items():
+                if time.monotonic() - began < LIMIT_S:
+                    groups.setdefault(group, {})[name] = in_turn(members, cell)
+                    print(group, name, json.dumps(groups[group][name]), flush=True)
+                    write()
+            for boot in members if _has_gpu() else ():  # a profile is of a GPU
+                if time.monotonic() - began < LIMIT_S:
+                    _look_closely(boot)
+                    print(group, boot.name, json.dumps(boot.found["busy ms"]), flush=True)
+                    write()
+    finally:
+        for boot in boots:
+            boot.kill()
+    return int(len(up) < len(boots))
+
+
+def _booted(boots: Sequence[Boot], until: float) -> list[Boot]:
+    """Those that have booted in time, at rest."""
+    up = []
+    for boot in boots:
+        said = boot.answer(max(1.0, until - time.monotonic()))
+        boot.found |= said or {}
+        boot.found["said"] = boot.said()
+        print(boot.name, json.dumps(said), boot.found.get("error", "")[-300:], flush=True)
+        if said:
+            boot.rest(True)
+            up.append(boot)
+        else:
+            boot.kill()
+    return up
+
+
+def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, Any]:
+    """Milliseconds of each, a token where there are several, and the ratio to the first one's."""
+    taken: dict[str, list[dict[str, Any]]] = {boot.name: [] for boot in members}
+    failed: dict[str, str] = {}
+    for number in range(-WARM, ROUNDS):
+        for boot in members if number % 2 else members[::-1]:
+            said = boot.ask("time", *cell, number)
+            if said is None:
+                failed[boot.name] = boot.found.get("error", "no answer")[-300:]
+            elif number >= 0:
+                taken[boot.name].append(said)
+        if failed:
+            return {"failed": failed}
+    first = taken[members[0].name]
+    found: dict[str, Any] = {}
+    for name, each in taken.items():
+        ms = [one["ms"] for one in each]
+        found[name] = {
+            "ms": quartiles(ms),
+            "ratio": quartiles([a / b["ms"] for a, b in zip(ms, first, strict=True)]),
+            "turns": [round(value, 3) for value in ms],
+            **{key: each[-1][key] for key in ("tokens per step", "patches", "cached")},
+        }
+    replies = [pair for each in zip(*taken.values(), strict=True) for pair in _pairs(each)]
+    found["tokens equal"] = f"{sum(len(set(pair)) == 1 for pair in replies)} of {len(replies)}"
+    found["different tokens"] = max(one["different"] for each in taken.values() for one in each)
+    return found
+
+
+def _pairs(round_: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """For each request of a round what each Engine replied."""
+    return list(zip(*([*each["tokens"]] for each in round_), strict=True))
+
+
+def _look_closely(boot: Boot) -> None:
+    for name, cell in cells().items():
+        if cell[2] == 1:
+            boot.found["busy ms"][name] = boot.ask("busy", *cell[:2])
+        else:
+            boot.found.setdefault("calls", {})[name] = boot.ask("calls", *cell[:2])
+    if boot.plan.get("host"):
+        boot.found["host"] = boot.ask("host", 130)
+
+
+def _has_gpu() -> bool:
+    try:
+        return subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def _drafts(boot: Boot) -> dict[str, Any]:
+    """What an Engine that compares its draft-extends found, at some batch sizes."""
+    for count in (1, 2, 5, 16, 17, 63, 64):
+        boot.ask("time", count, PROMPT, 48, 7)
+    out = Path(boot.plan["env"]["COMPARE_OUT"])
+    found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    return {"error": boot.found.get("error"), **found}
+
+
+class Seat:
+    """One Engine of a plan, in this process, which does as told."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        """Boot it."""
+        options, model = parsed(plan.get("options", ()))
+        self.server = Server(plan["shape"], options, model)
+        for count, length, _ in cells().values():
+            self.time(count, length, 2, 8000)
+
+    def time(self, count: int, length: int, output: int, number: int) -> dict[str, Any]:
+        """Milliseconds until new prompts have their first token, or of each token; the tokens."""
+        self.server.seed(f"{count} {length} {number}")
+        replies = self.server.generate(self.server.prompts(count, length), output)
+        return {
+            "ms": 1e3 * replies.seconds / output,
+            "tokens": [json.dumps(each) for each in replies.tokens],
+            "different": len({token for each in replies.tokens for token in each}),
+            "tokens per step": round(output * count / replies.steps, 3) if replies.steps else None,
+            "cached": max(replies.cached),
+            "patches": patches_here(),
+        }
+
+    def _profiled(self, work: Any, **options: Any) -> list[traces.Event]:
+        return traces.events(self.server, work, **options)
+
+    def busy(self, count: int, length: int) -> float:
+        """Milliseconds of a prefill in which the GPU works."""
+        work = lambda: [self.time(count, length, 1, 700 + n) for n in range(3)]  # noqa: E731
+        return round(traces.busy_ms(self._profiled(work, activities=["GPU"])) / 3, 2)
+
+    def calls(self, count: int, length: int) -> dict[str, Any]:
+        """Calls of each verify step of a batch, or of each token without speculation."""
+        self.server.seed("calls")
+        prompts, steps = self.server.prompts(count, length), []
+        found = self._profiled(lambda: steps.append(self.server.generate(prompts, 128).steps))
+        times = -(-steps[0] // count) or 128
+        return {"steps": times, **traces.calls(found, times)}
+
+    def host(self, length: int) -> list[tuple[str, float, float]]:
+        """Inclusive milliseconds and calls of the host's functions in one prefill of one prompt."""
+        work = lambda: [self.time(1, length, 1, 700 + n) for n in range(4)]  # noqa: E731
+        options = {"activities": ["CPU", "GPU"], "with_stack": True}
+        return traces.host(self._profiled(work, **options), 4)
+
+
+def seat(replies: str, plan: Mapping[str, Any]) -> None:
+    """Boot one Engine, then answer until standard input ends."""
+    with open(replies, "w", encoding="utf-8") as out:
+
+        def say(found: Any) -> None:
+            out.write(json.dumps(found) + "\n")
+            out.flush()
+
+        try:
+            mine = Seat(plan)
+        except BaseException:
+            say({"error": traceback.format_exc()[-2000:]})
+            raise
+        say({"boot s": mine.server.boot_s, "GPU MiB": memory()})
+        does: dict[str, Callable[..., Any]] = {
+            name: getattr(mine, name) for name in ("time", "busy", "calls", "host")
+        }
+        for line in sys.stdin:
+            what, *details = json.loads(line)
+            try:
+                say(does[what](*details))
+            except Exception:
+                say({"error": traceback.format_exc()[-2000:]})
+        mine.server.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["seat"]:
+        seat(sys.argv[2], json.loads(sys.argv[3]))
+    elif len(sys.argv) == 3:
+        sys.exit(main(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text("utf-8"))))
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,139 @@
+"""Inside a patched server: show stock's code or ours between requests, on demand.
+
+It serves the files of $RIG_FOLDER: ``command`` holds ``[number, what, …]``, and the outcome goes to
+``done.NUMBER``. What differs between the sides beside the code, as graphs that each captured, is
+done by a module of its own. Then it goes on to the ``sitecustomize`` behind it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+import compare_draft_extend  # now: a process that multiprocessing spawns loses this folder
+import draft_extend
+import gdn_graphs
+import states
+import wrapt
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_FOLDER = os.environ.get("RIG_FOLDER", "")
+_PAUSE_S = 20
+
+
+def _cuda():
+    """PyTorch, where it has a GPU."""
+    import torch
+
+    return torch if torch.cuda.is_available() else None
+
+
+class _Switch:
+    """Shows one side at a time."""
+
+    def __init__(self, scheduler):
+        import sglang_perf_patches
+        from sglang_perf_patches.live import engine
+
+        self._ours = sglang_perf_patches
+        self._stack = contextlib.ExitStack()
+        report = engine.report()
+        live = [each.id for each in report.patches if each.state == "live"] if report else []
+        self.helpers = []
+        self.said = {"patches": live}
+        for module in (gdn_graphs, draft_extend, states):
+            helper = module.Helper.of(scheduler, self)
+            if helper is not None:
+                self.helpers.append(helper)
+        self.show([])
+
+    def show(self, off, side=""):
+        """Pause patches; `side` is a word that a helper may know. Returns what is paused."""
+        kept = {patch for helper in self.helpers for patch in helper.keeps}
+        self._stack.close()
+        paused = frozenset()
+        if set(off) - kept:
+            # The helpers answer for graphs; between requests nothing else is held.
+            pause = self._ours.paused(*set(off) - kept, regardless=True, wait_s=_PAUSE_S)
+            paused = self._stack.enter_context(pause)
+        for helper in self.helpers:
+            helper.show(frozenset(off), side)
+        missing = set(off) - kept - paused
+        if missing:
+            raise ValueError(f"not live, so not paused: {', '.join(sorted(missing))}")
+        return sorted({*paused, *set(off) & kept})
+
+    def do(self, what, *details):
+        if what == "said":
+            return self.said
+        if what == "show":
+            return self.show(*details)
+        for helper in self.helpers:
+            if what in helper.does:
+                return getattr(helper, what)(*details)
+        return None
+
+    def serve(self):
+        last = None
+        while True:
+            time.sleep(0.004)
+            try:
+                with open(f"{_FOLDER}/command") as file:
+                    number, what, *details = json.load(file)
+            except (OSError, ValueError):
+                continue
+            if number == last:
+                continue
+            last, torch = number, _cuda()
+            try:
+                with torch.inference_mode() if torch else contextlib.nullcontext():
+                    if torch:
+                        torch.cuda.synchronize()
+                    answer = {"answer": self.do(what, *details)}
+                    if torch:
+                        torch.cuda.synchronize()
+            except Exception:
+                answer = {"error": traceback.format_exc()}
+            with open(f"{_FOLDER}/part", "w") as file:
+                json.dump(answer, file)
+            os.rename(f"{_FOLDER}/part", f"{_FOLDER}/done.{number}")
+
+
+def _started(wrapped, scheduler, args, kwargs):
+    if not hasattr(scheduler, "_rig"):
+        scheduler._rig = True  # one event loop may call another one
+        try:
+            threading.Thread(target=_Switch(scheduler).serve, daemon=True).start()
+        except Exception:
+            traceback.print_exc()
+    return wrapped(*args, **kwargs)
+
+
+def _hook(module):
+    for name in dir(module.Scheduler):
+        if name.startswith("event_loop_"):
+            wrapt.wrap_function_wrapper(module, f"Scheduler.{name}", _started)
+
+
+def _go_on():
+    """Run the ``sitecustomize`` that this one hides."""
+    places = [os.path.abspath(place or ".") for place in sys.path]
+    spec = PathFinder.find_spec("sitecustomize", sys.path[places.index(_HERE) + 1 :])
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_go_on()  # first: a hook that it puts in front of others hides theirs
+if _FOLDER:
+    if os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
+        wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")
+    if os.environ.get("COMPARE_OUT"):
+        compare_draft_extend.watch()
+    draft_extend.watch()

@@ -1,0 +1,428 @@
+"""Models of dummy weights, by the dimensions that they have: the one table of them.
+
+`SHAPES` has each model's configuration, the arguments with which its Engine is booted unless a run
+says otherwise, and its draft where it has one. `write` puts the configurations where an Engine
+reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_COMMON: dict[str, Any] = {
+    "torch_dtype": "bfloat16",
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+}
+
+EVERYWHERE: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "random_seed": 1,
+    "log_level": "info",
+}
+"""What every Engine here is given."""
+
+_EAGLE: dict[str, Any] = {
+    "attention_backend": "triton",
+    "mem_fraction_static": 0.6,
+    "cuda_graph_max_bs": 64,
+    "max_running_requests": 64,
+    "context_length": 131072,
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "disable_piecewise_cuda_graph": True,
+    "disable_radix_cache": True,
+}
+_TRACKED: dict[str, Any] = {
+    "attention_backend": "triton",
+    "mamba_scheduler_strategy": "extra_buffer",
+    "page_size": 64,
+    "mem_fraction_static": 0.5,
+    "chunked_prefill_size": 8192,
+    "max_running_requests": 64,
+    "cuda_graph_max_bs": 64,
+}
+_HYBRID: dict[str, Any] = {
+    "moe_runner_backend": "triton",
+    "mem_fraction_static": 0.97,
+    "max_running_requests": 64,
+    "max_total_tokens": 200_000,
+    "cuda_graph_bs": [1, 16, 64],
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model.
+
+    Attributes:
+        config: its ``config.json``.
+        options: arguments of its Engine, by the names that older releases have.
+        draft: what its draft's configuration has of its own; None without a draft.
+    """
+
+    config: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    draft: Mapping[str, Any] | None = None
+
+
+_LLAMA: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32,  # so few that some drafts are accepted by chance
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "rope_theta": 10000.0,
+}
+_LLAMA_DRAFT = {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1}
+_DEEPSEEK: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 32,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 512,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "num_nextn_predict_layers": 1,
+}
+_V2_LITE: dict[str, Any] = {
+    **_DEEPSEEK,
+    "vocab_size": 102400,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "q_lora_rank": None,
+    "max_position_embeddings": 163840,
+}
+_GDN: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+    "full_attention_interval": 4,
+}
+_GPT_OSS: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "head_dim": 64,
+    "attention_bias": True,
+    "swiglu_limit": 7.0,
+    "initial_context_length": 4096,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "sliding_window": 128,
+    "router_aux_loss_coef": 0.9,
+}
+_NEMOTRON: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "vocab_size": 131072,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "mamba_ssm_cache_dtype": "float32",
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 262144,
+}
+
+SHAPES: dict[str, Shape] = {
+    "llama": Shape(_LLAMA, _EAGLE, _LLAMA_DRAFT),
+    # Llama-3.1-8B's, with a draft of one layer.
+    "llama-8b": Shape(
+        {
+            **_LLAMA,
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+        _EAGLE,
+        _LLAMA_DRAFT,
+    ),
+    # A small DeepSeek-V3 with its own MTP layer as the draft.
+    "deepseek": Shape(_DEEPSEEK, _EAGLE),
+    # DeepSeek-V2-Lite's dimensions in DeepSeek-V3's architecture, which has an MTP layer.
+    "v2-lite-mtp": Shape(_V2_LITE, _EAGLE),
+    "v2-lite": Shape(
+        {
+            **{k: v for k, v in _V2_LITE.items() if k != "num_nextn_predict_layers"},
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "model_type": "deepseek_v2",
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+        }
+    ),
+    # Qwen3-Next's layers, 24 of them, with few and small experts.
+    "gdn-24": Shape(
+        {
+            **_GDN,
+            "vocab_size": 32000,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 24,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
+        },
+        _TRACKED,
+    ),
+    # Qwen3.5-35B-A3B's dimensions in Qwen3-Next's architecture.
+    "qwen-35b-a3b": Shape(
+        {
+            **_GDN,
+            "vocab_size": 151936,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 40,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+        }
+    ),
+    # gpt-oss-20b's, in bfloat16.
+    "gpt-oss": Shape(
+        {
+            **_GPT_OSS,
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+        }
+    ),
+    "gpt-oss-small": Shape(
+        {
+            **_GPT_OSS,
+            "vocab_size": 32000,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 140000,
+            "hidden_size": 1024,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        {
+            "attention_backend": "triton",
+            "moe_runner_backend": "triton",
+            "disable_piecewise_cuda_graph": True,
+            "cuda_graph_backend_prefill": "disabled",
+        },
+    ),
+    # Gemma-3-12B's text model.
+    "gemma": Shape(
+        {
+            **_COMMON,
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "vocab_size": 262208,
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 1024,
+            "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        }
+    ),
+    # NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 MoE and 6 attention layers.
+    "nemotron-30b-a3b": Shape(
+        {
+            **_NEMOTRON,
+            "hidden_size": 2688,
+            "intermediate_size": 1856,
+            "hybrid_override_pattern": "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME",
+            "num_key_value_heads": 2,
+            "mamba_num_heads": 64,
+            "mamba_head_dim": 64,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712,
+            "routed_scaling_factor": 2.5,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        _HYBRID,
+    ),
+    # Nemotron-H-8B: 24 Mamba2, 24 MLP and 4 attention layers.
+    "nemotron-8b": Shape(
+        {
+            **_NEMOTRON,
+            "hidden_size": 4096,
+            "intermediate_size": 21504,
+            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+            "num_key_value_heads": 8,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+        },
+        _HYBRID,
+    ),
+    # The sizes of a Ling mini (16B, 1.4B active) in the architecture of Ling 2.5: 16 layers of
+    # lightning attention (seg_la, the default) and 4 of MLA. The router is a plain softmax, which
+    # needs no kernel of FlashInfer's.
+    "ling-16b-a1b": Shape(
+        {
+            **_COMMON,
+            "architectures": ["BailingMoeV2_5ForCausalLM"],
+            "model_type": "bailing_hybrid",
+            "vocab_size": 157184,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 20,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 256,
+            "num_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 0,
+            "topk_group": 0,
+            "moe_intermediate_size": 512,
+            "first_k_dense_replace": 1,
+            "layer_group_size": 5,
+            "group_norm_size": 4,
+            "use_qk_norm": True,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "partial_rotary_factor": 0.5,
+            "score_function": "softmax",
+            "scoring_func": "softmax",
+            "topk_method": "greedy",
+            "moe_router_enable_expert_bias": False,
+            "router_dtype": "fp32",
+            "routed_scaling_factor": 2.5,
+            "rope_theta": 600000.0,
+        },
+        _HYBRID,
+    ),
+}
+
+
+def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Put a model where an Engine reads it.
+
+    Args:
+        name: in `SHAPES`, or the folder of a model with weights.
+        folder: for the configurations.
+        changes: to the configuration. With other ``num_hidden_layers`` its layers' types are
+            repeated or cut.
+
+    Returns:
+        arguments of its Engine, and how many words its vocabulary has.
+
+    Raises:
+        ValueError: there is no such shape or folder.
+    """
+    if name not in SHAPES:
+        if not (Path(name) / "config.json").is_file():
+            raise ValueError(f"no shape or model {name!r}: the shapes are {', '.join(SHAPES)}")
+        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+        return {"model_path": name, "load_format": "auto"}, int(config["vocab_size"])
+    shape = SHAPES[name]
+    config = {**shape.config, **changes}
+    if "layer_types" in config and "layer_types" not in changes:
+        layers = config["num_hidden_layers"]
+        config["layer_types"] = (list(config["layer_types"]) * layers)[:layers]
+    options = {**shape.options, "model_path": _put(folder / name, config)}
+    if shape.draft is not None:
+        draft = _put(folder / f"{name}-draft", {**config, **shape.draft})
+        options["speculative_draft_model_path"] = draft
+    return options, int(config["vocab_size"])
+
+
+def _put(folder: Path, config: Mapping[str, Any]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)

@@ -1,0 +1,367 @@
+"""One patched Engine that shows stock's code and ours by turns: what a patch does to time.
+
+    python tests/benchmarks/rig/turns.py OUT.json SHAPE SIDES [PART …] [NAME=VALUE …]
+
+Boots differ by more than a patch does, so one Engine measures all sides. Run it under ``python -m
+sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages on PYTHONPATH.
+
+- SHAPE: a name in ``shapes.py``, or the folder of a model with weights.
+- SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
+  one on, ``-PATCH`` all but that one, ``PATCH+PATCH`` these alone. ``flashinfer`` and ``unwaited``
+  are further sides of `mamba.gdn-prefill-graph` (``inside/gdn_graphs.py``).
+- PART: names in `PARTS`; without one `USUAL`. ``prefills`` and ``decodes`` are profiles, of a GPU.
+- NAME=VALUE: fields of ServerArgs, or of the model's configuration with ``model.`` in front. An
+  empty VALUE takes an option of the shape's away.
+
+Variables: ROUNDS (13); CELLS, the prompts of ``ttft`` ("1x130 1x519 8x512 1x4000"); BATCHES
+("1 16 64"), PROMPT (256) and TOKENS (160) of ``tpot``; SAID (200), the prompts of ``tokens``;
+TOGETHER ("8x60 … 8x810"), those of ``together``. Where several Engines boot at once, START_FILE
+names a file for which this one waits, after it has said READY. LENT_NAMES=1 lets an older release
+start beside newer kernel wheels.
+
+OUT.json is rewritten after each part: ``{"options", "boot s", "said", "patches", PART: …}``. A
+part that takes turns has for each cell ``{FIGURE: {SIDE: {"ms", "ratio"}}}``: quartiles of the
+side's milliseconds, and of the ratios to stock in the same round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import traces
+from engine import Prompts, Replies, Server, parsed, patches_here, quartiles
+
+ROUNDS = int(os.environ.get("ROUNDS", "13"))
+CELLS = os.environ.get("CELLS", "1x130 1x519 8x512 1x4000").split()
+BATCHES = tuple(map(int, os.environ.get("BATCHES", "1 16 64").split()))
+PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "160"))
+TOGETHER = os.environ.get("TOGETHER", "8x60 8x210 8x360 8x510 8x660 8x810").split()
+SAID = int(os.environ.get("SAID", "200"))
+WARM = 2
+"""Rounds before those that count: kernels compile."""
+PREFIX, CACHED, ENDS = 1030, 1024, 100
+"""Tokens of a prefix, those that come back from the cache, and new ones behind it: with the rest of
+the prefix too few for a further state to be kept."""
+
+
+class Sides:
+    """The sides, and which the server shows."""
+
+    def __init__(self, server: Server, names: Sequence[str]) -> None:
+        """Take the patches that are live in the server.
+
+        Raises:
+            ValueError: a side has a patch that is not.
+        """
+        self.server = server
+        self.live: list[str] = server.said["patches"]
+        self.off = {name: self._off(name) for name in dict.fromkeys(["stock", *names])}
+
+    def _off(self, name: str) -> list[str]:
+        fixed = {"stock": self.live, "flashinfer": self.live, "all": [], "unwaited": []}
+        if name in fixed:
+            return fixed[name]
+        named = name.removeprefix("-").split("+")
+        if missing := set(named) - set(self.live):
+            live = ", ".join(self.live) or "nothing"
+            raise ValueError(f"{', '.join(sorted(missing))}: not live; live: {live}")
+        return [each for each in self.live if (each in named) == name.startswith("-")]
+
+    def show(self, name: str) -> None:
+        """Have the server show a side."""
+        self.server.ask("show", self.off[name], name)
+
+    def by_turns(
+        self, make: Callable[[], Prompts | Mapping[str, Prompts]], output: int
+    ) -> dict[str, list[Replies]]:
+        """What each side replies, in another order each round.
+
+        Args:
+            make: gives the prompts of a round: the same for all sides, or those of each.
+            output: tokens of each reply.
+        """
+        taken: dict[str, list[Replies]] = {name: [] for name in self.off}
+        for number in range(-WARM, ROUNDS):
+            prompts = make()
+            for name in list(self.off)[:: 1 if number % 2 else -1]:
+                self.show(name)
+                mine = prompts[name] if isinstance(prompts, Mapping) else prompts
+                replies = self.server.generate(mine, output)
+                if number >= 0:
+                    taken[name].append(replies)
+        return taken
+
+    def fresh(self, count: int, length: int) -> dict[str, Prompts]:
+        """New prompts for each side: what one side's cache keeps is of no use to the other."""
+        return {name: self.server.prompts(count, length) for name in self.off}
+
+
+def compared(
+    taken: Mapping[str, Sequence[Replies]], figures: Callable[[Replies], dict[str, float]]
+) -> dict[str, Any]:
+    """Quartiles of each figure of each side, and of its ratios to stock's."""
+    found: dict[str, Any] = {}
+    for name, replies in taken.items():
+        for one, stock in zip(replies, taken["stock"], strict=True):
+            for figure, value in figures(one).items():
+                mine = found.setdefault(figure, {}).setdefault(name, {"ms": [], "ratio": []})
+                mine["ms"].append(value)
+                mine["ratio"].append(value / figures(stock)[figure])
+    for sides in found.values():
+        for each in sides.values():
+            each["turns"] = [round(value, 3) for value in each["ms"]]
+            each |= {name: quartiles(each[name]) for name in ("ms", "ratio")}
+    cached = {tokens for all_of in taken.values() for one in all_of for tokens in one.cached}
+    found["cached"] = sorted(cached)
+    return found
+
+
+def same(taken: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, Any]:
+    """For how many replies each side has stock's tokens, and how many tokens there are at all."""
+    stock = taken["stock"]
+    return {
+        "different tokens": len({token for reply in stock for token in reply}),
+        **{
+            name: f"{sum(a == b for a, b in zip(stock, said, strict=True))} of {len(stock)}"
+            for name, said in taken.items()
+        },
+    }
+
+
+def flat(taken: Mapping[str, Sequence[Replies]]) -> dict[str, list[list[int]]]:
+    """The tokens of all replies of each side."""
+    return {name: [t for one in all_of for t in one.tokens] for name, all_of in taken.items()}
+
+
+def ttft(sides: Sides) -> dict[str, Any]:
+    """Until the last and the median of new prompts have their first token."""
+    found = {}
+    for cell in CELLS:
+        count, length = map(int, cell.split("x"))
+        taken = sides.by_turns(partial(sides.fresh, count, length), 1)
+        found[cell] = compared(taken, Replies.figures)
+        print("TTFT", cell, _ratios(found[cell]["last"]), flush=True)
+    return found
+
+
+def tpot(sides: Sides) -> dict[str, Any]:
+    """Milliseconds per token of whole batches, prefill and all.
+
+    Without a prefix cache all sides have the same prompts, and their tokens are compared. With one
+    each has prompts of its own, since only the first side would have to compute them.
+    """
+    server, found = sides.server, {}
+    for count in BATCHES:
+        new = sides.fresh if server.has_cache else server.prompts
+        taken = sides.by_turns(partial(new, count, PROMPT), TOKENS)
+        each = compared(taken, lambda one: {"per token": 1e3 * one.seconds / TOKENS})
+        if not server.has_cache:
+            each["tokens equal"] = same(flat(taken))
+        each["tokens per verify step"] = {
+            name: round(count * TOKENS / of[-1].steps, 3)
+            for name, of in taken.items()
+            if of[-1].steps
+        }
+        found[str(count)] = each
+        print("TPOT", count, _ratios(each["per token"]), flush=True)
+    return found
+
+
+def continued(sides: Sides) -> dict[str, Any]:
+    """Until requests that continue a cached prefix have their first token, as in a conversation."""
+    server = sides.server
+    prefixes = server.prompts(64, PREFIX)
+    sides.show("stock")
+    for start in range(0, len(prefixes), 8):
+        server.generate(prefixes[start : start + 8], 1)
+
+    def make(count: int) -> Prompts:
+        ends = server.prompts(count, ENDS)
+        return [prefix + end for prefix, end in zip(prefixes, ends, strict=False)]
+
+    found = {}
+    for count in BATCHES:
+        taken = sides.by_turns(partial(make, count), 1)
+        each = compared(taken, Replies.figures)
+        each["tokens equal"] = same(flat(taken))
+        found[f"{count} x ({CACHED} cached + {PREFIX - CACHED + ENDS})"] = each
+        print("CONTINUED", count, _ratios(each["last"]), flush=True)
+    return found
+
+
+def tokens(sides: Sides) -> dict[str, Any]:
+    """Greedy tokens of many prompts, of longer ones that begin with them, and the final states.
+
+    One at a time: no race may decide which requests share a batch.
+    """
+    server, draw = sides.server, random.Random(5)
+    lengths = [draw.choice((17, 64, 65, 300, 519, 1100, 2500)) for _ in range(SAID // 2)]
+    first = [server.prompts(1, length)[0] for length in lengths]
+    longer = [prompt + server.prompts(1, 130)[0] for prompt in first]
+    said: dict[str, list[list[int]]] = {}
+    sums: dict[str, list[list[int]]] = {}
+    for name in sides.off:
+        sides.show(name)
+        server.flush()
+        server.ask("zero")
+        said[name] = [server.generate([each], 4).tokens[0] for each in (*first, *longer)]
+        sums[name] = server.ask("sums") or []
+    server.flush()
+    found: dict[str, Any] = {"tokens equal": same(said)}
+    for name, layers in sums.items():
+        pairs = list(zip(sums["stock"], layers, strict=True))
+        if pairs:
+            found[name] = {
+                "layers equal": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
+                "slots differ": sum(x != y for a, b in pairs for x, y in zip(a, b, strict=True)),
+                "slots written": sum(x != 0 for x in layers[0]),
+            }
+    return found
+
+
+def together(sides: Sides) -> dict[str, Any]:
+    """Tokens where the scheduler puts several requests into one prefill."""
+    said: dict[str, list[list[int]]] = {name: [] for name in sides.off}
+    for cell in TOGETHER:
+        prompts = sides.server.prompts(*map(int, cell.split("x")))
+        for name in sides.off:
+            sides.show(name)
+            sides.server.flush()
+            said[name] += sides.server.generate(prompts, 4).tokens
+    return same(said)
+
+
+def offloaded(sides: Sides) -> dict[str, Any]:
+    """Tokens after prefixes whose states come back from the host while the prefill begins.
+
+    It needs ``enable_hierarchical_cache`` and ``max_total_tokens`` of some 40,000. The side
+    ``unwaited`` leaves out the patch's wait: where its tokens are other ones, this sees the fault.
+    """
+    server = sides.server
+    first = [server.prompts(1, 640 + 64 * number)[0] for number in range(12)]
+    longer = [prompt + server.prompts(1, 130)[0] for prompt in first]
+    others = [server.prompts(8, 1000) for _ in range(8)]
+    said, loads = {}, {}
+    for name in sides.off:
+        sides.show(name)
+        server.flush()
+        server.ask("zero")
+        for prompt in first:
+            server.generate([prompt], 1)
+        time.sleep(1)
+        for prompts in others:
+            server.generate(prompts, 1)
+        before = server.ask("loads") or 0
+        said[name] = [server.generate([prompt], 8).tokens[0] for prompt in longer]
+        loads[name] = (server.ask("loads") or 0) - before
+    return {"tokens equal": same(said), "loads": loads}
+
+
+def prefills(sides: Sides) -> dict[str, Any]:
+    """Calls of a prefill of each side, for the first two cells, from a profile of four."""
+    found: dict[str, Any] = {}
+    for cell in CELLS[:2]:
+        count, length = map(int, cell.split("x"))
+
+        def some(times: int, count: int = count, length: int = length) -> None:
+            for _ in range(times):
+                sides.server.generate(sides.server.prompts(count, length), 1)
+
+        for name in sides.off:
+            sides.show(name)
+            some(1)
+            events = traces.events(sides.server, partial(some, 4))
+            found.setdefault(cell, {})[name] = traces.calls(events, 4)
+            print("PREFILLS", cell, name, json.dumps(found[cell][name])[:300], flush=True)
+    return found
+
+
+def decodes(sides: Sides) -> dict[str, Any]:
+    """Calls of a verify step of one request, or of a token without speculation."""
+    found: dict[str, Any] = {}
+    for name in sides.off:
+        sides.show(name)
+        sides.server.generate(sides.server.prompts(1, PROMPT), 32)
+        replies: list[Replies] = []
+        prompt = sides.server.prompts(1, PROMPT)
+        events = traces.events(
+            sides.server,
+            lambda: replies.append(sides.server.generate(prompt, 128)),  # noqa: B023
+        )
+        steps = replies[0].steps or 128
+        found[name] = {"steps": steps, **traces.calls(events, steps)}
+        print("DECODES", name, json.dumps(found[name])[:300], flush=True)
+    return found
+
+
+PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
+    "tokens": tokens,
+    "together": together,
+    "ttft": ttft,
+    "tpot": tpot,
+    "continued": continued,
+    "prefills": prefills,
+    "decodes": decodes,
+    "offloaded": offloaded,
+}
+USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")
+
+
+def main(words: Sequence[str]) -> int:
+    """Boot, measure; 2 on bad usage."""
+    if len(words) < 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    out, shape, names, *rest = words
+    parts = [word for word in rest if "=" not in word] or [*USUAL]
+    if unknown := set(parts) - set(PARTS):
+        print(f"turns: no part {min(unknown)!r}: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    if os.environ.get("LENT_NAMES"):
+        from sglang_perf_patches.proof import lent
+
+        lent.lend_beside_wheels()
+    options, model = parsed(word for word in rest if "=" in word)
+    try:
+        server = Server(shape, options, model)
+    except ValueError as error:
+        print(f"turns: {error}", file=sys.stderr)
+        return 2
+    try:
+        found: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
+        found["said"] = server.said
+        print("READY", json.dumps(found), flush=True)
+        while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
+            time.sleep(0.05)
+        try:
+            sides = Sides(server, names.split(","))
+        except ValueError as error:
+            print(f"turns: {error}", file=sys.stderr)
+            return 2
+        found["off"] = sides.off
+        for part in parts:
+            began = time.monotonic()
+            found[part] = PARTS[part](sides)
+            found[f"{part} s"] = round(time.monotonic() - began, 1)
+            found["patches"] = patches_here()
+            Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            print(part, json.dumps(found[part])[:1000], flush=True)
+    finally:
+        server.close()
+    return 0
+
+
+def _ratios(sides: Mapping[str, Any]) -> str:
+    return json.dumps({name: each["ratio"] for name, each in sides.items() if name != "stock"})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""Play jobs on one release: ``python on_release.py MODULE.py``, the release on PYTHONPATH.
+
+A job is a function of the module, by name, with its arguments: jobs come as JSON on stdin, each
+``[name, {arguments}]``. Prints one JSON line a job, in order: ``job``, its ``value`` or the
+``error`` that it raised, as text, and ``seconds``. One process plays them all, because importing a
+release takes longer than most jobs. Every set has such a module, ``tests/SET/jobs.py``;
+`released.play` runs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main(path: Path) -> None:
+    """Do the jobs; print one line for the result of each."""
+    sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    for name, arguments in json.load(sys.stdin):
+        began = time.monotonic()
+        line: dict[str, Any] = {"job": name}
+        try:
+            line["value"] = getattr(module, name)(**arguments)
+        except Exception:
+            line["error"] = traceback.format_exc(limit=-4)
+        line["seconds"] = round(time.monotonic() - began, 1)
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,333 @@
+"""What `mamba.gdn-prefill-graph` does on the release on PYTHONPATH, beside what the proof compares.
+
+`on_release` plays ``parts`` and ``many``, and the tests judge what they find.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+warnings.simplefilter("ignore")
+
+from sglang_perf_patches.proof import mamba
+
+mamba.prepare()
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sglang_perf_patches
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.live.published import Published
+from sglang_perf_patches.model.setups import FEATURES
+from sglang_perf_patches.proof.mamba import flashinfer
+from sglang_perf_patches.proof.mamba.alike import alike
+from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_of
+from sglang_perf_patches.proof.mamba.cases import Batch, Request
+from sglang_perf_patches.proof.mamba.play import Play, gdn
+from sglang_perf_patches.proof.mamba.rig import Rig, called
+from sglang_perf_patches.proof.mamba.runner import Runner
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import PATCH, kernel_break, prefill_tables
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
+
+PREFILL_GRAPH = PATCH.id
+FLA = "sglang.kernels.ops.attention.fla"
+BLOCK = 8
+SPELLINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "--tp-size 2": {"tp_size": 2},
+    "--attn-dp-size 2": {"tp_size": 2, "attn_dp_size": 2},
+    "--enable-dp-attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    "--enable-two-batch-overlap": {"enable_two_batch_overlap": True},
+    "--attn-cp-size 2": {"tp_size": 2, "attn_cp_size": 2},
+    "--moe-dense-tp-size 1": {"tp_size": 2, "moe_dense_tp_size": 1},
+}
+
+
+def parts() -> dict[str, Any]:
+    """What each part finds."""
+    chosen = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
+    return {part.__name__: part() for part in chosen}
+
+
+# -- the tables ------------------------------------------------------------------------------------
+
+_requests = st.lists(
+    st.tuples(st.integers(1, 90), st.integers(0, 9)), min_size=1, max_size=9
+).filter(lambda rows: 64 < sum(new for new, _ in rows) <= 300)
+
+
+def tables() -> int:
+    """Fills that follow each other, with anything in the tables before: only the last one counts.
+
+    What is known of it is compared with stock's own functions.
+    """
+    index = importlib.import_module(f"{FLA}.index")
+    seen = 0
+
+    @settings(max_examples=60, derandomize=True, database=None, deadline=None)
+    @given(st.lists(_requests, min_size=1, max_size=3), st.integers(-(1 << 30), 1 << 30))
+    def each(fills: list[list[tuple[int, int]]], scribble: int) -> None:
+        nonlocal seen
+        made = prefill_tables.Tables(
+            tokens=300, requests=9, block=BLOCK, tracks=True, slots_like=torch.zeros(1).int()
+        )
+        made._packed.fill_(scribble)
+        made.slots.fill_(scribble)
+        for rows in fills:
+            lens, prefixes = (list(column) for column in zip(*rows, strict=True))
+            slots = torch.arange(len(rows)).int() + 1
+            made.fill(lens, prefixes, slots, None)
+            seen += 1
+        count, total = len(lens), sum(lens)
+        starts = [0, *np.cumsum(lens).tolist()]
+        assert made.starts.tolist() == starts + [total] * (9 - count)
+        expected = index.prepare_chunk_indices(made.starts[: count + 1].clone(), 64)
+        assert made.chunks[: len(expected)].tolist() == expected.tolist()
+        rest = made.chunks[len(expected) :].tolist()
+        assert rest == [[0, prefill_tables.BEYOND]] * len(rest)
+        before = index.prepare_chunk_offsets(made.starts[: count + 1].clone(), 64).tolist()
+        assert made.chunk_starts.tolist() == before + [before[-1]] * (9 - count)
+        blocks = [[row, n] for row, new in enumerate(lens) for n in range(-(-new // BLOCK))]
+        unused = [[prefill_tables.NOBODY, 0]] * (len(made.blocks) - len(blocks))
+        assert made.blocks.tolist() == blocks + unused
+        assert made.has_state.tolist() == [p > 0 for p in prefixes] + [False] * (9 - count)
+        assert made.slots.tolist() == slots.tolist() + [prefill_tables.NOBODY] * (9 - count)
+        assert not made._view("kept").any()
+
+    each()
+    return seen
+
+
+def tiles() -> dict[str, list[Any]]:
+    """Tiles that stock launches, and the numbers of tokens for which ours is another."""
+    module = importlib.import_module(f"{FLA}.chunk_o")
+    launched: list[int] = []
+
+    class Kernel:
+        def __getitem__(self, _: Any) -> Any:
+            return lambda *_, BT, **__: launched.append(BT)  # noqa: N803
+
+    others = []
+    with mock.patch.object(module, "chunk_fwd_kernel_o", Kernel()):
+        for tokens in range(1, 200):
+            values = torch.zeros(1, tokens, 1, 16)
+            module.chunk_fwd_o(values, values, values, values)
+            if prefill_tables.tile(tokens) != launched[-1]:
+                others.append(tokens)
+    return {"stock's": sorted(set(launched)), "others": others}
+
+
+# -- who is served ---------------------------------------------------------------------------------
+
+
+def gates() -> dict[str, list[str]]:
+    """What gates the patch on servers, by how they are started: the release resolves it."""
+    context = importlib.import_module("sglang.srt.runtime_context")
+    arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
+    backend = gdn().rig.backend
+    assert gdn_prefill_graph.unserved(backend, importlib.import_module) is None
+    found: dict[str, list[str]] = {}
+    for name, given_ in SPELLINGS.items():
+        made = called(
+            arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
+        )
+        held = context.create_context(made, role="scheduler")
+        on = FEATURES.of(Published(made, held)).keys()
+        found[name] = sorted(on - PATCH.proven_with.keys())
+    return found
+
+
+def chunks() -> str | None:
+    """If stock's chunks had another size."""
+    with mock.patch.object(importlib.import_module(f"{FLA}.chunk_delta_h"), "CHUNK_SIZE", 32):
+        return gdn_prefill_graph.unserved(gdn().rig.backend, importlib.import_module)
+
+
+def kernels() -> dict[str, str | None]:
+    """FlashInfer's kernel on GPUs and states of several kinds, and a kernel that nobody knows."""
+    backend = gdn().rig.backend
+    made = flashinfer.kernel(gdn().counter)
+    pool = backend.req_to_token_pool.mamba_pool
+    halved = dataclasses.replace(pool.mamba_cache, temporal=pool.mamba_cache.temporal.bfloat16())
+    cases: dict[str, list[Any]] = {
+        "Hopper": [],
+        "Blackwell": [mock.patch.object(made, "use_state_pool", True)],
+        "SM120": [mock.patch.object(made, "_prefill_needs_fp32_state", True)],
+        "bfloat16": [mock.patch.object(pool, "mamba_cache", halved)],
+        "unknown": [mock.patch.object(backend.kernel_dispatcher, "extend_kernel", object())],
+    }
+    found = {}
+    for name, changes in cases.items():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(backend.kernel_dispatcher, "extend_kernel", made))
+            for change in changes:
+                stack.enter_context(change)
+            found[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
+    return found
+
+
+def buckets() -> dict[str, Any]:
+    """What is captured on tables, and how many requests a replay may have."""
+    found: dict[str, Any] = {}
+    with _live():
+        for size in (1, gdn_prefill_graph.SHORT, gdn_prefill_graph.SHORT + 64):
+            (held,) = _runner(size).stocks.attn_metadata_buffers.values()
+            found[str(size)] = held is not None
+        found["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
+        with mock.patch.object(gdn_prefill_graph, "MOST_REQUESTS", 2):
+            found["most of more than the tables"] = _runner(1).stocks._captured_attn_metadata_max_bs
+    return found
+
+
+# -- what a replay does ----------------------------------------------------------------------------
+
+
+def waits() -> dict[str, list[int]]:
+    """The layers whose load is waited for, in a counter of another kind than the proof's."""
+    module = importlib.import_module("sglang.srt.mem_cache.unified_cache.unified_cache_linker")
+    pool = gdn().rig.pool
+    batch = Batch((Request(3, 64, tracked=False),))
+    found = {}
+    for side in ("stock", "patched"):
+        waited: list[int] = []
+        counter = module.LayerWiseLoadCounter(
+            len(pool.mamba_map), lambda _, layer, waited=waited: waited.append(layer)
+        )
+        with _live() if side == "patched" else contextlib.nullcontext():
+            runner = _runner(4)
+            pool.register_layer_transfer_counter(counter)
+            for consumer in (-1, counter.update_producer()):
+                counter.set_consumer(consumer)
+                for layer in range(len(pool.mamba_map) * (consumer >= 0)):
+                    counter.complete(consumer, layer)
+                play = gdn()
+                with play.counting():
+                    runner.replay(play.batch(batch))
+            pool.register_layer_transfer_counter(None)
+            del runner
+        found[side] = waited
+    return found
+
+
+def leaving() -> dict[str, Any]:
+    """Taken off with a capture alive, and again without."""
+    sglang_perf_patches.activate(PREFILL_GRAPH, strict=True)
+    runner = _runner(1)
+    sglang_perf_patches.deactivate()
+    held = engine.report().of(PREFILL_GRAPH)
+    with gdn().counting():
+        runner.replay(gdn().batch(Batch((Request(1, tracked=False),))))
+    still = bool(gdn().rig.backend.prefill_graph_extend_active())
+    del runner
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    has_left = engine.report() is None
+    return {"state": held.state, "reason": held.reason, "replays": still, "left": has_left}
+
+
+def many() -> int:
+    """Replays of more requests than tables hold, of as many, and of more again."""
+    play = Play(Rig(requests=70, slots=160))
+    most = gdn_prefill_graph.MOST_REQUESTS
+    batches = [
+        Batch(tuple(Request(1 + (n == 0), cached=n, tracked=False) for n in range(count)))
+        for count in (most + 1, most, most + 2)
+    ]
+    wanted = replays_of(*batches, left=frozenset({0, 2}))
+    return alike((PREFILL_GRAPH,), Captured(play).replayed, [wanted])
+
+
+def broken() -> dict[str, str]:
+    """What the proof says of a patch that is broken on purpose."""
+    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), loads=True)
+    crossing = Replays(
+        (Batch((Request(15, 3, tracked=False),)),), bucket=33, left=frozenset({0}), smaller=(8,)
+    )
+
+    breaks: dict[str, tuple[Any, str, Any, Any]] = {
+        "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
+        "any tile": (prefill_tables, "tile", lambda _: 64, crossing),
+    }
+    said = {}
+    for name, (owner, attribute, wrong, wanted) in breaks.items():
+        with mock.patch.object(owner, attribute, wrong):
+            try:
+                replayed = Captured(gdn()).replayed
+                said[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, [wanted])}"
+            except AssertionError as different:
+                said[name] = f"different: {different}"
+        _off()
+    return said
+
+
+def broken_breaks() -> dict[str, str]:
+    """The same where the graph breaks at FlashInfer's kernel."""
+    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), more=2, loads=True)
+    kept = replays_of(Batch((Request(70, 64, seqlen=129), Request(128, 64))), more=3)
+    live = kernel_break.live
+
+    def changed(**wrong: Any) -> Any:
+        return lambda *given: dataclasses.replace(live(*given), **wrong)
+
+    def other_slots(*given: Any) -> Any:
+        made = live(*given)
+        return dataclasses.replace(made, slots=made.slots + 1)
+
+    breaks: dict[str, tuple[Any, str, Any, Any]] = {
+        "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
+        "all rows of the bucket": (kernel_break, "live", changed(tokens=5), loaded),
+        "another slot": (kernel_break, "live", other_slots, loaded),
+        "no state kept at chunks": (kernel_break, "live", changed(at_chunks=None), kept),
+        "no state kept at the end": (kernel_break, "live", changed(final=None), kept),
+    }
+    said = {}
+    for name, (owner, attribute, wrong, wanted) in breaks.items():
+        with mock.patch.object(owner, attribute, wrong):
+            try:
+                play = gdn()
+                replayed = Captured(play, flashinfer.kernel(play.counter)).replayed
+                count = alike((PREFILL_GRAPH,), replayed, [wanted], most=None)
+                said[name] = f"equal: {count}"
+            except AssertionError as different:
+                said[name] = f"different: {different}"
+        _off()
+    return said
+
+
+@contextlib.contextmanager
+def _live() -> Iterator[None]:
+    """The patch is live within, and off after it."""
+    sglang_perf_patches.activate(PREFILL_GRAPH, strict=True)
+    try:
+        yield
+    finally:
+        _off()
+
+
+def _off() -> None:
+    """Also after a comparison that failed within a replay, whose runner is in its traceback."""
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    assert engine.report() is None, engine.report()
+
+
+def _runner(size: int) -> Runner:
+    play = gdn()
+    batch = play.batch(Batch((Request(size, tracked=False),)))
+    batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
+    inputs = play.rig.inputs(size)
+    play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
+    with play.counting():
+        return Runner(play.rig, batch, inputs)

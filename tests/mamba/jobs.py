@@ -1,0 +1,272 @@
+"""What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
+
+`on_release` plays ``passes`` and ``broken``, and the tests judge what they find.
+`sglang_perf_patches.proof` shows that both sides compute the same.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain, repeat
+from random import Random
+from typing import Any
+from unittest import mock
+
+warnings.simplefilter("ignore")
+
+from sglang_perf_patches.proof import mamba
+
+mamba.prepare()
+
+import sglang
+import torch
+from triton.runtime import interpreter
+
+import sglang_perf_patches
+from sglang_perf_patches.proof.mamba import play
+from sglang_perf_patches.proof.mamba.alike import alike
+from sglang_perf_patches.proof.mamba.captured import Captured, Replays
+from sglang_perf_patches.proof.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
+from sglang_perf_patches.proof.mamba.kinds import Lightning
+from sglang_perf_patches.sets.mamba import host
+from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
+from sglang_perf_patches.sets.mamba.lightning_rows.proof import PATCH as ROWS
+from sglang_perf_patches.sets.mamba.lightning_rows.proof import waits_of_metadata
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices.proof import PATCH as CHUNKS
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices.proof import mixed, mixed_of
+
+PREFILL_GRAPH = "mamba.gdn-prefill-graph"
+EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
+
+
+def passes() -> Any:
+    """What each part finds on stock, with the patches, and on stock again."""
+    found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(play.gdn().rig.layers)}
+    parts = (forwards, fallbacks, mamba2, idle)
+    for number, selection in enumerate(("none", "mamba", "none")):
+        label = "stock" if number == 0 else "stock again" if selection == "none" else selection
+        report = sglang_perf_patches.activate(selection, strict=True)
+        here: dict[str, Any] = {
+            "states": {s.id: s.state for s in report.patches if s.id.startswith("mamba.")}
+        }
+        for part in parts:
+            started = time.monotonic()
+            here[part.__name__] = part()
+            print(f"{label} {part.__name__} {time.monotonic() - started:.1f} s", file=sys.stderr)
+        here["ran"] = [s.id for s in sglang_perf_patches.activate(selection).patches if s.ran]
+        if label == "mamba":
+            here["debug"] = debug()
+            here["pins"] = pins()
+            here["busy"] = busy()
+        sglang_perf_patches.deactivate()
+        found[label] = here
+    return found
+
+
+def forwards() -> Any:
+    """The waits of whole forwards, by place; the kernels, in which none waits, do not run."""
+    gdn = play.gdn()
+    with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
+        return {
+            name: dict(Counter(place for _, found in gdn.each(FORWARDS[name]) for place in found))
+            for name in ("half", "none", "no mask", "decode", "decode, none")
+        }
+
+
+def fallbacks() -> Any:
+    """Metadata and waits of batches that the host does not know, and of a mixed one it does."""
+    gdn = play.gdn()
+    changes: tuple[Callable[[Any, Any], None], ...] = play.UNKNOWN
+    results = {change.__name__: _found(gdn.changed(change)) for change in changes}
+    of_both = Batch(play.CHANGED.requests, mode="MIXED")
+    return results | {"mixed": _found(gdn.metadata(of_both))}
+
+
+def mamba2() -> Any:
+    """Waits of Mamba2's own metadata."""
+    return [
+        {
+            "waits": len(mixed(Batch(batch.requests, tracking=False))[1]),
+            "requests": len(batch.requests),
+            "prefix": any(request.cached for request in batch.requests),
+        }
+        for batch in EXAMPLES
+    ]
+
+
+def idle() -> Any:
+    """Waits with a device that has nothing else to do, and metadata made then."""
+    with mock.patch.object(host, "is_busy", return_value=False):
+        return {
+            "forwards": forwards(),
+            "metadata": [_found(play.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "mamba2": mamba2(),
+        }
+
+
+def debug() -> Any:
+    """Whether the debug variable finds a host list that differs from the device's."""
+    prefill = Batch((Request(65), Request(64)))
+    changed = (
+        *("extend_seq_lens", "extend_prefix_lens"),
+        *("mamba_track_mask", "mamba_track_seqlens"),
+    )
+    gdn = play.gdn()
+    found = {}
+    with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
+        mixed_of(prefill, gdn.batch(prefill))
+        found["right"] = ""
+        for name in changed:
+            batch = gdn.batch(prefill)
+            held = getattr(batch, name)
+            held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
+            try:
+                mixed_of(prefill, batch)
+                found[name] = ""
+            except host.HostDataMismatch as mismatch:
+                found[name] = str(mismatch)
+    return found
+
+
+def pins() -> list[bool]:
+    """Whether copies are pinned where stock pins its own, and where it does not."""
+    common = importlib.import_module("sglang.srt.utils.common")
+    found = []
+    for answer in (True, False):
+        takes_device = common.is_pin_memory_available.__code__.co_argcount > 0
+        stand_in = (lambda _=None: answer) if takes_device else (lambda: answer)  # noqa: B023
+        with mock.patch.object(common, "is_pin_memory_available", stand_in):
+            found.append(host.is_pinned(torch.device("cuda")))
+    return found
+
+
+def busy() -> dict[str, bool]:
+    """What is taken for a busy device, by what its stream answers."""
+    found = {"no stream": host.is_busy("cpu")}
+    answers: dict[str, tuple[list[bool], bool]] = {
+        "idle": ([True], False),
+        "just launched": ([False, False, True], False),
+        "another forward": ([False], False),
+        "capturing": ([True], True),
+    }
+    for name, (queried, capturing) in answers.items():
+        stream = mock.Mock(query=mock.Mock(side_effect=chain(queried, repeat(queried[-1]))))
+        with (
+            mock.patch.object(torch.cuda, "current_stream", return_value=stream),
+            mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=capturing),
+            mock.patch.object(host, "_SOON", 0.5 if name == "just launched" else host._SOON),
+        ):
+            found[name] = host.is_busy(torch.device("cuda"))
+            found[f"{name}, asked"] = stream.query.called
+    return found
+
+
+def broken() -> Any:
+    """What the project's own comparison says of patches broken on purpose."""
+    gdn = play.gdn()
+    zero = ("mamba.zero-sync",)
+    right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
+
+    def late(lens: Any, dtype: Any) -> Any:
+        return right["offsets"](lens, dtype) + 1
+
+    def other(batch: Any, mask: Any, seqlens: Any) -> None:
+        right["attach_track"](batch, mask, [max(-1, n - 64) for n in seqlens])
+
+    def flipped(tensors: Any, device: Any) -> Any:
+        return [tensor.flip(0) for tensor in right["to_device"](tensors, device)]
+
+    def left(tensors: Any, _: Any) -> Any:
+        return list(tensors)
+
+    tracked = [Batch((Request(65), Request(70, 64), Request(130)))]
+    plain = [Batch(tracked[0].requests, tracking=False)]
+    old: dict[str, tuple[Any, str, Any, Callable[[], int]]] = {
+        "sums": (host, "offsets", late, lambda: alike(zero, gdn.metadata, tracked)),
+        "positions": (host, "attach_track", other, lambda: alike(zero, gdn.metadata, tracked)),
+        "copies": (host, "to_device", flipped, lambda: alike(zero, gdn.metadata, tracked)),
+        "no copies": (host, "to_device", left, lambda: alike(zero, gdn.metadata, tracked)),
+        "no list": (host, "attach_track", _nothing, lambda: alike(zero, gdn.metadata, tracked)),
+        "no lengths": (host, "attach_lens", _nothing, lambda: alike(zero, gdn.metadata, plain)),
+    }
+    breaks = old if play.is_old() else {}
+    breaks |= {
+        "chunk copies": (
+            host,
+            "to_device",
+            flipped,
+            lambda: alike((CHUNKS,), mixed, plain),
+        ),
+        "chunks": (
+            chunk_indices,
+            "logical",
+            lambda lens, size: ([0] * len(lens), [0] * len(lens)),
+            lambda: alike((CHUNKS,), mixed, plain),
+        ),
+    }
+    if play.source_has("linear.lightning_backend", "mamba_track"):
+        rig = play.Play(Lightning("seg_la"))
+        breaks["no rows"] = (
+            lightning_rows,
+            "_kept",
+            _nothing,
+            lambda: alike((ROWS,), rig.forwards, [PREFIX], most=waits_of_metadata(rig)),
+        )
+    if PREFILL_GRAPH in _applying():
+        from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
+
+        enumerate_right = tables._enumerate
+
+        def replay() -> int:
+            wanted = Replays((Batch((Request(70, 64), Request(130))),), 205)
+            return alike((PREFILL_GRAPH,), Captured(gdn).replayed, [wanted])
+
+        def reversed_(table: Any, counts: Any, unused: Any) -> None:
+            enumerate_right(table, counts[::-1], unused)
+
+        breaks |= {
+            "tables": (tables, "_enumerate", reversed_, replay),
+            "no windows": (tables.Tables, "keep_windows", _nothing, replay),
+            "no states": (tables.Tables, "keep_states", _nothing, replay),
+        }
+    said = {}
+    for name, (module, attribute, wrong, compare) in breaks.items():
+        compare()  # it is right before
+        with mock.patch.object(module, attribute, wrong):
+            try:
+                said[name] = f"equal: {compare()}"
+            except AssertionError as different:  # or the counter refuses it
+                said[name] = f"different: {different}"
+    return said
+
+
+def _applying() -> set[str]:
+    return {v.patch.id for v in sglang_perf_patches.verdicts() if v.word == "applies"}
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _found(played: Any) -> dict[str, Any]:
+    plan, waits = played
+    return {
+        "fields": {name: _plain(value) for name, value in plan["fields"].items()},
+        "chunks": [_plain(value) for value in plan["chunks"]],
+        "waits": len(waits),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), list(value.shape), value.tolist()]
+    return [*map(_plain, value)] if isinstance(value, tuple) else value

@@ -1,0 +1,142 @@
+"""A hybrid model's server with few slots, on the release on PYTHONPATH.
+
+`on_release` plays ``deaths``, ``waits``, ``broken`` and ``episodes``, and the tests judge them.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from array import array
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+warnings.simplefilter("ignore")
+
+from sglang_perf_patches.proof import mamba
+
+mamba.prepare()
+
+from sglang_perf_patches.proof import comparing
+from sglang_perf_patches.proof.mamba import exhaustion
+from sglang_perf_patches.proof.mamba.hybrid_parts import MEMORY, Shape, trees
+from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer
+from sglang_perf_patches.proof.mamba.rig import called
+from sglang_perf_patches.sets.mamba.slot_exhaustion import body
+
+KINDS = [(tree, tracked) for tracked in (True, False) for tree in trees()]
+SHORT = (exhaustion.short_of_rows, exhaustion.short_of_copies)
+
+
+def deaths() -> Any:
+    """Where stock asserts, and which requests the patched server serves."""
+    found = []
+    for make in SHORT:
+        for kind in KINDS:
+            stock = exhaustion.drained(make(*kind))
+            with comparing.live(exhaustion.PATCH):
+                server = make(*kind)
+                made = server._made
+                patched = exhaustion.drained(server)
+            same = len(stock.log)
+            found.append(
+                {
+                    "load": make.__name__,
+                    "kind": kind,
+                    "stock": [stock.died, stock.where],
+                    "patched": patched.died,
+                    "same": patched.log[:same] == stock.log,
+                    "served": len(server.ended) == made,
+                }
+            )
+    return found
+
+
+def waits() -> Any:
+    """An idle server that lacks slots: what it says, and that it goes on when it has them."""
+    found = []
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    body.logger.addHandler(handler)
+    for tree in trees():
+        stock = exhaustion.drained(_too_few_slots(tree)).died
+        with comparing.live(exhaustion.PATCH):
+            said.clear()
+            server = _too_few_slots(tree)
+            for _ in range(20):
+                server.step()
+            waiting = [req.rid for req in server.waiting]
+            server.abort(server.waiting[0])
+            server.check_drained()
+            told = list(said)
+            found.append({"stock": stock, "waiting": waiting, "said": told, **_locked(tree, said)})
+    return found
+
+
+def _too_few_slots(tree: str) -> HybridServer:
+    """A request that can never have its slots."""
+    server = HybridServer(Shape(tree, tracked=True, slots=2, rows=1))
+    server.submit([11] * 128, 3)
+    return server
+
+
+def _lock(server: HybridServer, ids: list[int]) -> Callable[[], None]:
+    """Lock the node of a cached prefix, as a transfer does; returns what unlocks it."""
+    memory = importlib.import_module(f"{MEMORY}.radix_cache")
+    kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
+    batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+    kept: Any = array("q", ids) if hasattr(batches, "array") else list(ids)
+    key = called(memory.RadixKey, token_ids=kept, extra_key=None)
+    node = server.tree.match_prefix(kinds.MatchPrefixParams(key=key)).last_device_node
+    locked = server.tree.inc_lock_ref(node)
+    given = [locked.to_dec_params()] if hasattr(locked, "to_dec_params") else []
+    return lambda: server.tree.dec_lock_ref(node, *given)
+
+
+def _locked(tree: str, said: list[str]) -> dict[str, Any]:
+    """The only slot is a cached state's, which someone else locks for a while."""
+    server = HybridServer(Shape(tree, tracked=False, slots=1, rows=1))
+    server.submit([11] * 40, 1)
+    server.drain()
+    said.clear()
+    unlock = _lock(server, [11] * 40)
+    req = server.submit([50] * 40, 3)
+    for _ in range(5):
+        server.step()
+    waited = req in server.waiting and not server.running.reqs
+    unlock()
+    server.drain()
+    server.check_drained()
+    return {"waited": waited, "said of locks": list(said), "served": req.rid in server.ended}
+
+
+def broken() -> Any:
+    """What the episodes say of the patch with a part broken on purpose."""
+    seeds = range(40)
+    exhaustion.alike(seeds)  # it is right before
+    needed, obtainable = body.needed, body.obtainable
+    breaks: dict[str, tuple[str, Callable[..., Any]]] = {
+        "no assertion is known": ("_is_exhausted", lambda _: False),
+        "none is refused": ("_lacks_slots", lambda *_: False),
+        "all can be had": ("obtainable", lambda tree: obtainable(tree) + 1),
+        "less can be had": ("obtainable", lambda tree: obtainable(tree) - 1),
+        "too little is needed": ("needed", lambda *given: needed(*given) - 1),
+    }
+    said = {}
+    for name, (function, wrong) in breaks.items():
+        with mock.patch.object(body, function, wrong):
+            try:
+                said[name] = f"equal: {dict(exhaustion.alike(seeds))}"
+            except (AssertionError, RuntimeError) as different:
+                said[name] = f"different: {different}"
+    return said
+
+
+def episodes(count: int) -> Any:
+    """Where stock died in how many of the episodes, in all of which the patch is right."""
+    return dict(exhaustion.alike(range(count)))

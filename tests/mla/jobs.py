@@ -1,0 +1,35 @@
+"""What `on_release` plays of the mla patches: their cases, and the checks of ``check_*.py``."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from typing import Any
+
+from sglang_perf_patches.proof import mla
+
+mla.prepare()
+
+from prove import drawn  # noqa: E402
+from sglang_perf_patches import proof  # noqa: E402
+from sglang_perf_patches.proof import worker  # noqa: E402
+
+
+def prove(patches: list[str]) -> list[dict[str, Any]]:
+    """The lines of these patches' cases, with inputs from hypothesis."""
+    chosen = [case for case in proof.all_cases() if case.patch in patches]
+    return list(worker.run(chosen, drawn))
+
+
+def check(patch: str) -> dict[str, str | None]:
+    """Each of a patch's checks by its name: what it raised, None if it passes."""
+    module = importlib.import_module(f"check_{patch.removeprefix('mla.').replace('-', '_')}")
+    return {name: _raised(function) for name, function in module.CHECKS.items()}
+
+
+def _raised(function: Any) -> str | None:
+    try:
+        function()
+    except Exception:
+        return traceback.format_exc(limit=-4)
+    return None

@@ -1,0 +1,1195 @@
+"""What `on_release` plays in an environment with stock sglang of one release."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from importlib import import_module, metadata
+from random import Random
+from typing import Any
+
+# What a request is called when a graph is counted → its prompt's length.
+COUNTED = {"a": 5, "b": 9, "c": 9, "d": 12}
+# Beyond the window of the model that has one.
+COUNTED_LONG = {"a": 5, "b": 20, "c": 31, "d": 12}
+
+SEEDS = range(6)
+
+
+def equivalence() -> dict[str, Any]:
+    """Each model: stock, patched, broken, and stock again; stock's code decodes every step."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
+
+    found: dict[str, Any] = {}
+    for name, dtype in kinds(metadata.version("sglang")):
+        with models.model(name, dtype) as made, by_stocks_code():
+            of_model: dict[str, Any] = {"stock": outcome(made)}
+            sglang_perf_patches.activate("mlx.kv-arena", strict=True)
+            of_model["patched"] = outcome(made)
+            of_model["state"] = asdict(state("mlx.kv-arena"))
+            with never_shared(StepArrays):
+                of_model["never shared"] = outcome(made)
+            with kept_too_long(StepArrays, by_shape=False):
+                of_model["kept too long"] = outcome(made)
+            with kept_too_long(StepArrays, by_shape=True):
+                of_model["kept too long by shape"] = outcome(made)
+            sglang_perf_patches.deactivate()
+            of_model["again"] = outcome(made)
+            found[f"{name} {dtype}"] = of_model
+    return found
+
+
+def crossing_4096() -> dict[str, Any]:
+    """A batched decode across the end of stock's buffer; patched continues where stock fails."""
+    from sglang_perf_patches.proof.mlx import models
+
+    schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
+    with models.model("qwen3", "float32") as made:
+        found = {"stock": outcome_of_growth(made, "none", None, [schedule])}
+        if "raised" in found["stock"]:
+            found["arenas"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+            with by_stocks_code():
+                found["stock's code"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+    return found
+
+
+def small_buffers() -> dict[str, Any]:
+    """Many batched decodes that cross the end of a buffer, and the same in wide buffers.
+
+    The size is stock's own attribute, set lower.
+    """
+    from sglang_perf_patches.proof.mlx import cases, models
+
+    many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
+    equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        for name, schedules in (("many", many), ("equal lengths", equal)):
+            found[name] = {
+                "stock": outcome_of_growth(made, "none", 8, schedules),
+                "all patched": outcome_of_growth(made, "mlx", 8, schedules),
+                "wide": outcome_of_growth(made, "none", 1024, schedules),
+            }
+            with by_stocks_code():
+                found[name]["patched"] = outcome_of_growth(made, "mlx.kv-arena", 8, schedules)
+    return found
+
+
+def outcome_of_growth(
+    made: Any, selection: str, tokens: int | None, schedules: Sequence[Sequence[Any]]
+) -> dict[str, Any]:
+    """What schedules give with buffers of so many tokens, or of stock's size."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+
+    sglang_perf_patches.activate(selection, strict=True)
+    kv_arena.COUNTS.clear()
+    player = rig.Player(made)
+    if tokens is not None:
+        player.runner._max_seq_len = tokens
+    found: dict[str, Any] = {"buffer": player.runner._max_seq_len}
+    try:
+        found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
+    except ValueError as error:
+        found["raised"] = str(error)
+    found["counts"] = dict(kv_arena.COUNTS)
+    del player
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    return found
+
+
+@contextmanager
+def by_stocks_code() -> Iterator[None]:
+    """Let ``mlx.kv-arena`` leave every step to stock's code."""
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+
+    with replaced(kv_arena, "_begin", lambda *_: None):
+        yield
+
+
+def before_23470() -> dict[str, Any]:
+    """0.5.11 as it is, with #23470 undone, and with the patch on top of that.
+
+    A tree from before #23470, given by PYTHONPATH, has nothing to undo and is judged as it is.
+    """
+    from before_23470 import undo
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made, counted_calls() as calls:
+
+        def outcome_of(what: str) -> None:
+            found[what] = outcome(made)
+            found[what]["calls"] = calls_of_a_step(made, calls)
+
+        outcome_of("released")
+        wrapper = import_module(wrapper_name())
+        if hasattr(wrapper.BatchedDecodeContext, "__post_init__"):
+            undo(wrapper)
+            outcome_of("undone")
+            judge_as_before_23470()
+        sglang_perf_patches.activate("mlx.decode-context", strict=True)
+        outcome_of("mlx.decode-context")
+        found["mlx.decode-context"]["state"] = asdict(state("mlx.decode-context"))
+        sglang_perf_patches.deactivate()
+        outcome_of("again")
+    return found
+
+
+def off() -> dict[str, Any]:
+    """What the patched modules hold, with the plugin as the environment has it."""
+    from attributes import describe, held, patched_modules
+    from sglang.srt.plugins import load_plugins
+
+    import sglang_perf_patches
+
+    if os.environ.get("LOAD_PLUGINS"):
+        load_plugins()
+    modules = [import_module(name) for name in patched_modules()]
+    found: dict[str, Any] = {
+        "plugins": [e.dist.name for e in metadata.entry_points(group="sglang.srt.plugins")],
+        "attributes": describe(modules),
+    }
+    sglang_perf_patches.deactivate()
+    before = held(modules)
+    report = sglang_perf_patches.activate("mlx", strict=True)
+    found["live"] = [patch.id for patch in report.patches if patch.state == "live"]
+    found["changed"] = sorted(name for name, now in held(modules).items() if now != before[name])
+    sglang_perf_patches.deactivate()
+    after = held(modules)
+    # The kept objects are alive in `before`, so that equal ids mean the identical object.
+    found["differs after"] = sorted(
+        name for name in before.keys() | after.keys() if after.get(name) != before.get(name)
+    )
+    found["attributes after"] = describe(modules)
+    return found
+
+
+def broken_arena() -> dict[str, Any]:
+    """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
+    from sglang_perf_patches.sets.mlx.kv_arena import arena, proof
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+
+    write, take_back = kv_arena._Step.write, arena.Rows.take_back
+    append, set_apart = arena.Rows.append, arena_moves.Moves.set_apart
+
+    def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+        return write(self, layer, keys, keys)
+
+    def shorter(self: Any, row: Any) -> None:
+        row.offset -= 1
+        take_back(self, row)
+        row.offset += 1
+
+    def any_order(self: Any, caches: Any, lengths: Any) -> Any:
+        found = self._rows.layer_if_row(caches[0][0])
+        if found is None or len(found.caches) != len(lengths):
+            return None
+        return found.arena if found.arena.intact else None
+
+    def not_longer(self: Any, row: Any, k: Any, v: Any) -> None:
+        append(self, row, k, v)
+        row.offset -= 1
+
+    def mixed_up(self: Any, caches: Any) -> bool:
+        found = set_apart(self, caches)
+        for of_layer in caches if found else ():
+            rows = [self._rows.layer_if_row(cache) for cache in of_layer]
+            one, other = [layer for layer in rows if layer is not None][:2]
+            one.keys, other.keys = other.keys, one.keys
+        return found
+
+    broken = {
+        "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
+        "V is K": (kv_arena._Step, "write", wrong_token),
+        "a row comes back without its last token": (arena.Rows, "take_back", shorter),
+        "a batch in another order is taken for the same": (
+            arena_choice.Choice,
+            "_arena_of",
+            any_order,
+        ),
+        "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
+        "a failed step counts": (kv_arena._Step, "has_served", _counts_each_layer),
+        "a row that stays where it is is not longer": (arena.Rows, "append", not_longer),
+        "rows that are set apart are mixed up": (arena_moves.Moves, "set_apart", mixed_up),
+        "rows are never set apart": (arena_moves.Moves, "set_apart", lambda *_: False),
+    }
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
+
+
+def _counts_each_layer(self: Any) -> None:
+    """Advance each layer at once: a step that fails leaves some of them longer."""
+    layers = [layer for layer in self._arena.layers if layer is not None]
+    for cache in layers[len(layers) - self._left].caches:
+        cache.offset += 1
+    self._left -= 1
+    if not self._left:
+        self._arena.lengths = [length + 1 for length in self.lengths]
+
+
+def broken_merged_cache() -> dict[str, Any]:
+    """The same of ``mlx.merged-cache``."""
+    from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache
+    from sglang_perf_patches.sets.mlx.merged_cache import proof
+
+    batch_of = merged_cache._batch_of
+
+    def any_order(caches_list: Any) -> Any:
+        return batch_of(sorted(caches_list, key=lambda rows: getattr(rows, "number", 0)))
+
+    broken = {
+        "whole": (merged_cache, "COUNTS", merged_cache.COUNTS),
+        "every step merges": (merged_cache, "_batch_of", lambda _: None),
+        "a batch in another order is taken for the same": (merged_cache, "_batch_of", any_order),
+        "a failed step counts": (merged_cache._Batch, "_settle", lambda self: None),
+    }
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
+
+
+def older_mlx_lm() -> dict[str, Any]:
+    """What the case of ``mlx.merged-cache`` says where mlx-lm's batch cache is its former self.
+
+    Up to 0.30.2 it had no ``size()``, and up to 0.31.1 that of its base class, which says 0.
+    """
+    from mlx_lm.models.cache import BatchKVCache, _BaseCache
+
+    from sglang_perf_patches.sets.mlx.merged_cache import proof
+
+    @property  # type: ignore[misc]
+    def no_size(self: Any) -> Any:
+        raise AttributeError("size")
+
+    return {
+        name: verdict_of(proof, (BatchKVCache, "size", size))
+        for name, size in (("0.30.2", no_size), ("0.31.1", _BaseCache.size))
+    }
+
+
+def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
+    """What a patch's checks say with one attribute changed: equal, different, or an error."""
+    from sglang_perf_patches.proof import Different
+
+    def few(draw: Any, count: int | None = None) -> Any:
+        return [draw(Random(0))]
+
+    with replaced(*change):
+        try:
+            compared = sum(check(few) for check in proof.CHECKS.values())
+            return "equal" if compared else "nothing was compared"
+        except Different:
+            return "different"
+        except (RuntimeError, ValueError, AttributeError) as error:
+            return f"raised {type(error).__name__}"
+
+
+def arena_memory() -> dict[str, Any]:
+    """Which buffers there are over the life of a batch, in bytes, stock and patched."""
+    import gc
+
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.kv_arena import arena
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+
+    found: dict[str, Any] = {}
+    names = list("abcdef")
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            gc.collect()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            player = rig.Player(made)
+            for number, name in enumerate(names):
+                player.join(name, 100 + 20 * number)
+                player.pending.clear()
+            for _ in range(180):
+                player.decode(names)
+                player.pending.clear()
+            prefilled_and_grown = mx.get_peak_memory() - before
+            mx.reset_peak_memory()
+            steady = mx.get_active_memory() - before
+            for _ in range(20):
+                player.decode(names)
+                player.pending.clear()
+            in_steps = mx.get_peak_memory() - before - steady
+            counts = dict(kv_arena.COUNTS)
+            for name in names[:3]:
+                player.leave(name)
+            player.decode(names[3:])
+            player.pending.clear()
+            fewer = mx.get_active_memory() - before
+            for name in names[3:]:
+                player.leave(name)
+            found[selection] = {
+                "peak": max(prefilled_and_grown, mx.get_peak_memory() - before),
+                "steady": steady,
+                "in steps": in_steps,
+                "fewer": fewer,
+                "gone": mx.get_active_memory() - before,
+                "counts": counts,
+            }
+            del player
+            sglang_perf_patches.deactivate()
+    found["capacities"] = [
+        arena.capacity_for(n, most) for n in range(1, 5000) for most in _rooms(n)
+    ]
+    found["growths"] = _growths(arena.capacity_for)
+    return found
+
+
+def _rooms(length: int) -> tuple[int, int, int]:
+    """How much room stock might have: just enough, its first buffers, and no bound."""
+    return length, max(length, 4096), 1 << 30
+
+
+def _growths(capacity_for: Any) -> dict[str, int]:
+    """Copies of a buffer that grows token by token to 20000 tokens, and how much larger it is."""
+    capacity, copies, spare = 0, 0, 0
+    for length in range(1, 20_001):
+        if length > capacity:
+            capacity, copies = capacity_for(length, 1 << 30), copies + 1
+            spare = max(spare, capacity - length - length // 16)
+    return {"copies": copies, "spare": spare}
+
+
+def changing() -> dict[str, Any]:
+    """The counts of a batch that changes at every step, by how many requests it has.
+
+    Then the batch settles, and the counts are of a settled batch's change and of its next steps.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+
+    found = {}
+    with models.model("qwen3", "float32") as made:
+        sglang_perf_patches.activate("mlx.kv-arena", strict=True)
+        for requests in (2, 4):
+            player = rig.Player(made)
+            names = [f"r{number}" for number in range(requests + 7)]
+            for name in names:
+                player.join(name, 9)
+            player.decode(names[:requests], 3)
+            of_batch = found[str(requests)] = {}
+            for what, firsts, steps in (
+                ("changing", range(1, 7), 1),
+                ("settled", (6,), 4),
+                ("changed once", (7,), 3),
+            ):
+                kv_arena.COUNTS.clear()
+                for first in firsts:
+                    for name in names[:first]:
+                        if name in player._held:
+                            player.leave(name)
+                    player.decode(names[first : first + requests], steps)
+                of_batch[what] = dict(kv_arena.COUNTS)
+        sglang_perf_patches.deactivate()
+    return found
+
+
+def apart() -> dict[str, Any]:
+    """Bytes that a step takes in a batch which changes at every step, and those of its buffers.
+
+    Stock, patched, and without setting rows apart.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.sets.mlx.kv_arena.moves import Moves
+
+    found: dict[str, Any] = {}
+    kept = Moves.set_apart
+    with models.model("qwen3", "float32") as made:
+        for what, selection, set_apart in (
+            ("stock", "none", kept),
+            ("patched", "mlx.kv-arena", kept),
+            ("together", "mlx.kv-arena", lambda *_: False),
+        ):
+            with replaced(Moves, "set_apart", set_apart):
+                sglang_perf_patches.activate(selection, strict=True)
+                found[what] = _memory_of_a_changing_step(made)
+                sglang_perf_patches.deactivate()
+    return found
+
+
+def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
+    import gc
+
+    import mlx.core as mx
+
+    from sglang_perf_patches.proof.mlx import rig
+
+    gc.collect()
+    before = mx.get_active_memory()
+    player = rig.Player(made)
+    names = list("abcdef")
+    for name in names:
+        player.join(name, 400)
+    player.decode(names, 3)
+    for first in range(1, 4):
+        player.decode([*names[first:], *names[:first]])
+    player.pending.clear()
+    gc.collect()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    player.decode(names)
+    player.pending.clear()
+    taken = mx.get_peak_memory() - held
+    for name in names:
+        player.leave(name)
+    return {"held": held - before, "taken": taken}
+
+
+def far_apart() -> dict[str, Any]:
+    """Requests of very different lengths, where padded rows would take more than stock's buffers.
+
+    The least size of stock's buffers, as the patch knows it, is set lower.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+
+    schedule = [
+        ("join", "a", 200),
+        ("join", "b", 5),
+        ("join", "c", 6),
+        ("chain", "abc", 3),
+        ("leave", "a"),
+        ("chain", "bc", 3),
+    ]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            with replaced(arena_choice, "STOCK_ROOM", 16):
+                found[selection] = {
+                    "played": asdict(rig.Player(made).play(schedule)),
+                    "counts": dict(kv_arena.COUNTS),
+                }
+            sglang_perf_patches.deactivate()
+    return found
+
+
+def broken_trial() -> dict[str, Any]:
+    """A device that counts as unproven, where arenas give other values: what happens."""
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import cases, models, rig
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+
+    write = kv_arena._Step.write
+
+    def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+        return write(self, layer, keys, keys)
+
+    schedules = [cases.SCRIPTED, cases.HITTING, cases.GROWING]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
+        for what, selection, changed in (
+            ("stock", "none", write),
+            ("broken", "mlx.kv-arena", wrong_token),
+            ("whole", "mlx.kv-arena", write),
+        ):
+            with replaced(kv_arena._Step, "write", changed):
+                sglang_perf_patches.activate(selection, strict=True)
+                kv_arena.COUNTS.clear()
+                player = rig.Player(made, radix=True)
+                found[what] = {"played": [asdict(player.play(each)) for each in schedules]}
+                found[what] |= {"counts": dict(kv_arena.COUNTS)}
+                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+                sglang_perf_patches.deactivate()
+    return found
+
+
+def queued_faults() -> dict[str, Any]:
+    """A device that counts as unproven, and is wrong where a step is queued behind another one.
+
+    Stock, patched on a device without a fault, with each fault, and with a fault while the patch
+    waits for every step that it compares.
+    """
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import cases, models, rig
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
+
+    short: list[cases.Step] = [
+        *(("join", who, 9) for who in "ab"),
+        ("chain", "ab", 22),
+        ("join", "c", 12),
+        ("chain", "cab", 22),
+    ]
+    longer: list[cases.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    end_step = arena_trial.Trial.end_step
+
+    def waits(self: Any) -> None:
+        import mlx.core as mx
+
+        end_step(self)
+        mx.synchronize()
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
+        device = _Device(made)
+        for what, selection, fault in (
+            ("stock", "none", ""),
+            ("none", "mlx.kv-arena", ""),
+            *((fault, "mlx.kv-arena", fault) for fault in _Device.FAULTS),
+            ("waits", "mlx.kv-arena", "queued"),
+        ):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            player = rig.Player(made)
+            schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
+            ends = waits if what == "waits" else end_step
+            with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
+                found[what] = {
+                    "played": [asdict(player.play(each)) for each in schedules],
+                    "counts": dict(kv_arena.COUNTS),
+                    "faults": device.faults,
+                }
+            if selection != "none":
+                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+            del player
+            gc.collect()
+            sglang_perf_patches.deactivate()
+    return found
+
+
+class _Device:
+    """A device on which arenas go wrong in steps that are queued behind one nobody has waited for.
+
+    Attributes:
+        faults: writes that went wrong.
+    """
+
+    FAULTS = ("queued", "enlarged", "moved", "set apart", "unequal", "longer")
+    """Each is of queued steps alone, and all but the first of some of them."""
+
+    def __init__(self, made: Any) -> None:
+        self._owner = made.model.model
+        self._embed = self._owner.embed_tokens
+        self.faults = 0
+        # What was queued, with its number; then the numbers of the last decode steps, as they were
+        # begun, and of what has been waited for.
+        self._queued: dict[int, tuple[Any, int]] = {}
+        self._number = self._waited = 0
+        self._begun = [0, 0]
+
+    @contextmanager
+    def faulty(self, fault: str) -> Iterator[None]:
+        """Make writes of arenas go wrong."""
+        from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+        from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+
+        self.faults = 0
+        moves, write = arena_moves.Moves, kv_arena._Step.write
+        build, grow, set_apart = moves.build, moves.grow, moves.set_apart
+        device, happened = self, {"last": ""}
+
+        def building(self: Any, caches: Any, *more: Any) -> Any:
+            has_rows = any(type(cache) is self._rows.row_class for cache in caches[0])
+            was_apart = happened["last"] == "set apart"
+            happened["last"] = "" if not has_rows else "set apart" if was_apart else "moved"
+            return build(self, caches, *more)
+
+        def growing(self: Any, *words: Any) -> None:
+            happened["last"] = "enlarged"
+            grow(self, *words)
+
+        def setting_apart(self: Any, caches: Any) -> bool:
+            happened["last"] = "set apart"
+            return bool(set_apart(self, caches))
+
+        def writing(self: Any, layer: Any, keys: Any, values: Any) -> Any:
+            concerned = {
+                "": False,
+                "queued": True,
+                "unequal": not self._equal,
+                "longer": self.longest > 256,
+            }.get(fault, happened["last"] == fault)
+            if concerned and device.is_busy():
+                device.faults += 1
+                values = keys
+            return write(self, layer, keys, values)
+
+        with (
+            self._watched(),
+            replaced(moves, "build", building),
+            replaced(moves, "grow", growing),
+            replaced(moves, "set_apart", setting_apart),
+            replaced(kv_arena._Step, "write", writing),
+        ):
+            yield
+
+    def is_busy(self) -> bool:
+        """Whether the step before this one is queued, and nobody has waited for it."""
+        before, now = self._begun
+        return any(before < number <= now for _, number in self._queued.values()) and not any(
+            before < number <= self._waited for _, number in self._queued.values()
+        )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note what is queued and what is waited for, by stock's code and by that of patches."""
+        import mlx.core as mx
+
+        queue = mx.async_eval
+
+        def queued(*arrays: Any) -> None:
+            self._number += 1
+            for array in _flat(arrays):
+                self._queued[id(array)] = array, self._number
+            queue(*arrays)
+
+        def of_all(wait: Any) -> Any:
+            def waits(*arrays: Any) -> Any:
+                self._waited = self._number
+                return wait(*arrays)
+
+            return waits
+
+        def of_array(wait: Any) -> Any:
+            def waits(array: Any) -> Any:
+                # Whatever was not queued is computed now, behind all that was.
+                _, number = self._queued.get(id(array), (None, self._number))
+                self._waited = max(self._waited, number)
+                return wait(array)
+
+            return waits
+
+        def embed(tokens: Any) -> Any:
+            if tokens.shape[0] > 1:
+                self._begun = [self._begun[1], self._number]
+            return self._embed(tokens)
+
+        self._queued.clear()
+        self._owner["embed_tokens"] = embed
+        try:
+            with (
+                replaced(mx, "async_eval", queued),
+                replaced(mx, "eval", of_all(mx.eval)),
+                replaced(mx, "synchronize", of_all(mx.synchronize)),
+                replaced(mx.array, "tolist", of_array(mx.array.tolist)),
+                replaced(mx.array, "item", of_array(mx.array.item)),
+            ):
+                yield
+        finally:
+            self._owner["embed_tokens"] = self._embed
+
+
+def _flat(arrays: Any) -> Iterator[Any]:
+    for each in arrays:
+        if isinstance(each, (list, tuple)):
+            yield from _flat(each)
+        else:
+            yield each
+
+
+def broken_prefill() -> dict[str, Any]:
+    """What the cases of the patches of prefill and pool say of them, and of them broken."""
+    from sglang_perf_patches.proof.mlx import alike, cases, models
+    from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
+    from sglang_perf_patches.sets.mlx.first_buffer import proof as buffer
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx.last_row import proof as row
+    from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
+    from sglang_perf_patches.sets.mlx.pool_write import proof as pool
+
+    class FirstRow(last_row._Trunk):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            hidden = self._trunk(*arguments, **options)
+            self.was_cut = True
+            return hidden[:, :1]
+
+    def no_copies(patching: Any) -> None:
+        """Override the same definitions, and leave them as they are."""
+        for reference in (
+            f"{pool_write.ATTENTION_POOL}.set_kv_all_layers",
+            f"{pool_write.ATTENTION_POOL}.get_kv",
+            f"{pool_write.ATTENTION_POOL}.clear",
+            f"{pool_write.RUNNER}._sync_new_kv_to_pool",
+            f"{pool_write.RUNNER}.prefill_finalize",
+            f"{pool_write.RUNNER}.extend_finalize",
+            f"{pool_write.RUNNER}._sync_decode_kv_to_pool",
+        ):
+            patching.override(reference, lambda inner: lambda *words, **more: inner(*words, **more))
+        patching.ran.seen = True
+
+    def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
+        """What `alike.episodes` plays, of which a part tells the broken ones."""
+        with models.model("qwen3", "float32") as made:
+            return alike.same(patch, made, [cases.HITTING], radix=True)
+
+    broken = {
+        "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
+        "pool-write, nothing is copied": (pool, (pool_write, "install_attention", no_copies)),
+        "first-buffer, whole": (buffer, (first_buffer, "STEP", 256)),
+        "first-buffer, room for less than the prompt": (
+            buffer, (first_buffer, "room_for", lambda tokens: tokens - 1)
+        ),
+        "first-buffer, room for 4096": (buffer, (first_buffer, "room_for", lambda tokens: 4096)),
+        "first-buffer, released buffers keep their room": (
+            buffer, (first_buffer, "_let_go", lambda *_: None)
+        ),
+        "last-row, whole": (row, (last_row, "_TRUNK", "model")),
+        "last-row, the first row": (row, (last_row, "_Trunk", FirstRow)),
+        "last-row, no trunk is found": (row, (last_row, "_owner_of_trunk", lambda model: None)),
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for proof in (buffer, row, pool):
+            stack.enter_context(replaced(proof, "episodes", one_model))
+        return {what: verdict_of(*how) for what, how in broken.items()}
+
+
+def on_cuda() -> dict[str, Any]:
+    """The room of a request's buffers where MLX says that it runs on CUDA."""
+    from types import SimpleNamespace
+
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof import Missing, comparing
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx import device
+
+    def verified(*patches: str, beside: tuple[str, ...] = ()) -> str:
+        try:
+            with comparing.live(*patches, beside=beside, ran=None):
+                return "went live"
+        except Missing as error:
+            return str(error)
+
+    found: dict[str, Any] = {}
+    cuda = SimpleNamespace(is_available=lambda: True)
+    with models.model("qwen3", "float32") as made, replaced(mx, "cuda", cuda):
+        for cudnn in ("1", "0"):
+            os.environ[device.CUDNN_ATTENTION] = cudnn
+            sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
+            player = rig.Player(made)
+            player.join("a", 300)
+            found[cudnn] = {
+                "room": player.runner._req_caches["a"][0].keys.shape[2],
+                "state": asdict(state("mlx.first-buffer")),
+                "arena": state("mlx.kv-arena").state,
+            }
+            del player  # its requests hold buffers of the patches
+            gc.collect()
+            sglang_perf_patches.deactivate()
+        os.environ.pop(device.CUDNN_ATTENTION)
+        found["alone"] = verified("mlx.first-buffer")
+        found["beside"] = verified("mlx.kv-arena", beside=("mlx.first-buffer",))
+    return found
+
+
+def few_rows() -> dict[str, Any]:
+    """A device that counts as unproven, where heads give other bits for fewer positions."""
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+
+    class Head:
+        """As a GPU's products: those of fewer than so many rows come from another kernel."""
+
+        def __init__(self, head: Any, rows: int) -> None:
+            self._head, self._rows = head, rows
+
+        def __call__(self, hidden: Any) -> Any:
+            logits = self._head(hidden)
+            return logits if hidden.shape[1] >= self._rows else logits + logits
+
+    few = [("join", who, tokens) for who, tokens in (("a", 9), ("b", 14), ("c", 9), ("d", 14))]
+    many = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "bfloat16") as made:
+        head = made.model.lm_head
+        for rows in (1, 2, 12, 280):
+            dict.__setitem__(made.model, "lm_head", Head(head, rows))
+            schedule = few if rows == 12 else many
+            for selection in ("none", "mlx.last-row"):
+                last_row.COUNTS.clear()
+                with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
+                    sglang_perf_patches.activate(selection, strict=True)
+                    player = rig.Player(made, radix=True)
+                    played = asdict(player.play(schedule))
+                found[f"{rows} {selection}"] = {
+                    "played": played,
+                    "counts": dict(last_row.COUNTS),
+                    "state": asdict(state("mlx.last-row")),
+                }
+                sglang_perf_patches.deactivate()
+        dict.__setitem__(made.model, "lm_head", head)
+    return found
+
+
+def other_blas() -> dict[str, Any]:
+    """A CPU whose products of one row have other bits, as with OpenBLAS, in each dtype.
+
+    Only the products of its probe and of the head: the model does not call them by its name.
+    """
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+
+    class Head:
+        """Like `product`, for a module that multiplies by itself."""
+
+        def __init__(self, head: Any) -> None:
+            self._head = head
+
+        def __call__(self, hidden: Any) -> Any:
+            logits = self._head(hidden)
+            return logits if hidden.shape[1] > 1 else logits * logits.dtype.size
+
+    stock_product = mx.matmul
+
+    def product(left: Any, right: Any) -> Any:
+        found = stock_product(left, right)
+        return found if left.shape[-2] > 1 else found + found
+
+    schedule = [("join", "a", 300), ("join", "b", 310), ("decode", "ab")]
+    found: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}
+    for dtype in ("float32", "bfloat16"):
+        with models.model("qwen3", dtype) as made, replaced(mx, "matmul", product):
+            found["there"] = last_row.gives_rows_alone(mx)
+            head = made.model.lm_head
+            dict.__setitem__(made.model, "lm_head", Head(head))
+            for selection in ("none", "mlx.last-row"):
+                last_row.COUNTS.clear()
+                sglang_perf_patches.activate(selection, strict=True)
+                played = asdict(rig.Player(made, radix=True).play(schedule))
+                counts = dict(last_row.COUNTS)
+                found[f"{dtype} {selection}"] = {
+                    "played": played,
+                    "counts": counts,
+                    "state": asdict(state("mlx.last-row")),
+                }
+                sglang_perf_patches.deactivate()
+            dict.__setitem__(made.model, "lm_head", head)
+    return found
+
+
+def together() -> dict[str, Any]:
+    """Random episodes with every patch of the set, and stock; by the kind of model."""
+    import sglang_perf_patches
+
+    release = installed_release()
+    from sglang_perf_patches.proof.mlx import cases, models, rig
+
+    found: dict[str, Any] = {}
+    for name, dtype in kinds(release):
+        with models.model(name, dtype) as made:
+            schedules = [cases.random_episodes(Random(seed)) for seed in range(4)]
+            schedules += [cases.HITTING]
+            of_model = found[f"{name} {dtype}"] = {}
+            for selection in ("none", "mlx"):
+                report = sglang_perf_patches.activate(selection, strict=True)
+                player = rig.Player(made, radix=True)
+                of_model[selection] = [asdict(player.play(each)) for each in schedules]
+                of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
+                sglang_perf_patches.deactivate()
+    return found
+
+
+def leaving() -> dict[str, Any]:
+    """What patches do that are to be taken off while they hold something."""
+    release = installed_release()
+    import leaving as plays
+
+    found = {"running": plays.running_requests(release)}
+    if release != "0.5.10.post1":
+        found["postponed"] = plays.postponed_write()
+    if release == "0.5.11":
+        found["small buffers"] = plays.small_buffers()
+    return found
+
+
+def whose_turn() -> dict[str, Any]:
+    """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
+    import gc
+
+    installed_release()
+    import mlx.core as mx
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import cases, models, rig
+    from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
+
+    turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
+    again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
+
+        def continued(schedule: Sequence[Any], change: Any = None) -> int:
+            next_turn.COUNTS.clear()
+            player = rig.Player(made, radix=True)
+            player.play(schedule[:-1], ends=False)
+            if change is not None:
+                change(player)
+            player.play(schedule[-1:])
+            return next_turn.COUNTS["continued"]
+
+        def evicted(player: Any) -> None:
+            player._prefill("c", player._donated["a"][0], [])
+
+        def elsewhere(player: Any) -> None:
+            tokens, slots = player._donated["a"]
+            player._donated["a"] = tokens, [slot - 300 for slot in slots]
+
+        def flushed(player: Any) -> None:
+            player.evaluate_pool()  # its queued writes hold the buffers too
+            gc.collect()
+            before = mx.get_active_memory()
+            player._pool.clear()
+            found["freed by a flush"] = before - mx.get_active_memory()
+
+        found["same prefix in the radix cache"] = continued(again)
+        found["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
+        found["in other slots"] = continued(again, elsewhere)
+        found["after a flush"] = continued(again, flushed)
+        player = rig.Player(made, radix=True)
+        player.play(turn, ends=False)
+        sglang_perf_patches.deactivate()
+        gc.collect()
+        player._pool.clear()
+        found["of stock when taken off"] = "clear" not in vars(player._pool)
+    return found
+
+
+def arena_nodes() -> dict[str, Any]:
+    """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
+    from graphs import primitives
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+
+    found: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as made:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            for kind in ("equal", "skewed"):
+                for requests in (2, 6):
+                    names = list("abcdef")[:requests]
+                    player = rig.Player(made)
+                    for number, name in enumerate(names):
+                        player.join(name, 9 + number * (kind == "skewed"))
+                    player.decode(names, 2)
+                    nodes = primitives(player, names)
+                    found[f"{selection} {kind} {requests}"] = {
+                        "all": sum(nodes.values()),
+                        "concatenations": nodes["Concatenate"],
+                        "zeros": nodes["Full"],
+                    }
+            sglang_perf_patches.deactivate()
+    return found
+
+
+def turn_of_stock() -> dict[str, Any]:
+    """The states of the patches after a turn of stock's in `bench mlx`, and at its end."""
+    import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+    from sglang_perf_patches.proof.mlx import standalone
+
+    standalone.lend()
+    from sglang_perf_patches.bench.mlx import Switch
+
+    switch = Switch()
+    with switch.stock():
+        time.sleep(2.5)
+    found = {"after": {id: state(id).state for id in switch.names}}
+    switch.close()
+    return found
+
+
+def installed_release() -> str:
+    """The release that is here; if it is only its files, its runner is made importable."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+        from sglang_perf_patches.judge import source
+        from sglang_perf_patches.proof.mlx import standalone
+
+        standalone.lend()
+        return source.Tree(source.find_installed()).version
+
+
+def kinds(release: str) -> list[tuple[str, str]]:
+    """The models whose layers that release can batch; a mixture of experts in float32 only.
+
+    On a CPU, MLX multiplies by gathered matrices in float32 alone.
+    """
+    chosen = [("qwen3", "float32"), ("qwen3", "bfloat16")]
+    if release != "0.5.11":
+        chosen.append(("qwen3_next", "float32"))
+    if release == "0.5.23":
+        chosen.append(("gpt_oss", "float32"))
+    return chosen
+
+
+def outcome(made: Any) -> dict[str, Any]:
+    """What the schedules give and how many nodes a step's graph has, or the error raised."""
+    from graphs import primitives
+
+    from sglang_perf_patches.proof.mlx import cases, rig
+
+    player = rig.Player(made)
+    schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
+    schedules += [cases.random_schedule(Random(seed)) for seed in SEEDS]
+    found: dict[str, Any] = {}
+    try:
+        found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
+        for name, batch in (("counted", COUNTED), ("counted long", COUNTED_LONG)):
+            for who, length in batch.items():
+                player.join(who, length)
+            found[name] = dict(primitives(player, list(batch)))
+            for who in batch:
+                player.leave(who)
+    except (ValueError, RuntimeError) as error:
+        found["raised"] = str(error)
+    return found
+
+
+def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
+    """How often one decode step of `COUNTED` calls each counted function."""
+    from sglang_perf_patches.proof.mlx import rig
+
+    player = rig.Player(made)
+    for who, length in COUNTED.items():
+        player.join(who, length)
+    calls.clear()
+    player.runner.decode_batch(list(COUNTED))
+    return dict(calls)
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Count the arrays that the attention wrapper's module makes, below what patches put there."""
+    wrapper = import_module(wrapper_name())
+    core: Any = wrapper.mx
+    calls: Counter[str] = Counter()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(core, name)
+
+        def array(self, values: Any, dtype: Any) -> Any:
+            calls["array of lengths"] += isinstance(values, list)
+            return core.array(values, dtype=dtype)
+
+        def arange(self, stop: int) -> Any:
+            calls["arange"] += 1
+            return core.arange(stop)
+
+        def zeros(self, shape: Any, dtype: Any) -> Any:
+            calls["zeros"] += 1
+            return core.zeros(shape, dtype=dtype)
+
+        def where(self, *arguments: Any) -> Any:
+            calls["where"] += 1
+            return core.where(*arguments)
+
+    wrapper.mx = Counting()
+    try:
+        yield calls
+    finally:
+        wrapper.mx = core
+
+
+@contextmanager
+def never_shared(step_arrays: Any) -> Iterator[None]:
+    """The patch broken: each layer makes its own."""
+    with replaced(step_arrays, "kept", lambda self: {}):
+        yield
+
+
+@contextmanager
+def kept_too_long(step_arrays: Any, *, by_shape: bool) -> Iterator[None]:
+    """The patch broken: a step gets the mask and the padding of an earlier one."""
+
+    class ByFunction(dict[Any, Any]):
+        def __contains__(self, key: Any) -> bool:
+            return super().__contains__(key[0])
+
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(key[0])
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key[0], value)
+
+    kept: dict[Any, Any] = {} if by_shape else ByFunction()
+    with replaced(step_arrays, "kept", lambda self: kept):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def judge_as_before_23470() -> None:
+    """Let the patches for code before #23470 take 0.5.11 for it, where it was undone in memory."""
+    from sglang_perf_patches import sets
+    from sglang_perf_patches.judge import source
+
+    tree = source.Tree(source.find_installed())
+    (mlx,) = (patch_set for patch_set in sets.load() if patch_set.name == "mlx")
+    patches = []
+    known = {name: dict(hashes) for name, hashes in mlx.known.items()}
+    for patch in mlx.patches:
+        if patch.id == "mlx.decode-context":
+            (variant,) = (v for v in patch.variants if any("git-" in name for name in v.releases))
+            # The class that `undo` changed would rightly count as a conflict.
+            depends = [name for name in variant.depends if "BatchedDecodeContext" not in name]
+            variant = replace(variant, releases=("0.5.11",), depends=tuple(depends))
+            patch = replace(patch, markers=(), variants=(variant,))
+            for reference in patch.references():
+                definition = tree.definition(reference)
+                assert definition is not None
+                known[reference] = {definition.digest: ("0.5.11",)}
+        patches.append(patch)
+    judged = replace(mlx, patches=tuple(patches), known=known)
+    sets.load = lambda: (judged,)  # type: ignore[assignment]
+
+
+def state(patch: str) -> Any:
+    """A patch's state in this process."""
+    from sglang_perf_patches.live import engine
+
+    report = engine.report()
+    assert report is not None
+    return report.of(patch)
+
+
+def wrapper_name() -> str:
+    from sglang_perf_patches.sets.mlx.references import WRAPPER
+
+    return WRAPPER

@@ -1,0 +1,262 @@
+"""What every patch passes on a released tree; `on_release` plays it, `test_each_patch` judges.
+
+Each check is named for what it does to one patch, and leaves the process as it found it. A check
+raises if the patch fails it. ``begin`` comes first, and ``imported_later`` before any other check,
+since modules are imported once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import sglang_perf_patches as ours
+from sglang_perf_patches.judge.verdict import Verdict
+from sglang_perf_patches.live import engine, identity
+from sglang_perf_patches.live.wrappers import underlying
+from sglang_perf_patches.model.patching import MISSING
+
+Held = dict[str, tuple[Any, Any, Any]]
+"""A reference → what its owner holds, its code, and the owner."""
+
+_applying: dict[str, Verdict] = {}
+
+
+def begin(set_name: str) -> list[str]:
+    """Have stand-ins for what a CPU lacks; the patches of the set that apply."""
+    os.environ["SGLANG_PERF_PATCHES"] = "none"
+    logging.getLogger("sglang_perf_patches").setLevel(logging.CRITICAL)
+    importlib.import_module(f"sglang_perf_patches.proof.{set_name}").prepare()
+    found = [each for each in ours.verdicts() if each.word == "applies"]
+    _applying.update({each.patch.id: each for each in found if each.patch.set == set_name})
+    return list(_applying)
+
+
+def imported_later() -> dict[str, str]:
+    """Activated before any module is there: each patch waits, then goes live; stock's after it."""
+    missing: dict[str, str] = {}
+    with _live(*_applying) as report:
+        states = {each.id: each.state for each in report.patches if each.id in _applying}
+        assert set(states.values()) == {"pending"}, states
+        for patch, verdict in _applying.items():
+            for module in verdict.variant.modules():
+                try:
+                    importlib.import_module(module)
+                except ImportError as error:  # it needs a GPU's library, or MLX's
+                    missing[patch] = f"{module}: {error}"
+        for patch in set(_applying) - set(missing):
+            assert _state(patch) == "live", engine.report().of(patch)
+    for patch in missing:
+        del _applying[patch]
+    for reference, (held, code, _) in _held().items():
+        file = getattr(code, "co_filename", "")
+        assert held is MISSING or "sglang_perf_patches" not in file, reference
+    return missing
+
+
+def on_off_on(patch: str) -> None:
+    """On with its modules there, off again and on again: each time all of it or nothing."""
+    stock = _held()
+    for _ in range(2):
+        with _live(patch):
+            assert _state(patch) == "live", engine.report().of(patch)
+            changed = _changed(stock)
+            assert set(_own(patch)) <= changed, set(_own(patch)) - changed
+            others = changed - {each for other in (patch, *_needed(patch)) for each in _own(other)}
+            assert not others, others
+        assert not _changed(stock)
+
+
+def activated_twice(patch: str) -> None:
+    """A second activation changes nothing."""
+    with _live(patch):
+        once = _held()
+        ours.activate(patch)
+        engine.look_again()
+        assert not _changed(once)
+
+
+def wrapped_after(patch: str) -> None:
+    """Another plugin wraps a target that is patched: both work, and both leave in any order."""
+    for reference in _functions(patch):
+        _, _, owner = _held()[reference]
+        name = reference.rpartition(":")[2].rpartition(".")[2]
+        stock = _held()[reference]
+        with _live(patch):
+            wrapper = _wrapper(identity.raw(owner, name))
+            setattr(owner, name, wrapper)
+            engine.look_again()
+            _require_wrapped(patch)
+        assert identity.raw(owner, name) is wrapper, "theirs stays"
+        _put_back(reference, stock)
+
+
+def wrapped_before(patch: str) -> None:
+    """Another plugin wraps a target before it is patched."""
+    for reference in _functions(patch):
+        stock = _held()[reference]
+        held, _, owner = stock
+        name = reference.rpartition(":")[2].rpartition(".")[2]
+        wrapper = _wrapper(held)
+        setattr(owner, name, wrapper)
+        with _live(patch):
+            _require_wrapped(patch)
+        assert identity.raw(owner, name) is wrapper, "theirs stays"
+        _put_back(reference, stock)
+
+
+def replaced(patch: str) -> None:
+    """Another plugin replaces a target: theirs wins, and nothing of the patch is left."""
+    for reference in _functions(patch):
+        everything = _held()
+        stock = everything[reference]
+        _, _, owner = stock
+        name = reference.rpartition(":")[2].rpartition(".")[2]
+
+        def theirs(*args: Any, **kwargs: Any) -> None:
+            raise AssertionError
+
+        with _live(patch):
+            setattr(owner, name, theirs)
+            engine.look_again()
+            assert _state(patch) == "conflict", engine.report().of(patch)
+            assert _changed(everything) <= {reference} | {
+                each for other in _needed(patch) for each in _own(other)
+            }
+        _put_back(reference, stock)
+        assert not _changed(everything)
+
+
+def undone(patch: str) -> None:
+    """Stock's own is put back, as a reload does: the patch says so, and comes off as a whole."""
+    for reference in _functions(patch):
+        everything = _held()
+        with _live(patch):
+            _put_back(reference, everything[reference])
+            engine.look_again()
+            state = engine.report().of(patch)
+            assert (state.state, "stock's own again" in state.reason) == ("conflict", True), state
+        assert not _changed(everything)
+        with _live(patch):
+            assert _state(patch) == "live", engine.report().of(patch)
+
+
+CHECKS = (on_off_on, activated_twice, wrapped_after, wrapped_before, replaced, undone)
+
+
+def checks(patch: str) -> dict[str, str | None]:
+    """Each check by its name: what it raised, None if the patch passes it."""
+    found: dict[str, str | None] = {}
+    for check in CHECKS:
+        everything = _held()
+        try:
+            check(patch)
+            found[check.__name__] = None
+        except Exception as error:
+            found[check.__name__] = f"{type(error).__name__}: {error}"
+            for reference in _changed(everything):
+                _put_back(reference, everything[reference])
+    return found
+
+
+def names() -> list[str]:
+    """The names of the checks."""
+    return [check.__name__ for check in CHECKS]
+
+
+@contextlib.contextmanager
+def _live(*patches: str) -> Iterator[Any]:
+    try:
+        yield ours.activate(",".join(patches))
+    finally:
+        ours.deactivate()
+        if engine.report() is not None:
+            gc.collect()
+            ours.deactivate()
+        assert engine.report() is None, engine.report()
+
+
+def _state(patch: str) -> str:
+    ours.activate()  # looks again
+    state: str = engine.report().of(patch).state
+    return state
+
+
+def _own(patch: str) -> tuple[str, ...]:
+    """The definitions that a patch changes or adds."""
+    variant = _applying[patch].variant
+    return (*variant.targets, *variant.adds)
+
+
+def _needed(patch: str) -> list[str]:
+    return [each for each in _applying[patch].patch.requires if each in _applying]
+
+
+def _held() -> Held:
+    """What the owners of all definitions of the set's patches hold now."""
+    found: Held = {}
+    for patch in _applying:
+        for reference in _own(patch):
+            owner, name = identity.owner_of(reference)
+            held = identity.raw(owner, name)
+            found[reference] = (held, getattr(underlying(held), "__code__", None), owner)
+    return found
+
+
+def _changed(before: Held) -> set[str]:
+    """The definitions that are other objects, or have other code, than before."""
+    return {
+        reference
+        for reference, (held, code, _) in _held().items()
+        if held is not before[reference][0] or code is not before[reference][1]
+    }
+
+
+def _put_back(reference: str, stock: tuple[Any, Any, Any]) -> None:
+    held, code, owner = stock
+    name = reference.rpartition(":")[2].rpartition(".")[2]
+    if held is MISSING:
+        if identity.raw(owner, name) is not MISSING:
+            delattr(owner, name)
+        return
+    if code is not None:
+        underlying(held).__code__ = code
+    setattr(owner, name, held)
+
+
+def _functions(patch: str) -> list[str]:
+    """A target that is a plain function: the first, if there is one."""
+    held = _held()
+    functions = [name for name in _applying[patch].variant.targets if _is_plain(held[name][0])]
+    return functions[:1]
+
+
+def _is_plain(held: Any) -> bool:
+    return isinstance(held, FunctionType)
+
+
+def _wrapper(inner: Any) -> Any:
+    """As a plugin's, which keeps the function's looks."""
+
+    @functools.wraps(inner)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    around.__module__ = "their_plugin"
+    return around
+
+
+def _require_wrapped(patch: str) -> None:
+    state = engine.report().of(patch)
+    assert (state.state, "wrapped by" in state.reason) == ("live", True), state
+
+
+sys.modules.setdefault("their_plugin", type(sys)("their_plugin"))

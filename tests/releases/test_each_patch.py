@@ -1,0 +1,67 @@
+"""What every patch passes on a released tree, whatever it changes: a base test, by named checks.
+
+Its modules come before the activation and after it; it goes on, off and on again, twice; another
+plugin wraps what it changes, before and after it, or replaces that; and what it changed is undone,
+as by a reload. `each_patch` holds the checks. In the default tier the newest release plays them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import released
+from matrix import applying, newest_of_each_group
+from sglang_perf_patches import sets
+
+JOBS = Path(__file__).with_name("each_patch.py")
+MATRIX = [
+    pytest.param(name, release, marks=() if release == releases[-1] else pytest.mark.whole_matrix)
+    for name in sets.NAMES
+    for releases in [[each for each in newest_of_each_group(name) if applying(name, each)]]
+    for release in releases
+]
+EACH = pytest.mark.parametrize(("name", "release"), MATRIX)
+
+
+@cache
+def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+    """The patches that apply, those whose modules can't be imported here, and all checks' ends."""
+    place = released.tree(release, beginning="mlx" if name == "mlx" else "lent")
+    patches = applying(name, release)
+    jobs: list[released.Job] = [("begin", {"set_name": name}), ("imported_later", {})]
+    jobs += [("checks", {"patch": patch}) for patch in patches]
+    begun, later, *lines = released.play(place, JOBS, jobs, limit_s=900)
+    assert "error" not in begun, begun
+    assert "error" not in later, later["error"]
+    missing = later["value"]
+    ends = {
+        patch: line["value"] if "value" in line else {"all": line["error"]}
+        for patch, line in zip(patches, lines, strict=True)
+        if patch not in missing
+    }
+    return begun["value"], missing, ends
+
+
+@EACH
+def test_patches_go_live_as_their_modules_are_imported(name: str, release: str) -> None:
+    patches, missing, _ = played(name, release)
+    assert tuple(patches) == applying(name, release)
+    assert set(missing) <= {"mla.draft-metadata"}, missing
+
+
+@EACH
+def test_each_patch_passes_each_check(name: str, release: str) -> None:
+    _, _, ends = played(name, release)
+    assert ends
+    failed = [
+        f"{patch}, {check}: {error}"
+        for patch, checks in ends.items()
+        for check, error in checks.items()
+        if error is not None
+    ]
+    assert not failed, "\n".join(failed)
+    assert all(len(checks) == 6 for checks in ends.values())

@@ -1,0 +1,155 @@
+"""The measurements' rig on a real Engine: MLX on this CPU, the set off and on by turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shapes
+import turns
+from engine import Replies, parsed, quartiles
+
+from linux_mlx.environments import sglang_environment, variables
+from linux_mlx.server import write_model
+from sglang_perf_patches.model import releases
+
+ROOT = Path(__file__).parents[2]
+RIG = ROOT / "tests" / "benchmarks" / "rig"
+SHIMS = ROOT / "tests" / "harness" / "linux_mlx" / "shims"
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+
+
+def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = sglang_environment(releases.KNOWN[-1])
+    python: list[str | Path] = [environment.python, "-W", "ignore"]
+    settings = variables(
+        PYTHONPATH=os.pathsep.join(map(str, (ROOT / "src", SHIMS))),
+        SGLANG_USE_MLX="1",
+        SGLANG_PERF_PATCHES="mlx",
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        TMPDIR=tmp_path,
+        XDG_RUNTIME_DIR=tmp_path,
+        **more,
+    )
+    return subprocess.run(
+        [*python, "-m", "sglang_perf_patches", "run", *python, RIG / "turns.py", *words],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
+    model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
+    out = tmp_path / "out.json"
+    done = rig(
+        tmp_path,
+        *(out, model, "all,-mlx.kv-arena", "together", "ttft", "tpot"),
+        *("device=cpu", "max_total_tokens=16384"),
+        ROUNDS="3",
+        TOGETHER="3x20",
+        CELLS="2x17",
+        BATCHES="2",
+        TOKENS="12",
+        PROMPT="16",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text(encoding="utf-8"))
+    live = found["said"]["patches"]
+    assert "mlx.kv-arena" in live
+    assert found["off"] == {"stock": live, "all": [], "-mlx.kv-arena": ["mlx.kv-arena"]}
+    same = {"stock": "3 of 3", "all": "3 of 3", "-mlx.kv-arena": "3 of 3"}
+    assert {side: found["together"][side] for side in same} == same
+    assert found["together"]["different tokens"] > 1
+    for figures in (found["ttft"]["2x17"]["last"], found["tpot"]["2"]["per token"]):
+        assert set(figures) == set(same)
+        assert all(len(each["turns"]) == 3 for each in figures.values())
+        assert figures["stock"]["ratio"] == [1, 1, 1]
+    assert "mlx.kv-arena" in found["patches"]["ran"]
+    assert found["patches"]["left out"] == []
+
+
+def test_what_can_t_be_measured_is_bad_usage(tmp_path: Path) -> None:
+    for words, says in (
+        (("out.json", "no-such-shape", "all"), "no shape or model 'no-such-shape'"),
+        (("out.json", "gdn-24", "all", "tofu"), "no part 'tofu'"),
+    ):
+        done = rig(tmp_path, *words)
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+class Asked:
+    """In place of a server: it has these patches, and keeps what it is asked to show."""
+
+    def __init__(self, *live: str) -> None:
+        self.said = {"patches": [*live]}
+        self.shown: list[tuple[Any, ...]] = []
+
+    def ask(self, *words: Any) -> None:
+        self.shown.append(words)
+
+    def generate(self, prompts: list[list[int]], output: int) -> Replies:
+        return Replies(len(self.shown), [[output]], [1.0], [0], 0)
+
+
+def test_a_side_names_what_is_on() -> None:
+    server: Any = Asked("a.x", "a.y", "a.z")
+    sides = turns.Sides(server, ["all", "-a.y", "a.x+a.z", "a.y", "flashinfer", "stock"])
+    assert sides.off == {
+        "stock": ["a.x", "a.y", "a.z"],
+        "all": [],
+        "-a.y": ["a.y"],
+        "a.x+a.z": ["a.y"],
+        "a.y": ["a.x", "a.z"],
+        "flashinfer": ["a.x", "a.y", "a.z"],
+    }
+    sides.show("a.y")
+    assert server.shown == [("show", ["a.x", "a.z"], "a.y")]
+    with pytest.raises(ValueError, match=r"^a\.w: not live; live: a\.x, a\.y, a\.z$"):
+        turns.Sides(server, ["-a.w"])
+
+
+def test_each_round_has_another_order_and_the_first_ones_don_t_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "ROUNDS", 2)
+    server: Any = Asked("a.x")
+    taken = turns.Sides(server, ["all"]).by_turns(lambda: [[1]], 3)
+    assert [side for _, _, side in server.shown] == [*("all", "stock", "stock", "all") * 2]
+    assert [each.seconds for each in taken["all"]] == [5, 8]
+    found = turns.compared(taken, lambda one: {"s": one.seconds})
+    assert found["s"]["all"]["turns"] == [5, 8]
+    assert found["s"]["all"]["ratio"] == quartiles([5 / 6, 8 / 7])
+    assert turns.same(turns.flat(taken)) == {
+        "different tokens": 1,
+        "stock": "2 of 2",
+        "all": "2 of 2",
+    }
+
+
+def test_options_and_changes_to_the_model() -> None:
+    words = ["a=1", "b=text", "c=", "model.num_hidden_layers=4", 'd=[1, "x"]']
+    options = {"a": 1, "b": "text", "c": None, "d": [1, "x"]}
+    assert parsed(words) == (options, {"num_hidden_layers": 4})
+
+
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_a_shape_is_written_as_an_engine_reads_it(name: str, tmp_path: Path) -> None:
+    options, words = shapes.write(name, tmp_path, {})
+    config = json.loads(Path(options["model_path"], "config.json").read_text(encoding="utf-8"))
+    assert words == config["vocab_size"]
+    layers = config.get("num_hidden_layers") or len(config["hybrid_override_pattern"])
+    assert len(config.get("layer_types", [0] * layers)) == layers
+    draft = options.get("speculative_draft_model_path")
+    assert (draft is not None) == (shapes.SHAPES[name].draft is not None)
+    cut, _ = shapes.write(name, tmp_path / "cut", {"num_hidden_layers": 2})
+    config = json.loads(Path(cut["model_path"], "config.json").read_text(encoding="utf-8"))
+    assert len(config.get("layer_types", [0, 0])) == config["num_hidden_layers"] == 2

@@ -1,0 +1,132 @@
+"""What `on_release` plays of the swa patches, beside the functions of `checks` and its like.
+
+``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sglang_perf_patches.proof import lent
+
+lent.lend()
+warnings.filterwarnings("ignore")
+for name in ("sglang", "sglang_perf_patches"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+import heap_checks  # noqa: E402
+import leaving_checks  # noqa: E402
+import pool_checks  # noqa: E402
+import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
+from checks import CHECKS  # noqa: E402
+from machine import play  # noqa: E402
+
+import sglang_perf_patches  # noqa: E402
+from prove import drawn  # noqa: E402
+from sglang_perf_patches import proof  # noqa: E402
+from sglang_perf_patches.live import engine  # noqa: E402
+from sglang_perf_patches.proof import worker  # noqa: E402
+from sglang_perf_patches.proof.swa.pools import publish  # noqa: E402
+
+_CHECKS: dict[str, Callable[..., Any]] = {
+    **CHECKS,
+    **leaving_checks.CHECKS,
+    **pool_checks.CHECKS,
+    **heap_checks.CHECKS,
+    "play": play,
+}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """The checks of the other modules are jobs too."""
+    try:
+        return _CHECKS[name]
+    except KeyError:
+        raise AttributeError(name) from None
+
+
+def select(text: str) -> None:
+    """Take off what is on, and put a selection on, in a plain server."""
+    _have_stock()
+    publish()
+    sglang_perf_patches.activate(text)
+
+
+def _have_stock() -> None:
+    """Take off what is on; the requests of earlier jobs are waited for, and gone."""
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    assert engine.report() is None, engine.report()
+
+
+def states() -> dict[str, list[Any]]:
+    """Each patch's state, and whether its code has run."""
+    engine.look_again()
+    report = engine.report()
+    return (
+        {p.id: [p.state, p.ran] for p in report.patches if p.id.startswith("swa.")}
+        if report
+        else {}
+    )
+
+
+def prove(patches: list[str]) -> list[dict[str, Any]]:
+    """The lines of these patches' cases, with inputs from hypothesis."""
+    _have_stock()
+    chosen = [case for case in proof.all_cases() if case.patch in patches]
+    return list(worker.run(chosen, drawn))
+
+
+def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]) -> str | None:
+    """What a job says while these functions of the patches do nothing; None if it passes.
+
+    Args:
+        names: functions of the set's modules.
+        selection: what is live meanwhile.
+        job: which job.
+        arguments: its arguments.
+
+    Raises:
+        Exception: the job failed in another way than by a check.
+    """
+    try:
+        with _out_of_work(names):
+            select(selection)
+            {**globals(), **_CHECKS}[job](**arguments)
+    except AssertionError as error:
+        return str(error) or "an assertion"
+    finally:
+        select("none")
+    return None
+
+
+@contextlib.contextmanager
+def _out_of_work(names: list[str]) -> Iterator[None]:
+    from sglang_perf_patches.sets.swa import growth, leaving, tail_allocation
+    from sglang_perf_patches.sets.swa.page_size_1 import body as page_size_1
+    from sglang_perf_patches.sets.swa.page_size_1 import host_copies
+    from sglang_perf_patches.sets.swa.tail_prealloc import body as tail_prealloc
+    from sglang_perf_patches.sets.swa.tail_prealloc import cpu_copy
+
+    modules = (
+        *(cpu_copy, growth, host_copies, leaving),
+        *(page_size_1, tail_allocation, tail_prealloc),
+    )
+    kept = []
+    for name in names:
+        holders = [module for module in modules if hasattr(module, name)]
+        if not holders:
+            raise ValueError(f"there is no {name} to break")
+        kept += [(module, name, getattr(module, name)) for module in holders]
+    try:
+        for module, name, _ in kept:
+            setattr(module, name, lambda *_, **__: None)
+        yield
+    finally:
+        for module, name, function in kept:
+            setattr(module, name, function)

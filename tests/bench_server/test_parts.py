@@ -67,7 +67,7 @@ def test_what_cannot_be_driven_is_refused(more: list[str], said: str) -> None:
 
 
 def test_a_port_is_free_after_a_connection_but_not_under_a_listener() -> None:
-    served = command.Served((), "127.0.0.1", command.free_port("127.0.0.1"))
+    served = command.ServerCommand((), "127.0.0.1", command.free_port("127.0.0.1"))
     with socket.create_server((served.host, served.port)) as listener:
         with socket.create_connection((served.host, served.port)):
             listener.accept()[0].close()

@@ -295,6 +295,64 @@ def test_the_hint_stands_below_what_an_upgrade_changes(
     assert json.loads(doctor(throwaway, *words, "--json").stdout)["hint"]["ratio"] is None
 
 
+HYBRID = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 40,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+}
+OF_HYBRID = ("--kv-gib", "34", "--max-running-requests", "256", "--context", "4096")
+
+
+def test_a_hybrid_model_gets_a_hint_on_its_states(throwaway: Throwaway, tmp_path: Path) -> None:
+    """The throwaway has none of stock's switches; `tests/mamba` has the releases."""
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    words = ("--model", str(tmp_path), *OF_HYBRID)
+    done = doctor(throwaway, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["hint"]["ratio"] is None
+    states = data["states"]
+    # 2 MiB of fp32 and three columns of the convolution in each of 30 layers, KV in 10.
+    assert states["cells"] == {"state": 30 * (2**21 + 3 * 8192 * 2), "token": 10 * 2 * 512 * 2}
+    lines = {line["give"]: line["split"] for line in states["lines"]}
+    plain, fitted, alone = lines.values()
+    assert list(lines) == [
+        "",
+        f"--max-mamba-cache-size {fitted['slots']}",
+        f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}",
+    ]
+    assert (plain["in_flight"], fitted["in_flight"], alone["in_flight"]) == (89, 131, 245)
+    said = doctor(throwaway, *words).stdout
+    for give in list(lines)[1:]:
+        assert f"  {give}\n" in said
+    done = doctor(throwaway, *words, "--disable-radix-cache", "--json")
+    states = json.loads(done.stdout)["states"]
+    assert [line["split"]["slots"] for line in states["lines"]] == [256, alone["slots"]]
+
+
+def test_the_split_is_of_the_release_to_upgrade_to(
+    throwaway: Throwaway, other: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    words = ("--model", str(tmp_path), *OF_HYBRID)
+    done = doctor(throwaway, "--sglang-path", str(other), *words)
+    assert done.returncode == 0, done.stderr
+    assert "\nstates and KV with sglang 2.0: " in done.stdout
+    (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
+    done = doctor(throwaway, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "name the server's release with --sglang-version" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("config", "words", "said"),
     [
@@ -305,6 +363,11 @@ def test_the_hint_stands_below_what_an_upgrade_changes(
         (json.dumps(MODEL), (), "--model needs --kv-gib"),
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
         (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
+        (json.dumps(HYBRID), OF_SERVER, "give --context"),
+        (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
+        (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "give --max-running-requests"),
+        (json.dumps({**HYBRID, "architectures": None}), OF_HYBRID, "does not describe"),
+        (json.dumps({**HYBRID, "mamba_ssm_dtype": "int3"}), OF_HYBRID, "of type int3"),
     ],
 )
 def test_a_model_that_says_too_little_is_exit_2(

@@ -96,6 +96,7 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
         require_whole(outcome)
 
 
+@pytest.mark.shares_nothing
 @pytest.mark.parametrize("scenario", ["imported before", "deactivating"])
 @pytest.mark.parametrize("fault", ["interrupts-twice", "fails", "deactivates", "activates"])
 def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
@@ -116,6 +117,7 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
             require_whole(outcome)
 
 
+@pytest.mark.shares_nothing
 @pytest.mark.parametrize("what", ["activates", "deactivates", "interrupts"])
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config

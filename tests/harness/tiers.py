@@ -126,7 +126,12 @@ def release_of(item: pytest.Item) -> str | None:
 
 
 def group_of(item: pytest.Item) -> str:
-    """What runs in one process: tests of a file on one release share what they compute."""
+    """What runs in one process: tests of a file on one release share what they compute.
+
+    A test marked ``shares_nothing`` has a group for each of its cases.
+    """
+    if item.get_closest_marker("shares_nothing"):
+        return f"{item.path.parent.name}/{item.path.stem}/{item.name}"
     return f"{item.path.parent.name}/{item.path.stem}/{release_of(item) or ''}"
 
 

@@ -15,17 +15,17 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.judge.verdict import Verdict
 from sglang_perf_patches.live import engine, identity
-from sglang_perf_patches.live.wrappers import underlying
+from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING
 
 Held = dict[str, tuple[Any, Any, Any]]
-"""A reference → what its owner holds, its code, and the owner."""
+"""A reference → what its owner holds, `_codes` of that, and the owner."""
 
 _applying: dict[str, Verdict] = {}
 
@@ -56,9 +56,9 @@ def imported_later() -> dict[str, str]:
             assert _state(patch) == "live", engine.report().of(patch)
     for patch in missing:
         del _applying[patch]
-    for reference, (held, code, _) in _held().items():
-        file = getattr(code, "co_filename", "")
-        assert held is MISSING or "sglang_perf_patches" not in file, reference
+    for reference, (_, codes, _) in _held().items():
+        files = [code.co_filename for _, code in codes]
+        assert not any("sglang_perf_patches" in file for file in files), reference
     return missing
 
 
@@ -127,7 +127,7 @@ def replaced(patch: str) -> None:
         with _live(patch):
             setattr(owner, name, theirs)
             engine.look_again()
-            assert _state(patch) == "conflict", engine.report().of(patch)
+            assert _lost(patch).state == "conflict", engine.report().of(patch)
             assert _changed(everything) <= {reference} | {
                 each for other in _needed(patch) for each in _own(other)
             }
@@ -142,7 +142,7 @@ def undone(patch: str) -> None:
         with _live(patch):
             _put_back(reference, everything[reference])
             engine.look_again()
-            state = engine.report().of(patch)
+            state = _lost(patch)
             assert (state.state, "stock's own again" in state.reason) == ("conflict", True), state
         assert not _changed(everything)
         with _live(patch):
@@ -190,6 +190,16 @@ def _state(patch: str) -> str:
     return state
 
 
+def _lost(patch: str) -> Any:
+    """What became of a patch; of the one that it needs, where both lost the same definition."""
+    report: Any = engine.report()
+    state = report.of(patch)
+    for each in _needed(patch) if state.state == "failed" else ():
+        if state.reason == f"it needs {each}, which is conflict":
+            return report.of(each)
+    return state
+
+
 def _own(patch: str) -> tuple[str, ...]:
     """The definitions that a patch changes or adds."""
     variant = _applying[patch].variant
@@ -207,8 +217,13 @@ def _held() -> Held:
         for reference in _own(patch):
             owner, name = identity.owner_of(reference)
             held = identity.raw(owner, name)
-            found[reference] = (held, getattr(underlying(held), "__code__", None), owner)
+            found[reference] = (held, _codes(held), owner)
     return found
+
+
+def _codes(held: Any) -> list[tuple[FunctionType, CodeType]]:
+    """The functions behind a name, from wrapper to wrapped, each with its code."""
+    return [(link, link.__code__) for link in chain(held) if type(link) is FunctionType]
 
 
 def _changed(before: Held) -> set[str]:
@@ -216,19 +231,19 @@ def _changed(before: Held) -> set[str]:
     return {
         reference
         for reference, (held, code, _) in _held().items()
-        if held is not before[reference][0] or code is not before[reference][1]
+        if held is not before[reference][0] or code != before[reference][1]
     }
 
 
 def _put_back(reference: str, stock: tuple[Any, Any, Any]) -> None:
-    held, code, owner = stock
+    held, codes, owner = stock
     name = reference.rpartition(":")[2].rpartition(".")[2]
     if held is MISSING:
         if identity.raw(owner, name) is not MISSING:
             delattr(owner, name)
         return
-    if code is not None:
-        underlying(held).__code__ = code
+    for function, code in codes:
+        function.__code__ = code
     setattr(owner, name, held)
 
 
@@ -240,7 +255,7 @@ def _functions(patch: str) -> list[str]:
 
 
 def _is_plain(held: Any) -> bool:
-    return isinstance(held, FunctionType)
+    return type(held) is FunctionType
 
 
 def _wrapper(inner: Any) -> Any:

@@ -11,12 +11,12 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from ..proof import Different, Missing
 from ..proof.comparing import selected
 from ..proof.swa import prepare
-from ..proof.swa.cases import admitted, history
 from ..proof.swa.rig import DecodeWorker
 from ..proof.swa.shape import Shape
 from .report import Cell, Table
@@ -119,16 +119,18 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 
 def _measured(decoding: Sequence[Load]) -> dict[str, Any]:
     """What every load gives with the patches that are live."""
+    cases = import_module("..proof.swa.cases", __package__)  # needs torch, as --help does not
     return {
-        "unbound": [history(window=100, page_size=page) for page in (1, 64)],
-        "admission": [_admission(load) for load in ADMISSION],
+        "unbound": [cases.history(window=100, page_size=page) for page in (1, 64)],
+        "admission": [_admission(cases, load) for load in ADMISSION],
         "decoding": [_decoding(load) for load in decoding],
     }
 
 
-def _admission(load: Load) -> dict[str, Any]:
+def _admission(cases: Any, load: Load) -> dict[str, Any]:
     pools = (load.window, load.page_size, load.swa_tokens, load.full_tokens)
-    return admitted(*pools, load.prompt, load.output, REQUESTS)
+    found: dict[str, Any] = cases.admitted(*pools, load.prompt, load.output, REQUESTS)
+    return found
 
 
 def _decoding(load: Load) -> dict[str, float]:

@@ -47,8 +47,12 @@ class Announcement:
             self._looks = self._looks + 1 if states == self._before else 0
             self._before = states
             enough = _SETTLED_LOOKS_OF_LAUNCHER if role == "launcher" else _SETTLED_LOOKS
-            is_ready = self._looks >= enough and bool(summary.live(states))
-            if self._looks == _SETTLED_LOOKS_WITHOUT and not is_ready and summary.gated(states):
+            is_ready = self._looks >= enough and bool(summary.in_state(states, "live"))
+            if (
+                self._looks == _SETTLED_LOOKS_WITHOUT
+                and not is_ready
+                and summary.in_state(states, "gated")
+            ):
                 # It may still change: what is live then has its line too.
                 logger.info(line(processes, states))
         if is_ready:
@@ -61,7 +65,7 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
     more = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
-    live, gated = summary.live(states), summary.gated(states)
+    live, gated = summary.in_state(states, "live"), summary.in_state(states, "gated")
     named = ", ".join(live) or "none"
     if gated and not live:
         reason = summary.reason(processes, gated[0], "gated")

@@ -43,14 +43,9 @@ def counts(states: Mapping[str, str]) -> str:
     return ", ".join(parts)
 
 
-def live(states: Mapping[str, str]) -> Sequence[str]:
-    """The patches that are live, in declared order."""
-    return [patch_id for patch_id, state in states.items() if state == "live"]
-
-
-def gated(states: Mapping[str, str]) -> Sequence[str]:
-    """The patches that are gated, in declared order."""
-    return [patch_id for patch_id, state in states.items() if state == "gated"]
+def in_state(states: Mapping[str, str], word: str) -> Sequence[str]:
+    """The patches that are in a state, in declared order."""
+    return [patch_id for patch_id, state in states.items() if state == word]
 
 
 def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) -> str:

@@ -37,7 +37,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import traces
 from engine import Server, memory, parsed, patches_here, quartiles
@@ -58,6 +58,12 @@ def cells() -> dict[str, tuple[int, int, int]]:
     for count in map(int, os.environ.get("BATCHES", "").split()):
         found[f"{count} requests, {TOKENS} tokens"] = (count, PROMPT, TOKENS)
     return found
+
+
+Does = Mapping[str, Callable[..., Any]]
+"""What an Engine can be asked to do, by name."""
+
+AnyBoot = TypeVar("AnyBoot", bound="Boot")
 
 
 class Boot:
@@ -178,7 +184,7 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
         for each in plan:
             boots.append(Boot(each, folder))
             time.sleep(STAGGER_S)
-        up = _booted(boots, began + BOOT_S)
+        up = booted(boots, began + BOOT_S)
         write()
         for group in dict.fromkeys(boot.plan["group"] for boot in up):
             members = [boot for boot in up if boot.plan["group"] == group]
@@ -202,7 +208,7 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
     return int(len(up) < len(boots))
 
 
-def _booted(boots: Sequence[Boot], until: float) -> list[Boot]:
+def booted(boots: Sequence[AnyBoot], until: float) -> list[AnyBoot]:
     """Those that have booted in time, at rest."""
     up = []
     for boot in boots:
@@ -326,6 +332,24 @@ class Seat:
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
     """Boot one Engine, then answer until standard input ends."""
+
+    def boot() -> tuple[Server, dict[str, Any], Does]:
+        mine = Seat(plan)
+        does = {name: getattr(mine, name) for name in ("time", "busy", "calls", "host")}
+        return mine.server, {}, does
+
+    answer_until_end(replies, boot)
+
+
+def answer_until_end(
+    replies: str, boot: Callable[[], tuple[Server, Mapping[str, Any], Does]]
+) -> None:
+    """Boot one Engine, then do what standard input asks for, a line each, until it ends.
+
+    Args:
+        replies: the file that `Boot` reads.
+        boot: gives the Engine, what else is to be said when it has booted, and what it can do.
+    """
     with open(replies, "w", encoding="utf-8") as out:
 
         def say(found: Any) -> None:
@@ -333,21 +357,18 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
             out.flush()
 
         try:
-            mine = Seat(plan)
+            server, more, does = boot()
         except BaseException:
             say({"error": traceback.format_exc()[-2000:]})
             raise
-        say({"boot s": mine.server.boot_s, "GPU MiB": memory()})
-        does: dict[str, Callable[..., Any]] = {
-            name: getattr(mine, name) for name in ("time", "busy", "calls", "host")
-        }
+        say({"boot s": server.boot_s, "GPU MiB": memory(), **more})
         for line in sys.stdin:
             what, *details = json.loads(line)
             try:
                 say(does[what](*details))
             except Exception:
                 say({"error": traceback.format_exc()[-2000:]})
-        mine.server.close()
+        server.close()
 
 
 if __name__ == "__main__":

@@ -27,20 +27,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what changes; 1 if the upgrade loses a chosen patch."""
-    hints = {"hint": hinting.data(args)} if args.model is not None else {}
     if args.sglang_path is None and args.sglang_version is None:
-        if not hints:
+        if args.model is None:
             args.parser.error(
                 "one of the arguments --sglang-path --sglang-version --model is required"
             )
-        print(json.dumps(hints, indent=2) if args.json else hinting.hint(args).text)
+        told = hinting.Hints.of(args)
+        print(json.dumps(told.data, indent=2) if args.json else told.text)
         return 0
     chosen = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
+    hints = hinting.Hints.of(args, there) if args.model is not None else None
     try:
         here = tree_at()
     except TreeError:
-        return _judge_alone(there, chosen, args)
+        return _judge_alone(there, chosen, hints, args)
     prospects = upgrade.compare(judged(here), judged(there))
     lost = upgrade.lost(prospects, chosen.ids)
     if args.json:
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             ],
             "lost": lost,
             "stock_switches": _switches(there),
-            **hints,
+            **(hints.data if hints else {}),
         }
         print(json.dumps(data, indent=2))
     else:
@@ -80,11 +81,13 @@ def run(args: argparse.Namespace) -> int:
             print(f"\nchosen, and lost: {', '.join(lost)}")
         _print_switches(there)
         if hints:
-            print(f"\n{hinting.hint(args).text}")
+            print(f"\n{hints.text}")
     return 1 if lost else 0
 
 
-def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> int:
+def _judge_alone(
+    there: Tree, chosen: Selection, hints: hinting.Hints | None, args: argparse.Namespace
+) -> int:
     """Without a sglang to upgrade from: the verdicts; 1 if a chosen patch is refused."""
     verdicts = judged(there)
     lost = [
@@ -109,7 +112,7 @@ def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> in
             ],
             "lost": lost,
             "stock_switches": _switches(there),
-            **({"hint": hinting.data(args)} if args.model is not None else {}),
+            **(hints.data if hints else {}),
         }
         print(json.dumps(data, indent=2))
     else:
@@ -121,8 +124,8 @@ def _judge_alone(there: Tree, chosen: Selection, args: argparse.Namespace) -> in
         if lost:
             print(f"\nchosen, and refused: {', '.join(lost)}")
         _print_switches(there)
-        if args.model is not None:
-            print(f"\n{hinting.hint(args).text}")
+        if hints:
+            print(f"\n{hints.text}")
     return 1 if lost else 0
 
 

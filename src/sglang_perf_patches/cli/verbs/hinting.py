@@ -1,31 +1,50 @@
-"""What ``doctor --model`` says of a model: the sliding-window pool that its server could have."""
+"""What ``doctor --model`` says of a model: how its server could divide its memory.
+
+That is the sliding-window pool, and of a hybrid model the slots for its states.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ...judge.source import Tree, TreeError
 from ...model.errors import OperatorError
+from ...sets.mamba import state_split
 from ...sets.swa.pool_ratio import hint as pool_hint
+from . import hinting_states, tree_at
+
+_Found = TypeVar("_Found")
 
 
 class ModelError(OperatorError, ValueError):
-    """The model's ``config.json`` can't be read."""
+    """The model's ``config.json`` can't be read, or more is needed to say something of it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The model, and the arguments of its server that the pools follow from."""
     group = parser.add_argument_group(
         "a model",
-        "what another --swa-full-tokens-ratio would bring; give the options of its server:",
+        "what another --swa-full-tokens-ratio would bring, or for a hybrid model another "
+        "--max-mamba-cache-size; give the options of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="its folder, or its config.json")
     group.add_argument("--max-running-requests", type=_positive, metavar="N")
     group.add_argument(
-        "--kv-gib", type=float, metavar="G", help="memory for KV on one GPU, in GiB (required)"
+        "--kv-gib",
+        type=float,
+        metavar="G",
+        help="memory for KV on one GPU, and for states, in GiB (required)",
+    )
+    group.add_argument(
+        "--context",
+        type=_positive,
+        metavar="N",
+        help="tokens of a request, prompt and reply, on average (required for a hybrid model)",
     )
     group.add_argument("--page-size", type=_positive, default=1, metavar="N")
     group.add_argument("--tp-size", type=_positive, default=1, metavar="N")
@@ -36,40 +55,109 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--disable-radix-cache", action="store_true")
 
 
-def hint(args: argparse.Namespace) -> pool_hint.Hint:
-    """The hint that the options lead to.
+@dataclass(frozen=True)
+class Hints:
+    """What follows from the options.
 
-    Raises:
-        ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from.
+    Attributes:
+        pools: on the sliding-window pool.
+        states: on slots for states; None for a model without any, or with some of an unknown kind.
     """
-    if args.kv_gib is None:
-        args.parser.error("--model needs --kv-gib")
-    if not args.kv_gib > 0:
-        args.parser.error("--kv-gib needs a number above 0")
-    path = args.model / "config.json" if args.model.is_dir() else args.model
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return pool_hint.hint(
+
+    pools: pool_hint.Hint
+    states: hinting_states.StateHint | None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, tree: Tree | None = None) -> Hints:
+        """What follows from them.
+
+        Args:
+            args: the options.
+            tree: the release of the server; None for the installed one.
+
+        Raises:
+            ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from,
+                or an option or a release is missing, or no request fits.
+        """
+        return cls(_pools(args), _states(args, tree))
+
+    @property
+    def text(self) -> str:
+        """For an operator."""
+        return self.states.text if self.states else self.pools.text
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"hint": asdict(self.pools), "states": self.states and asdict(self.states)}
+
+
+def _pools(args: argparse.Namespace) -> pool_hint.Hint:
+    return _read(
+        args,
+        lambda config: pool_hint.hint(
             config,
             requests=args.max_running_requests,
-            kv_bytes=int(args.kv_gib * 2**30),
+            kv_bytes=_bytes(args),
             page_size=args.page_size,
             tensor_parallel=args.tp_size,
             value_bytes=args.kv_cache_bytes,
             chunked_prefill=args.chunked_prefill_size,
             prefix_cache=not args.disable_radix_cache,
+        ),
+    )
+
+
+def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.StateHint | None:
+    """None for a model without states, or with states of an unknown kind."""
+
+    def named_cells(config: Any) -> tuple[str, state_split.Cells] | None:
+        cells = state_split.cells_of(
+            config, tensor_parallel=args.tp_size, value_bytes=args.kv_cache_bytes
         )
+        return None if cells is None else (config["architectures"][0], cells)
+
+    available = _bytes(args)
+    found = _read(args, named_cells)
+    if found is None:
+        return None
+    for option in ("max_running_requests", "context"):
+        if getattr(args, option) is None:
+            words = f"--{option.replace('_', '-')}"
+            raise ModelError(f"the model is a hybrid one: give {words}, the split follows from it")
+    load = state_split.Load(args.max_running_requests, args.context)
+    try:
+        told = hinting_states.hint(
+            *(tree or tree_at(), *found, load, available),
+            prefix_cache=not args.disable_radix_cache,
+        )
+    except TreeError as error:
+        raise ModelError(f"{error}: name the server's release with --sglang-version") from error
+    if len(told.lines) < 2:
+        raise ModelError(f"{args.kv_gib:g} GiB hold no request of {args.context} tokens")
+    return told
+
+
+def _bytes(args: argparse.Namespace) -> int:
+    """Of memory for KV and states."""
+    if args.kv_gib is None:
+        args.parser.error("--model needs --kv-gib")
+    if not args.kv_gib > 0:
+        args.parser.error("--kv-gib needs a number above 0")
+    return int(args.kv_gib * 2**30)
+
+
+def _read(args: argparse.Namespace, say: Callable[[Any], _Found]) -> _Found:
+    """What `say` makes of the model's configuration."""
+    path = args.model / "config.json" if args.model.is_dir() else args.model
+    try:
+        return say(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"{path} is not a model's config.json: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
-
-
-def data(args: argparse.Namespace) -> dict[str, Any]:
-    """The hint as JSON data."""
-    return asdict(hint(args))
 
 
 def _positive(text: str) -> int:

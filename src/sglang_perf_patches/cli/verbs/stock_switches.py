@@ -69,7 +69,7 @@ SWITCHES = (
         "a prefill is one graph of a fixed number of requests, not segments between eager layers",
         "experimental: sglang itself advises the breakable backend for production; on one H200 a "
         "first token of DeepSeek-V2-Lite's shape took 0.87 to 0.95 of the time, of gpt-oss-20b's "
-        "as long, and a server of a model with gated delta nets did not start",
+        "and Gemma 3 12B's as long, and a model with gated delta nets did not start",
         _PREFILL,
         "Backend.FULL",
     ),

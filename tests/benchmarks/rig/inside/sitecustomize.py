@@ -2,7 +2,7 @@
 
 It serves the files of $RIG_FOLDER: ``command`` holds ``[number, what, …]``, and the outcome goes to
 ``done.NUMBER``. What differs between the sides beside the code, as graphs that each captured, is
-done by a module of its own. Then it goes on to the ``sitecustomize`` behind it.
+done by a module of its own. The ``sitecustomize`` behind this one runs first.
 """
 
 import contextlib
@@ -131,9 +131,8 @@ def _go_on():
 
 
 _go_on()  # first: a hook that it puts in front of others hides theirs
-if _FOLDER:
-    if os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
-        wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")
+if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
+    wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")
+    draft_extend.watch()
     if os.environ.get("COMPARE_OUT"):
         compare_draft_extend.watch()
-    draft_extend.watch()

@@ -1,0 +1,190 @@
+"""What ``doctor --model`` says of a hybrid model: the split of its memory, and what would set it.
+
+Which of stock's switches a release has, and what its ``auto`` means for a model, is read in its
+source. What each costs was read there as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...judge.source import Tree, TreeError
+from ...sets.mamba import state_split
+from ...sets.mamba.state_split import Cells, Load, Split
+from .. import render
+
+_ENVIRON = "sglang.srt.environ"
+_ARGUMENTS = (
+    "sglang.srt.server_args",
+    "sglang.srt.arg_groups.fields.exec_",
+    "sglang.srt.arg_groups.overrides",
+)
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
+_SKIPS = "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"
+_TRACKED = re.compile(
+    r"_MAMBA_EXTRA_BUFFER_ARCHS = frozenset\((.*?)\n\)"
+    r"|def _support_mamba_cache_extra_buffer\(self, model_arch: str\):"
+    r"\s+if model_arch in \[(.*?)\]",
+    re.DOTALL,
+)
+
+COSTS = {
+    "skip": (
+        f"{_SKIPS}: the state that a running request was cached with may be evicted, so that a "
+        "later turn may find a shorter prefix"
+    ),
+    "lazy": (
+        "extra_buffer_lazy: not for disaggregated servers; mamba.slot-exhaustion is gated, so that "
+        "a server without a slot can die"
+    ),
+    "no_buffer": (
+        "no_buffer: no overlap of scheduling and forward passes, page size 1, and states are "
+        "cached only where a prefill ends"
+    ),
+    "no_cache": "--disable-radix-cache: no request finds a prefix of another one",
+}
+"""What a switch costs, by its short name."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to set a server up.
+
+    Attributes:
+        give: what an operator adds to the command; empty for stock's defaults.
+        slots_each: slots that a request reserves then.
+        costs: names in `COSTS`.
+    """
+
+    give: str
+    slots_each: int
+    costs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A way and what it makes of the memory."""
+
+    give: str
+    slots_each: int
+    split: Split
+
+
+@dataclass(frozen=True)
+class StateHint:
+    """What each way makes of a model's memory.
+
+    Attributes:
+        release: whose switches they are.
+        cells: of the model.
+        load: what the server is to hold.
+        lines: the first is stock's default; the others have room for a request.
+        costs: of the ways among them.
+    """
+
+    release: str
+    cells: Cells
+    load: Load
+    lines: tuple[Line, ...]
+    costs: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """For an operator."""
+        load, cells = self.load, self.cells
+        rows = [["SLOTS A REQUEST", "STATE SLOTS", "KV TOKENS", "IN FLIGHT", "GIVE"]]
+        for line in self.lines:
+            split = line.split
+            numbers = (line.slots_each, split.slots, split.tokens, split.in_flight)
+            rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock's defaults)"])
+        return "\n".join(
+            [
+                f"states and KV with sglang {self.release}: {load.requests:,} requests of "
+                f"{load.context:,} tokens, {cells.state / 2**20:.1f} MiB a state, {cells.token:,} "
+                "bytes a token",
+                render.table(rows),
+                f"Give --max-running-requests {load.requests} as well. Not for speculative "
+                "decoding, which keeps more states.",
+                *(f"costs: {cost}" for cost in self.costs),
+            ]
+        )
+
+
+def hint(
+    tree: Tree,
+    architecture: str,
+    cells: Cells,
+    load: Load,
+    available: int,
+    *,
+    prefix_cache: bool = True,
+) -> StateHint:
+    """What the release's switches make of so many bytes for states and KV on one GPU.
+
+    Args:
+        tree: of the release.
+        architecture: the model's.
+        cells: of the model.
+        load: what the server is to hold.
+        available: bytes.
+        prefix_cache: whether the radix cache is on; without it there is one way.
+
+    Raises:
+        TreeError: a file of the tree can't be read.
+    """
+    found = ways(tree, architecture)
+    if prefix_cache:
+        each = found[0].slots_each
+        pads = "max_mamba_cache_size + 1)" in "".join(_texts(tree, (_CONFIGURATOR,)))
+        plain = state_split.stock(cells, load, available=available, slots_each=each, pads=pads)
+    else:
+        found = [way for way in found if "no_cache" in way.costs]
+        plain = state_split.stock_without_cache(cells, load, available=available)
+    lines = [Line(found[0].give, found[0].slots_each, plain)]
+    for way in found:
+        split = state_split.fitted(cells, load, available=available, slots_each=way.slots_each)
+        if not split.in_flight:
+            continue
+        give = f"{way.give} --max-mamba-cache-size {split.slots}".strip()
+        lines.append(Line(give, way.slots_each, split))
+    costs = dict.fromkeys(name for way in found for name in way.costs) if prefix_cache else ()
+    return StateHint(tree.version, cells, load, tuple(lines), tuple(COSTS[name] for name in costs))
+
+
+def ways(tree: Tree, architecture: str) -> list[Way]:
+    """How a server of a release can be set up for a model; the first is what it does by itself.
+
+    Raises:
+        TreeError: a file of the tree can't be read.
+    """
+    arguments = "".join(_texts(tree, _ARGUMENTS))
+    found = _TRACKED.search(arguments)
+    tracked = found is not None and f'"{architecture}"' in found[0]
+    skips = f"{_SKIPS} = EnvBool(False)" in "".join(_texts(tree, (_ENVIRON,)))
+    lazy = "--mamba-radix-cache-strategy extra_buffer_lazy"
+    all_ways = [Way("", 5 if tracked else 3)]
+    if tracked:
+        has_lazy = '"extra_buffer_lazy"' in arguments
+        if skips:
+            all_ways.append(Way(f"{_SKIPS}=1", 4, ("skip",)))
+        if has_lazy:
+            all_ways.append(Way(lazy, 4, ("lazy",)))
+        if skips and has_lazy:
+            all_ways.append(Way(f"{_SKIPS}=1 {lazy}", 3, ("skip", "lazy")))
+        without = "--mamba-radix-cache-strategy no_buffer --disable-overlap-schedule"
+        all_ways.append(Way(without, 3, ("no_buffer",)))
+    all_ways.append(Way("--disable-radix-cache", 1, ("no_cache",)))
+    return all_ways
+
+
+def _texts(tree: Tree, modules: tuple[str, ...]) -> Iterator[str]:
+    for module in modules:
+        path = tree.path(module)
+        if path is None:
+            continue
+        try:
+            yield path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TreeError(f"{path} can't be read: {error}") from error

@@ -25,10 +25,14 @@ sys.path[:0] = [str(_ROOT / "src"), str(_ROOT / "tests" / "harness")]
 
 from linux_mlx.environments import sglang_environment  # noqa: E402
 from linux_mlx.server import running_server, write_model  # noqa: E402
+from sglang_perf_patches.judge import downloads  # noqa: E402
 
 PATCH = "swa.eviction-heap"
 SELECTIONS = ("mlx", f"mlx,{PATCH}")
 """Without the patches of `mlx`, such a server keeps some 18 MB of each request."""
+
+LENT = {"0.5.18": "0.5.17", "0.5.19": "0.5.17", "0.5.20": "0.5.23"}
+"""Releases whose Python files run on the packages of another one."""
 
 TURNS = 2
 TOKENS, REPLY, CLIENTS = 16, 1, 16
@@ -37,7 +41,8 @@ STRETCH_S, STRETCHES = 10, 6
 
 def main(release: str, leaves: int) -> int:
     """Boot, fill, load and print, in turns."""
-    environment = sglang_environment(release)
+    environment = sglang_environment(LENT.get(release, release))
+    lent = (downloads.tree(release),) if release in LENT else ()
     with tempfile.TemporaryDirectory(prefix="saturated-") as scratch:
         folder = Path(scratch)
         model = write_model(environment, folder)
@@ -52,7 +57,7 @@ def main(release: str, leaves: int) -> int:
                     selection=selection,
                     log=log,
                     arguments=more,
-                    python_path=(_ROOT / "src",),
+                    python_path=(*lent, _ROOT / "src"),
                 ) as server:
                     given |= _loaded(server.url, leaves)
                 text = log.read_text(errors="replace").splitlines()

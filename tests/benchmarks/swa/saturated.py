@@ -5,12 +5,15 @@ usage: PYTHONPATH=tests/harness python tests/benchmarks/swa/saturated.py RELEASE
 Boots the release's server with MLX on the CPU and a tiny model, by turns with each selection of
 patches. Each boot is filled with unique prompts of 16 tokens until its pool has so many leaves and
 no room; then 16 clients send more of them for a while. Prints a JSON line for each boot: requests a
-second in each stretch of 10 seconds, and the state of the patch.
+second in each stretch of 10 seconds, the scheduler's CPU milliseconds for each request in the same
+stretches, which do not depend on what else the machine does, and what the log says of the patch.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +28,6 @@ sys.path[:0] = [str(_ROOT / "src"), str(_ROOT / "tests" / "harness")]
 
 from linux_mlx.environments import sglang_environment  # noqa: E402
 from linux_mlx.server import running_server, write_model  # noqa: E402
-from sglang_perf_patches.judge import downloads  # noqa: E402
 
 PATCH = "swa.eviction-heap"
 SELECTIONS = ("mlx", f"mlx,{PATCH}")
@@ -36,16 +38,17 @@ LENT = {"0.5.18": "0.5.17", "0.5.19": "0.5.17", "0.5.20": "0.5.23"}
 
 TURNS = 2
 TOKENS, REPLY, CLIENTS = 16, 1, 16
-STRETCH_S, STRETCHES = 10, 6
+STRETCH_S, STRETCHES = 10, 5
+FILLED_AT_ONCE = 64
 
 
 def main(release: str, leaves: int) -> int:
     """Boot, fill, load and print, in turns."""
     environment = sglang_environment(LENT.get(release, release))
-    lent = (downloads.tree(release),) if release in LENT else ()
     with tempfile.TemporaryDirectory(prefix="saturated-") as scratch:
         folder = Path(scratch)
         model = write_model(environment, folder)
+        lent = (_installed(release, folder),) if release in LENT else ()
         for turn in range(TURNS):
             for selection in SELECTIONS:
                 log = folder / f"{turn}-{len(selection)}.log"
@@ -59,55 +62,89 @@ def main(release: str, leaves: int) -> int:
                     arguments=more,
                     python_path=(*lent, _ROOT / "src"),
                 ) as server:
-                    given |= _loaded(server.url, leaves)
+                    given |= _loaded(server, leaves)
                 text = log.read_text(errors="replace").splitlines()
                 given["said"] = [line for line in text if PATCH in line or "patches" in line][:2]
                 print(json.dumps(given), flush=True)
     return 0
 
 
-def _loaded(url: str, leaves: int) -> dict[str, Any]:
+def _installed(release: str, folder: Path) -> Path:
+    """The release's wheel alone, in a folder of its own."""
+    place = folder / "sglang"
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place))
+    subprocess.run((*pip, f"sglang=={release}"), check=True)
+    return place
+
+
+def _loaded(server: Any, leaves: int) -> dict[str, Any]:
     """Fill the pool and a little more, then count."""
     numbers, done = count(), [0]
     lock, stop = threading.Lock(), threading.Event()
 
-    def client() -> None:
+    def send(requests: int) -> None:
+        with lock:
+            ids = [_prompt(next(numbers)) for _ in range(requests)]
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": REPLY, "temperature": 0, "ignore_eos": True},
+        }
+        asked = urllib.request.Request(
+            f"{server.url}/generate",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        while not stop.is_set():
-            with lock:
-                number = next(numbers)
-            # Three digits of base 400 make a prompt unique from its first tokens on.
-            digits = [3 + number // 400**place % 400 for place in range(3)]
-            body = {
-                "input_ids": digits + [7] * (TOKENS - 3),
-                "sampling_params": {"max_new_tokens": REPLY, "temperature": 0, "ignore_eos": True},
-            }
-            asked = urllib.request.Request(
-                f"{url}/generate",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with direct.open(asked, timeout=600) as reply:
-                reply.read()
-            with lock:
-                done[0] += 1
+        with direct.open(asked, timeout=600) as reply:
+            reply.read()
+        with lock:
+            done[0] += requests
 
-    threads = [threading.Thread(target=client, daemon=True) for _ in range(CLIENTS)]
+    def client() -> None:
+        while not stop.is_set():
+            send(1)
+
     began = time.monotonic()
+    while done[0] < leaves * 1.1:
+        send(FILLED_AT_ONCE)
+    filled_s = time.monotonic() - began
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(CLIENTS)]
     for thread in threads:
         thread.start()
-    while done[0] < leaves * 1.1:
-        time.sleep(0.1)
-    filled_s = time.monotonic() - began
-    rates = []
+    time.sleep(STRETCH_S / 2)
+    scheduler = _scheduler(server.group)
+    rates, costs = [], []
     for _ in range(STRETCHES):
-        before, since = done[0], time.monotonic()
+        before, since, cpu = done[0], time.monotonic(), _cpu_s(scheduler)
         time.sleep(STRETCH_S)
-        rates.append(round((done[0] - before) / (time.monotonic() - since), 1))
+        served = done[0] - before
+        rates.append(round(served / (time.monotonic() - since), 1))
+        costs.append(round(1000 * (_cpu_s(scheduler) - cpu) / served, 2))
     stop.set()
     for thread in threads:
         thread.join()
-    return {"filled_s": round(filled_s), "requests_a_second": rates}
+    return {"filled_s": round(filled_s), "requests_a_second": rates, "cpu_ms_a_request": costs}
+
+
+def _prompt(number: int) -> list[int]:
+    """Unique from its first tokens on: three digits of base 400."""
+    return [3 + number // 400**place % 400 for place in range(3)] + [7] * (TOKENS - 3)
+
+
+def _scheduler(server: int) -> Path:
+    """The scheduler's folder below /proc, of the server's children."""
+    for task in Path(f"/proc/{server}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            place = Path(f"/proc/{child}")
+            if b"scheduler" in (place / "cmdline").read_bytes():
+                return place
+    raise RuntimeError("the server has no scheduler")
+
+
+def _cpu_s(process: Path) -> float:
+    """Seconds that a process has worked, in user and system mode."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

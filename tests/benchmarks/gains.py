@@ -1,29 +1,61 @@
-"""What operators gain, by set-up: the first table of the README with its chart, and a second one.
+"""What operators gain, by set-up: the first table of the README with its chart, and a page of all.
 
 ``results/gains.json`` has a row for each set-up, and names the rows of the committed results that
-hold its figures (see `quotes`). `tables` puts the tables into the README and writes the chart.
+hold its figures (see `quotes`). `tables` puts the table into the README, and writes the chart and
+the page.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
 from tests.maintain import quotes
 
 DATA = "tests/benchmarks/results/gains.json"
+PAGE = "tests/benchmarks/results/gains.md"
 CHART = "examples/gains.svg"
 
-_WIDTH, _LABEL, _ROW, _TOP, _BOTTOM = 900, 430, 40, 56, 34
-_FULL = 370
-"""Pixels from 0 to stock's own figure."""
-_GAIN, _LOSS = 0.97, 1.03
-"""A ratio between these is no difference."""
-_MOST = 1.15
-"""The longest bar, as a multiple of stock."""
+GROUPS = {
+    "newest": "The newest release",
+    "mlx": "MLX",
+    "pinned": "Pinned to an older release",
+}
+"""Who operators are, in the order of the README's table."""
+
+_WIDTH, _LEFT, _ROW, _TOP, _GROUP = 420, 10, 46, 30, 30
+_SHORT = 50
+_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+_GAIN = 0.97
+"""A ratio above this is no gain."""
+_BETTER = {"time": "less time", "memory": "less memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Face:
+    """What the README's table says of a set-up.
+
+    Attributes:
+        group: one of `GROUPS`.
+        short: what the chart calls it, of at most `_SHORT` characters.
+        who: follows "You are …".
+        set: what to set, beside installing the package.
+        expect: the figure, in the reader's words.
+        costs: what it costs, and where there is no gain.
+    """
+
+    group: str
+    short: str
+    who: str
+    set: str
+    expect: str
+    costs: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +68,12 @@ class Gain:
         release: the sglang release.
         hardware: what it ran on.
         figure: what was measured; less is better.
-        stock: stock's figure, with its unit.
+        stock: stock's figure, or that of each boot or run, with its unit.
         patched: the patched one.
-        ratio: patched : stock.
         patches: the patches that make the difference, or were to.
         source: the committed file that has the figures.
         rows: the ids of its rows that hold them.
-        further: whether the row is left to the second table, to keep the first one short.
+        face: what the README's table says of it; None leaves it to the page.
     """
 
     setup: str
@@ -51,24 +82,41 @@ class Gain:
     figure: str
     stock: str
     patched: str
-    ratio: float
     patches: tuple[str, ...]
     source: str
     rows: tuple[str, ...]
     flags: str = ""
-    further: bool = False
+    face: Face | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Patched : stock, of the means where there are several figures."""
+        return _mean(self.patched) / _mean(self.stock)
 
     @property
     def is_a_gain(self) -> bool:
         """Whether the patched figure is lower than stock's by more than a few percent."""
         return self.ratio < _GAIN
 
+    @property
+    def kind(self) -> str:
+        """``memory`` or ``time``, by the unit; another one is a ``count``."""
+        unit = self.stock.split()[-1]
+        return "memory" if unit.endswith("B") else "time" if unit.endswith("s") else "count"
+
 
 def read(root: Path) -> list[Gain]:
     """The rows of a checkout, the largest gain first."""
     rows = json.loads((root / DATA).read_text(encoding="utf-8"))
     gains = [
-        Gain(**{**row, "patches": tuple(row["patches"]), "rows": tuple(row["rows"])})
+        Gain(
+            **{
+                **row,
+                "patches": tuple(row["patches"]),
+                "rows": tuple(row["rows"]),
+                "face": Face(**row["face"]) if "face" in row else None,
+            }
+        )
         for row in rows
     ]
     return sorted(gains, key=lambda gain: gain.ratio)
@@ -96,15 +144,48 @@ def unfounded(gains: Sequence[Gain], known: Mapping[tuple[str, str], quotes.Row]
     return wrong
 
 
-def table(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
-    """A row for each set-up, with a link to its results and to each patch's page."""
+def table(gains: Sequence[Gain]) -> str:
+    """Who gains what, what it takes and costs: a row for each set-up with a face, by group."""
+    lines = ["| you are | set | expect | costs |", "| --- | --- | --- | --- |"]
+    for group, members in grouped(gains).items():
+        lines.append(f"| **{GROUPS[group]}** | | | |")
+        for gain in members:
+            assert gain.face is not None
+            figures = f"[{gain.stock} → {gain.patched}]({gain.source}#{gain.rows[0]})"
+            expect = f"{gain.face.expect}: {figures}"
+            lines.append(f"| {gain.face.who} | {gain.face.set} | {expect} | {gain.face.costs} |")
+    return "\n".join(lines) + "\n"
+
+
+def grouped(gains: Sequence[Gain]) -> dict[str, list[Gain]]:
+    """The set-ups that have a face, by group, in the order of both."""
+    return {
+        group: [gain for gain in gains if gain.face is not None and gain.face.group == group]
+        for group in GROUPS
+    }
+
+
+def page(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
+    """All set-ups, also those without a gain, with links to results and to each patch's page."""
+    folder = PurePosixPath(PAGE).parent
+
+    def below(file: str) -> str:
+        return "../" * len(folder.parts) + file
+
     lines = [
+        "# What operators gain, by set-up",
+        "",
+        "`python3 -m tests.maintain.tables` writes this page from `gains.json`. Compare within a",
+        "row only: the rows are from different machines. Several figures are those of each boot or",
+        "run, and the ratio is that of their means. The figures link to their results.",
+        "",
         "| you run | on | measured | stock → patched | ratio | patch |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for gain in gains:
-        links = " ".join(f"[`{name}`]({page_of[name]})" for name in gain.patches)
-        figures = f"[{gain.stock} → {gain.patched}]({gain.source}#{gain.rows[0]})"
+        links = " ".join(f"[`{name}`]({below(page_of[name])})" for name in gain.patches)
+        source = PurePosixPath(gain.source).name
+        figures = f"[{gain.stock} → {gain.patched}]({source}#{gain.rows[0]})"
         setup = f"{gain.setup}<br>`{gain.flags}`" if gain.flags else gain.setup
         cells = [setup, f"{gain.release}, {gain.hardware}", gain.figure, figures]
         lines.append(f"| {' | '.join([*cells, _ratio(gain), links])} |")
@@ -112,53 +193,76 @@ def table(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
 
 
 def chart(gains: Sequence[Gain]) -> str:
-    """The same as bars, in SVG: stock's figure is one, and a shorter bar is better.
+    """The README's table as bars, in SVG: how many times better, on a logarithmic axis.
 
-    The colour-blind can tell the colours apart, and the colours follow the reader's light or dark
-    scheme.
+    It is readable 360 pixels wide. The colour-blind can tell the colours apart, and the colours
+    follow the reader's light or dark scheme.
     """
-    bottom = _TOP + _ROW * len(gains)
-    height = bottom + _BOTTOM
+    groups = {group: members for group, members in grouped(gains).items() if members}
+    shown = [gain for members in groups.values() for gain in members]
+    most = next(tick for tick in _TICKS if tick >= max(1 / gain.ratio for gain in shown))
+    bottom = _TOP + _GROUP * len(groups) + _ROW * len(shown)
+    height = bottom + 58
+
+    def x(times: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - 16) * math.log(max(times, 1)) / math.log(most)
+
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img" aria-label="Patched against stock">',
+        f'width="{_WIDTH}" height="{height}" role="img" aria-label="Times better than stock">',
         "<style>",
-        "text{font:13px system-ui,sans-serif;fill:#1f2328}.small{font-size:11px;fill:#59636e}",
-        ".title{font-size:15px;font-weight:600}.bar{fill:#0072b2}.same{fill:#8c959f}.loss{fill:#cc79a7}",
-        ".stock{stroke:#d55e00;stroke-width:2;stroke-dasharray:4 3}.axis{stroke:#d1d9e0}",
+        "text{font:13px system-ui,sans-serif;fill:#1f2328}.small{font-size:12px;fill:#59636e}",
+        ".title{font-size:15px;font-weight:600}.group{font-weight:600}",
+        ".in{fill:#fff}.time{fill:#0072b2}.memory{fill:#d55e00}.axis{stroke:#d1d9e0}",
         "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9198a1}",
-        ".bar{fill:#56b4e9}.same{fill:#6e7781}.stock{stroke:#e69f00}.axis{stroke:#3d444d}}",
+        ".in{fill:#0d1117}.time{fill:#56b4e9}.memory{fill:#e69f00}.axis{stroke:#3d444d}}",
         "</style>",
-        '<text class="title" x="0" y="18">Patched against stock: shorter is better</text>',
+        _text(0, 16, "Times better than stock sglang", "title", "start"),
     ]
-    for part in (0.0, 0.25, 0.5, 0.75):
-        x = _LABEL + _FULL * part
-        parts.append(_line(x, bottom, "axis"))
-        parts.append(_text(x, bottom + 18, f"{part:g}", "small", "middle"))
-    for index, gain in enumerate(gains):
-        y = _TOP + _ROW * index
-        length = max(2.0, _FULL * min(gain.ratio, _MOST))
-        kind = "bar" if gain.is_a_gain else "same" if gain.ratio < _LOSS else "loss"
-        # A label beside a bar that nearly reaches stock's line goes behind the line.
-        end = length if gain.ratio < 0.88 else max(length, _FULL)
-        parts.append(_text(_LABEL - 10, y + 11, gain.setup, "", "end"))
-        where = f"{gain.figure}; {gain.release}, {gain.hardware}"
-        parts.append(_text(_LABEL - 10, y + 25, where, "small", "end"))
+    for tick in (tick for tick in _TICKS if tick <= most):
         parts.append(
-            f'<rect class="{kind}" x="{_LABEL}" y="{y + 2}" width="{length:.1f}" height="20"/>'
+            f'<line class="axis" x1="{x(tick):.0f}" y1="{_TOP}" x2="{x(tick):.0f}" y2="{bottom}"/>'
         )
-        parts.append(_text(_LABEL + end + 6, y + 17, _ratio(gain), "", "start"))
-    parts.append(_line(_LABEL + _FULL, bottom, "stock"))
-    parts.append(_text(_LABEL + _FULL, bottom + 18, "1 (stock)", "small", "middle"))
+        parts.append(_text(x(tick), bottom + 16, f"{tick}", "small", "middle"))
+    y = _TOP
+    for group, members in groups.items():
+        parts.append(_text(0, y + 20, GROUPS[group], "group", "start"))
+        y += _GROUP
+        for gain in members:
+            assert gain.face is not None
+            end = x(1 / gain.ratio)
+            parts.append(_text(_LEFT, y + 12, gain.face.short, "", "start"))
+            parts.append(
+                f'<rect class="{gain.kind}" x="{_LEFT}" y="{y + 18}" '
+                f'width="{max(2.0, end - _LEFT):.1f}" height="15"/>'
+            )
+            label = f"{_times(gain)}: {gain.stock} → {gain.patched}"
+            if end < _WIDTH / 2:
+                parts.append(_text(end + 6, y + 30, label, "small", "start"))
+            else:
+                parts.append(_text(end - 6, y + 30, label, "small in", "end"))
+            y += _ROW
+    parts.append(_text(_LEFT, bottom + 36, "times better, on a logarithmic axis", "small", "start"))
+    left = _LEFT
+    for kind, words in _BETTER.items():
+        parts.append(f'<rect class="{kind}" x="{left}" y="{bottom + 42}" width="12" height="12"/>')
+        parts.append(_text(left + 18, bottom + 53, words, "small", "start"))
+        left += 110
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _times(gain: Gain) -> str:
+    times = 1 / gain.ratio
+    return f"{times:.0f} times" if times >= 10 else f"{times:.1f} times"
 
 
 def _ratio(gain: Gain) -> str:
     return f"{gain.ratio:.2f}" if gain.ratio >= 0.095 else f"{gain.ratio:.3f}"
 
 
-def _line(x: float, bottom: int, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x:.0f}" y1="{_TOP - 8}" x2="{x:.0f}" y2="{bottom}"/>'
+def _mean(figures: str) -> float:
+    found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", figures)
+    return statistics.mean(float(each.replace(",", "")) for each in found)
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:

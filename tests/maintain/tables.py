@@ -1,9 +1,9 @@
 """The documents that are made from the declarations and the released wheels.
 
-``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart (see
-`gains`) and all of ``tests/releases/verdicts.md``. It also rewrites the blocks of every patch's
-page (see `pages`), the page of what was tested (see `tested`) and that of upstream's own tests (see
-`upstream`). ``--check`` only says whether they are current.
+``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart and the
+page of all gains (see `gains`), and all of ``tests/releases/verdicts.md``. It also rewrites the
+blocks of every patch's page (see `pages`), the page of what was tested (see `tested`) and that of
+upstream's own tests (see `upstream`). ``--check`` only says whether they are current.
 """
 
 from __future__ import annotations
@@ -99,19 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     patch_sets = sets.load()
     words = judge_releases(patch_sets)
     measured = gains.read(ROOT)
-    first = [gain for gain in measured if not gain.further]
-    further = [gain for gain in measured if gain.further]
     page_of = {patch.id: pages.file(patch.id) for patch in by_id(patch_sets).values()}
     blocks = {
         "releases": release_table(patch_sets, words, measured),
-        "gains": gains.table(first, page_of),
-        "further gains": gains.table(further, page_of),
+        "gains": gains.table(measured),
     }
     makers: dict[str, Callable[[str], str]] = {
         "README.md": lambda text: reduce(
             lambda made, name: pages.replace_block(made, name, blocks[name]), blocks, text
         ),
-        gains.CHART: lambda _: gains.chart(first),
+        gains.CHART: lambda _: gains.chart(measured),
+        gains.PAGE: lambda _: gains.page(measured, page_of),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
         upstream.PAGE: lambda _: upstream.page(ROOT),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import shapes
+import timeline
 import turns
 from engine import Replies, parsed, quartiles
 
@@ -24,7 +25,9 @@ SHIMS = ROOT / "tests" / "harness" / "linux_mlx" / "shims"
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
 
-def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+def rig(
+    tmp_path: Path, *words: str | Path, script: str = "turns.py", **more: str
+) -> subprocess.CompletedProcess[str]:
     environment = sglang_environment(releases.KNOWN[-1])
     python: list[str | Path] = [environment.python, "-W", "ignore"]
     settings = variables(
@@ -38,7 +41,7 @@ def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.Completed
         **more,
     )
     return subprocess.run(
-        [*python, "-m", "sglang_perf_patches", "run", *python, RIG / "turns.py", *words],
+        [*python, "-m", "sglang_perf_patches", "run", *python, RIG / script, *words],
         env=settings,
         capture_output=True,
         text=True,
@@ -74,6 +77,32 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
         assert figures["stock"]["ratio"] == [1, 1, 1]
     assert "mlx.kv-arena" in found["patches"]["ran"]
     assert found["patches"]["left out"] == []
+
+
+def test_a_first_token_is_followed_step_by_step(tmp_path: Path) -> None:
+    model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
+    out = tmp_path / "out.json"
+    done = rig(
+        tmp_path,
+        *(out, model, "device=cpu", "max_total_tokens=16384"),
+        script="timeline.py",
+        ROUNDS="8",
+        CELLS="1x17",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text(encoding="utf-8"))["1x17"]
+    at = {step: ms for ms, step in found["steps"]}
+    order = ("_send_one_request> 1", "process_input_requests> 1", "wait< 1", "stream_output> 1")
+    times = [at[step] for step in (*order, "_handle_batch_output< 1")]
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] < 2 * found["marked"][2]
+    assert found["plain"][1] > 0
+
+
+def test_steps_are_medians_of_the_windows_that_have_them() -> None:
+    lines = ["3000000 7 a>", "1000000 8 b>", "11000000 7 a>", "99000000 7 a>", "12000000 7 a>"]
+    windows = [(0, 5_000_000), (10_000_000, 20_000_000)]
+    assert timeline.steps(lines, windows) == [(2.0, "a> 1")]
 
 
 def test_what_can_t_be_measured_is_bad_usage(tmp_path: Path) -> None:

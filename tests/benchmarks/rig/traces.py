@@ -25,6 +25,8 @@ _CALLS = ("cudaGraphLaunch", "cudaStreamSynchronize", "cudaEventSynchronize", "c
 def events(server: Server, work: Callable[[], object], **options: Any) -> list[Event]:
     """The events of a profile of some work; none if none is written.
 
+    Of several ranks those of the first: what a GPU does is asked of one GPU.
+
     Args:
         server: whose processes are profiled.
         work: what is done meanwhile.
@@ -40,7 +42,7 @@ def events(server: Server, work: Callable[[], object], **options: Any) -> list[E
             break
     time.sleep(2)  # until it is whole
     found: list[Event] = []
-    for path in folder.rglob("*.gz"):
+    for path in sorted(folder.rglob("*.gz"))[:1]:
         try:
             with gzip.open(path) as file:
                 found += json.load(file)["traceEvents"]

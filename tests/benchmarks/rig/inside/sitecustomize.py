@@ -18,6 +18,7 @@ from importlib.util import module_from_spec
 import compare_draft_extend  # now: a process that multiprocessing spawns loses this folder
 import draft_extend
 import gdn_graphs
+import marks
 import states
 import wrapt
 
@@ -136,3 +137,5 @@ if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off
     draft_extend.watch()
     if os.environ.get("COMPARE_OUT"):
         compare_draft_extend.watch()
+if os.environ.get("MARKS"):
+    marks.watch()

@@ -3,10 +3,10 @@
 usage: PYTHONPATH=tests/harness python tests/benchmarks/swa/saturated.py RELEASE [LEAVES]
 
 Boots the release's server with MLX on the CPU and a tiny model, by turns with each selection of
-patches. Each boot is filled with unique prompts of 16 tokens until its pool has so many leaves and
-no room; then 16 clients send more of them for a while. Prints a JSON line for each boot: requests a
-second in each stretch of 10 seconds, the scheduler's CPU milliseconds for each request in the same
-stretches, which do not depend on what else the machine does, and what the log says of the patch.
+patches. Each boot begins with a prefix cache that is full of so many leaves (``full/``) and has no
+room; then 16 clients send unique prompts. Prints a JSON line for each boot: requests a second in
+each stretch of 10 seconds, the scheduler's CPU milliseconds for each request in the same stretches,
+which depend less on what else the machine does, and what the log says of the patch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ LENT = {"0.5.18": "0.5.17", "0.5.19": "0.5.17", "0.5.20": "0.5.23"}
 """Releases whose Python files run on the packages of another one."""
 
 TURNS = 2
-TOKENS, REPLY, CLIENTS = 16, 1, 16
+TOKENS, REPLY, CLIENTS = 16, 8, 16
+ROOM = 2 * CLIENTS * (TOKENS + REPLY)
+"""Slots beside those of the leaves: what runs at once, and a prefill more."""
 STRETCH_S, STRETCHES = 10, 5
-FILLED_AT_ONCE = 64
 
 
 def main(release: str, leaves: int) -> int:
@@ -49,10 +50,11 @@ def main(release: str, leaves: int) -> int:
         folder = Path(scratch)
         model = write_model(environment, folder)
         lent = (_installed(release, folder),) if release in LENT else ()
+        plugin = _plugin(folder)
         for turn in range(TURNS):
             for selection in SELECTIONS:
                 log = folder / f"{turn}-{len(selection)}.log"
-                more = ("--max-total-tokens", str(leaves * TOKENS), "--skip-server-warmup")
+                more = ("--max-total-tokens", str(leaves * TOKENS + ROOM), "--skip-server-warmup")
                 given: dict[str, Any] = {"turn": turn, "selection": selection, "leaves": leaves}
                 with running_server(
                     environment,
@@ -60,11 +62,12 @@ def main(release: str, leaves: int) -> int:
                     selection=selection,
                     log=log,
                     arguments=more,
-                    python_path=(*lent, _ROOT / "src"),
+                    settings={"FULL_LEAVES": str(leaves), "FULL_TOKENS": str(TOKENS)},
+                    python_path=(*lent, _ROOT / "src", *plugin),
                 ) as server:
-                    given |= _loaded(server, leaves)
+                    given |= _loaded(server)
                 text = log.read_text(errors="replace").splitlines()
-                given["said"] = [line for line in text if PATCH in line or "patches" in line][:2]
+                given["said"] = [line for line in text if PATCH in line or "full_cache" in line][:3]
                 print(json.dumps(given), flush=True)
     return 0
 
@@ -77,16 +80,26 @@ def _installed(release: str, folder: Path) -> Path:
     return place
 
 
-def _loaded(server: Any, leaves: int) -> dict[str, Any]:
-    """Fill the pool and a little more, then count."""
+def _plugin(folder: Path) -> tuple[Path, Path]:
+    """What sglang finds `full_cache` by: its folder, and one with its metadata."""
+    place = folder / "plugin"
+    metadata = place / "full_cache-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: full-cache\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[sglang.srt.plugins]\nfull = full_cache:fill\n")
+    return Path(__file__).parent / "full", place
+
+
+def _loaded(server: Any) -> dict[str, Any]:
+    """Send until the room beside the leaves is taken, then count."""
     numbers, done = count(), [0]
     lock, stop = threading.Lock(), threading.Event()
 
-    def send(requests: int) -> None:
+    def send() -> None:
         with lock:
-            ids = [_prompt(next(numbers)) for _ in range(requests)]
+            number = next(numbers)
         body = {
-            "input_ids": ids,
+            "input_ids": _prompt(number),
             "sampling_params": {"max_new_tokens": REPLY, "temperature": 0, "ignore_eos": True},
         }
         asked = urllib.request.Request(
@@ -98,20 +111,17 @@ def _loaded(server: Any, leaves: int) -> dict[str, Any]:
         with direct.open(asked, timeout=600) as reply:
             reply.read()
         with lock:
-            done[0] += requests
+            done[0] += 1
 
     def client() -> None:
         while not stop.is_set():
-            send(1)
+            send()
 
-    began = time.monotonic()
-    while done[0] < leaves * 1.1:
-        send(FILLED_AT_ONCE)
-    filled_s = time.monotonic() - began
     threads = [threading.Thread(target=client, daemon=True) for _ in range(CLIENTS)]
     for thread in threads:
         thread.start()
-    time.sleep(STRETCH_S / 2)
+    while done[0] < 2 * ROOM // TOKENS:  # there is no room any more
+        time.sleep(0.1)
     scheduler = _scheduler(server.group)
     rates, costs = [], []
     for _ in range(STRETCHES):
@@ -123,7 +133,7 @@ def _loaded(server: Any, leaves: int) -> dict[str, Any]:
     stop.set()
     for thread in threads:
         thread.join()
-    return {"filled_s": round(filled_s), "requests_a_second": rates, "cpu_ms_a_request": costs}
+    return {"requests_a_second": rates, "cpu_ms_a_request": costs}
 
 
 def _prompt(number: int) -> list[int]:
@@ -148,4 +158,4 @@ def _cpu_s(process: Path) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3000))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20_000))

@@ -110,9 +110,10 @@ def serve(
         working = live_and_run(server, patience_s=0 if selection == "none" else 15)
         if show:
             _print_replies(requests, replies)
-            for verb in ("list", "status") if selection != "none" else ():
-                print(f"\n$ sglang-perf-patches {verb}")
-                print(report(server, verb), end="", flush=True)
+            own = ("status", str(server.group))  # the others of this user are not shown
+            for words in (("list",), own) if selection != "none" else ():
+                print(f"\n$ sglang-perf-patches {' '.join(words)}")
+                print(report(server, *words), end="", flush=True)
     tokens = sum(request.max_tokens for request in requests)
     together = server.most_decoded_together()
     return Outcome(replies, together, working, server.group, tokens / taken)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The decode server of a disaggregated deployment of a sliding-window model (GPT-OSS, Gemma 3 ...).
-# The two policies change whom the server admits and retracts, so they are named in full.
+# The decode server of a disaggregated deployment of a sliding-window model (GPT-OSS, Llama 4 ...).
+# What gains is swa.page-size-1, at the page size of 1 that is sglang's default. The two policies of
+# the set are not on: with the pools that stock makes they change nothing.
 #
 #   examples/pd_decode_swa.sh --model-path MODEL
 set -eu
 
-SGLANG_PERF_PATCHES=swa,swa.window-bounded-admission,swa.evict-before-retract
-export SGLANG_PERF_PATCHES
+export SGLANG_PERF_PATCHES=swa
 sglang-perf-patches list
 exec python -m sglang.launch_server --disaggregation-mode decode "$@"

@@ -10,27 +10,36 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from .judge.verdict import Verdict
+    from .model.selection import SelectionError
     from .model.state import Report
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "activate", "deactivate", "paused", "verdicts"]
+__all__ = [
+    "SelectionError",
+    "__version__",
+    "activate",
+    "deactivate",
+    "paused",
+    "report",
+    "verdicts",
+]
 
 _asked: list[Callable[[], object]] = []  # for what came while this thread imported the engine
 
 
-def activate(selection: str | None = None, *, strict: bool | None = None) -> Report:
+def activate(selection: str | Iterable[str] | None = None, *, strict: bool | None = None) -> Report:
     """Switch patches on in this process, now or as soon as their modules have been imported.
 
     Only the first call of a process decides; later ones report what it did, until `deactivate`. A
     call that a signal handler makes in the middle of another one is done before that one returns.
 
     Args:
-        selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None.
+        selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None; or its names.
         strict: end the process, with one line and exit code 1, where something chosen by name
             can't be had; where this is None, ``SGLANG_PERF_PATCHES_STRICT`` tells.
 
@@ -38,17 +47,18 @@ def activate(selection: str | None = None, *, strict: bool | None = None) -> Rep
         SelectionError: the selection is malformed or names something unknown, also where the first
             call has decided already.
     """
+    text = selection if selection is None or isinstance(selection, str) else ",".join(selection)
     if _interrupts_import():
-        _asked.append(lambda: activate(selection, strict=strict))
-        return _nothing_yet(selection)
+        _asked.append(lambda: activate(text, strict=strict))
+        return _nothing_yet(text)
     try:
         engine, keeper = _import()
         engine.observe(keeper)
-        report: Report = engine.activate(selection, strict=strict)
+        happened: Report = engine.activate(text, strict=strict)
         keeper.resume()
     finally:
         _do_asked()
-    return report
+    return happened
 
 
 def deactivate() -> None:
@@ -66,6 +76,17 @@ def deactivate() -> None:
         engine.deactivate()
     finally:
         _do_asked()
+
+
+def report() -> Report | None:
+    """What happened to the patches of this process so far; None if nothing was activated.
+
+    It changes nothing and imports nothing.
+    """
+    engine = sys.modules.get(f"{__name__}.live.engine")
+    ask = getattr(engine, "report", None)  # not there while the engine is being imported
+    happened: Report | None = ask() if ask is not None else None
+    return happened
 
 
 def paused(
@@ -120,6 +141,15 @@ def verdicts(path: str | Path | None = None) -> list[Verdict]:
 
     tree = source.at(path) if path is not None else source.installed()
     return verdict.judge_each(sets.load(), tree)
+
+
+def __getattr__(name: str) -> Any:
+    """`SelectionError` is imported only where it is asked for."""
+    if name == "SelectionError":
+        from .model.selection import SelectionError
+
+        return SelectionError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _import() -> tuple[Any, Any]:

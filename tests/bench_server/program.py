@@ -14,6 +14,7 @@ parser.add_argument("--port", type=int)
 parser.add_argument("--pids")
 parser.add_argument("--behaviour", default="")
 parser.add_argument("--admin-api-key")
+parser.add_argument("--told-ms", type=int)
 given = parser.parse_args()
 behaviours = given.behaviour.split(",")
 is_patched = os.environ["SGLANG_PERF_PATCHES"] != "none"
@@ -64,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
         first = sum(asked["input_ids"]) + (is_patched and "other-tokens" in behaviours)
         if "unsteady" in behaviours:
             first += os.getpid()
-        took = {"ms": 10 if is_patched else 20}  # told, not taken, so that no test is a timed one
+        # Told, not taken, so that no test is a timed one.
+        took = {"ms": given.told_ms or int(os.environ.get("TOLD_MS", 10 if is_patched else 20))}
         in_flight.remove(asked)
         self.reply({"output_ids": [first, first + 1], **took})
 

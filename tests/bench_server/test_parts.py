@@ -25,6 +25,7 @@ from sglang_perf_patches.bench.server import (
     patches,
     processes,
     secrets,
+    sides,
 )
 from sglang_perf_patches.bench.server import page as server_page
 from sglang_perf_patches.bench.server.outcome import Outcome
@@ -77,10 +78,77 @@ def test_a_port_is_free_after_a_connection_but_not_under_a_listener() -> None:
 
 
 def test_the_order_favours_no_side() -> None:
-    assert list(order(4)) == [
-        *((1, True), (1, False), (2, False), (2, True)),
-        *((3, True), (3, False), (4, False), (4, True)),
+    two = sides.stock_and_patched("all")
+    assert [(turn, side.name) for turn, side in order(4, two)] == [
+        *((1, "patched"), (1, "stock"), (2, "stock"), (2, "patched")),
+        *((3, "patched"), (3, "stock"), (4, "stock"), (4, "patched")),
     ]
+    three = sides.described([None, "A=1", "A=2", None], "all", LAUNCH)
+    assert "".join(side.name for _, side in order(2, three)) == "cbaabc"
+
+
+def test_a_side_has_variables_and_flags_of_its_own() -> None:
+    texts = ["SGLANG_PERF_PATCHES=none", "X=1 Y='2 3' --tp 2 --z=Q=1", None, "--w"]
+    a, b, d = sides.described(texts, "mlx", LAUNCH)
+    assert (a.selection, a.is_patched, a.needs_live) == ("none", False, False)
+    assert (b.variables, b.flags) == ({"X": "1", "Y": "2 3"}, ("--tp", "2", "--z=Q=1"))
+    assert (b.environment["SGLANG_PERF_PATCHES"], b.environment["Y"]) == ("mlx", "2 3")
+    assert (d.name, d.flags, d.needs_live) == ("d", ("--w",), False)
+    (_, named) = sides.described([None, "SGLANG_PERF_PATCHES=mla", None, None], "all", LAUNCH)
+    assert (named.selection, named.needs_live) == ("mla", True)
+    assert [side.said for side in (a, d, named)] == [
+        *("SGLANG_PERF_PATCHES=none", "--w", "SGLANG_PERF_PATCHES=mla")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["X=1", None, None, None], "give --b as well"),
+        ([None, "tp 2", None, None], "--b: tp is neither NAME=VALUE nor a flag"),
+        ([None, "X=1 --port 3", None, None], "--b: --port belongs to the command"),
+        ([None, "'", None, None], "--b: No closing quotation"),
+        (["X=1", "--y", "X=1", None], "--a and --c are the same server"),
+        ([None, "SGLANG_PERF_PATCHES=all", None, None], "--a and --b are the same server"),
+    ],
+)
+def test_what_is_no_side_is_refused(texts: list[str | None], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        sides.described(texts, "all", LAUNCH)
+
+
+def test_flags_do_not_go_to_the_end_of_a_script() -> None:
+    with pytest.raises(UsageError, match="name the server itself"):
+        sides.described([None, "--x", None, None], "all", ["sh", "-c", "exec serve"])
+    assert sides.described([None, "X=1", None, None], "all", ["sh", "-c", "exec serve"])
+
+
+def test_described_sides_are_named_everywhere() -> None:
+    a, b = sides.described([None, "--kv 'fp8'", None, None], "none", LAUNCH)
+    found = made(sides=(a, b), live=[])
+    assert outcome.conclusion(found).startswith("Better with b than with a: TPOT 30 % less")
+    text = to_text(found)
+    assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --kv fp8" in text
+    assert re.search(r"^figure +unit +a +b +b is", text, re.MULTILINE)
+    page = server_page.to_html(found, replace(found, sides=(a, replace(b, name="c"))))
+    assert "<td data-label='side'>b</td>" in page
+    assert "Better with c than with a" in page
+    data = json.loads(outcome.to_json(found, found))
+    assert [side["name"] for side in data["sides"]] == ["a", "b"]
+    assert data["more"][0]["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --kv fp8"
+
+
+def test_patches_of_both_sides_are_shown_by_side() -> None:
+    of = [patches.Of("mlx.kv-arena", "scheduler", 3, 3)]
+    a, b = sides.described([None, "--x", None, None], "all", LAUNCH)
+    text = to_text(made(sides=(a, b), live_in_first=of))
+    assert "a: mlx.kv-arena: live in 3" in text
+    assert "b: mlx.kv-arena: live in 3" in text
+
+
+def test_the_first_screen_of_the_page_names_model_release_and_machine() -> None:
+    head = server_page.to_html(made()).partition("<h2>")[0]
+    assert "<p>tiny, sglang 0.5.23, one</p>" in head
 
 
 def test_tokens_are_compared_prompt_by_prompt() -> None:
@@ -229,6 +297,9 @@ def test_a_restless_machine_is_named() -> None:
         ("curl -H 'Authorization: Bearer k1 k2'", "curl -H 'Authorization: ...'"),
         ("curl -u me:k1", "curl -u ..."),
         ("serve hf_abcdefghijkl", "serve ..."),
+        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b 'X=... --admin-api-key ...'"),
+        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '--admin-api-key ... --tp 2'"),
+        ("bench --b 'SGLANG_X=1 --seed 2'", None),
         ("bench --load '--seed 1' -- serve --speculative-eagle-topk 1", None),
     ],
 )

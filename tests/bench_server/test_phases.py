@@ -62,6 +62,41 @@ def test_turns_come_to_a_conclusion(bench: Bench, port: int, tmp_path: Path) -> 
     assert bench.left() == []
 
 
+def test_any_settings_are_compared_with_the_first(bench: Bench, port: int, tmp_path: Path) -> None:
+    """A variable against a flag against a patch; each is compared with the command as it is."""
+    page = tmp_path / "page.html"
+    words = ("--b", "TOLD_MS=30", "--c", "--told-ms 20", "--d", "SGLANG_PERF_PATCHES=one.step")
+    command = bench.command("--turns", "2", "--json", "--html", str(page), *words)
+    done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="none")
+    assert done.returncode == 0, done.stderr
+    data: Any = data_of(done)
+    with_b, with_c, with_d = data, *data["more"]
+    named = [[side["name"] for side in found["sides"]] for found in (with_b, with_c, with_d)]
+    assert named == [["a", "b"], ["a", "c"], ["a", "d"]]
+    assert with_b["changes"]["TTFT"]["word"] == "more"
+    assert with_b["conclusion"].startswith("Worse with b than with a: TTFT")
+    assert with_c["changes"]["TTFT"]["word"] == "same"
+    assert with_d["changes"]["TTFT"]["word"] == "less"
+    assert [found["live"] != [] for found in (with_b, with_c, with_d)] == [False, False, True]
+    order = re.findall(r"turn (\d) of 2, (\w): boot", done.stderr)
+    assert ["".join(pair) for pair in order] == ["1d", "1c", "1b", "1a", "2a", "2b", "2c", "2d"]
+    assert "Better with d than with a" in page.read_text(encoding="utf-8")
+    assert bench.left() == []
+
+
+def test_a_side_with_patches_must_have_them(bench: Bench, port: int) -> None:
+    """A side that names patches needs one live; another one may have none."""
+    for text, code in (("TOLD_MS=30", 0), ("SGLANG_PERF_PATCHES=one.step", 1)):
+        command = bench.command("--turns", "2", "--b", text)
+        at = command.index("--") + 1
+        command[at:at] = ["env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}"]
+        done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="all")
+        assert done.returncode == code, done.stderr
+        said = "no process of the server has a record of patches" in done.stderr
+        assert said == bool(code)
+    assert bench.left() == []
+
+
 def test_one_turn_is_no_conclusion(bench: Bench, port: int) -> None:
     done = bench.run(with_port(bench.command("--turns", "1"), port))
     assert done.returncode == 1
@@ -165,6 +200,9 @@ def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: in
         (("--base-url", "x"), {}, "--base-url: bench server sets this option"),
         (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
         (("mlx",), {}, "choose patches with SGLANG_PERF_PATCHES"),
+        (("--b", "SGLANG_PERF_PATCHES=frob"), {}, "unknown"),
+        (("--b", "frob"), {}, "--b: frob is neither NAME=VALUE nor a flag"),
+        (("--a", "--disable-radix-cache"), {}, "give --b as well"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),
         (("--load", "'"), {}, "--load: No closing quotation"),
         (("--html", "/nowhere/page.html"), {}, "can't be written"),
@@ -264,5 +302,14 @@ def test_help_names_what_there_is() -> None:
     command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    for word in ("--turns", "--load", "--url", "--json", "--html", "Exit codes"):
+    for word in (
+        "--a TEXT",
+        "--b TEXT",
+        "--turns",
+        "--load",
+        "--url",
+        "--json",
+        "--html",
+        "Exit codes",
+    ):
         assert word in done.stdout

@@ -178,6 +178,41 @@ assert a.helper(1) == 1 and a.Worker().step(1) == 102
     assert line in done.stderr
 
 
+def test_python_calls_print_as_a_few_lines(throwaway: Throwaway) -> None:
+    done = throwaway.run(
+        HEAD
+        + """
+use(STEP, TEN, HELPER, POLICY)
+assert ours.report() is None and "sglang_perf_patches.live.engine" not in sys.modules
+try:
+    ours.activate(["one.step", "frob"])
+except ours.SelectionError as error:
+    assert "frob" in str(error)
+assert ours.report() is None
+print(ours.activate(["one.step", "two.helper"]))
+import sglang.srt.a as a
+a.Worker().step(1)
+print(ours.report())
+print(*ours.verdicts(), sep="\\n")
+try:
+    ours.frob
+except AttributeError as error:
+    assert "frob" in str(error)
+"""
+    )
+    assert done.stdout.splitlines() == [
+        "sglang 1.0, SGLANG_PERF_PATCHES=one.step,two.helper: 0 live",
+        "  one.step: pending: sglang.srt.a is not imported yet",
+        "  two.helper: pending: sglang.srt.a is not imported yet",
+        "sglang 1.0, SGLANG_PERF_PATCHES=one.step,two.helper: 2 live",
+        *("  one.step: live, has run", "  two.helper: live"),
+        "one.step applies: proven on this code, as released in 1.0",
+        "one.ten applies: proven on this code, as released in 1.0",
+        "two.helper applies: proven on this code, as released in 1.0",
+        "two.policy applies: proven on this code, as released in 1.0",
+    ]
+
+
 def test_a_report_of_no_such_patch(throwaway: Throwaway) -> None:
     throwaway.run(
         HEAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.bench import mlx
+from sglang_perf_patches.bench import mlx, swa, timing
 
 SETS = """
 import sys, types
@@ -68,7 +69,11 @@ def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[list[Any]]]:
 def test_every_set_and_one_closing_line(throwaway: Throwaway) -> None:
     done = bench(throwaway, "")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "2 of 2 equal to stock and measured in 2 tables"
+    assert done.stdout.splitlines()[-3:] == [
+        "2 of 2 equal to stock and measured in 2 tables",
+        "one: equal to stock; nothing was timed",
+        "two: equal to stock; nothing was timed",
+    ]
     assert "library" not in done.stdout
     assert [line for line in done.stderr.splitlines() if line.startswith("[")] == [
         "[1/2] bench one ...",
@@ -99,9 +104,11 @@ def test_each_way_to_end(throwaway: Throwaway, how: str, word: str, said: str, c
     done = bench(throwaway, how)
     assert done.returncode == code
     assert f"two: {word}: {said}\n" in done.stdout
-    assert done.stdout.splitlines()[-1] == (
-        f"1 of 2 equal to stock and measured in 2 tables, 1 {word}"
-    )
+    assert done.stdout.splitlines()[-3:] == [
+        f"1 of 2 equal to stock and measured in 2 tables, 1 {word}",
+        "one: equal to stock; nothing was timed",
+        f"two: {word}: {said}",
+    ]
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -135,6 +142,30 @@ def test_the_last_one_is_kept_for_this_user_alone(throwaway: Throwaway) -> None:
     kept: Path = throwaway.site.parent / "cache" / "sglang-perf-patches" / "last-bench.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert json.loads(kept.read_text())["tables"][0]["set"] == "one"
+
+
+def test_a_patch_is_played_alone_only_what_it_can_change() -> None:
+    """The runs themselves are of `tests/mlx`; here is what each name asks for."""
+    given = mlx_options(named=("mlx.last-row",))
+    assert list(mlx._batches(given, False, can_chain=True, has_any=False)) == []
+    assert len(list(mlx._batches(given, False, can_chain=True, has_any=True))) == 2
+    assert swa._selections(()) == swa.SELECTIONS
+    assert list(swa._selections(("swa.page-size-1",))) == ["stock", "patched"]
+    assert list(swa._selections(("swa.evict-before-retract",))) == [
+        *("stock", "patched", "+ evict-before-retract")
+    ]
+
+
+def mlx_options(named: tuple[str, ...]) -> argparse.Namespace:
+    """The options of `bench mlx`, as its process has them."""
+    parser = argparse.ArgumentParser()
+    mlx.add_options(parser)
+    return argparse.Namespace(**vars(parser.parse_args([])), quick=False, named=named)
+
+
+def test_progress_is_whole_lines_and_not_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(timing.progress([1, 2, 3], "bench x")) == [1, 2, 3]
+    assert capsys.readouterr().err == "  bench x: 1 of 3, 0 s\n"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from throwaway import Throwaway
 
 from sglang_perf_patches import __version__, sets
+from sglang_perf_patches.cli.verbs import explaining
 
 # Every process of these tests knows throwaway sets, made from a tree as it was first written.
 SETS = """
@@ -78,6 +79,8 @@ def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
         "upstream": [],
         "built_in_since": None,
         "targets": ["sglang.srt.a:Worker.step"],
+        "short": None,
+        "here": "ready",
     }
     assert by_id["two.both"]["targets"][-1] == "sglang.srt.a:Worker.extra"
     assert (by_id["two.policy"]["kind"], by_id["two.policy"]["selected"]) == ("policy", False)
@@ -95,12 +98,13 @@ def test_list_is_the_default_and_has_an_alias(
     assert done.returncode == 0
     assert done.stdout == command(throwaway, "list").stdout
     lines = done.stdout.splitlines()
-    assert lines[0] == ("3 will run, 0 refused, 1 off, 1 already in sglang, 1 not for this release")
+    assert lines[0] == ("3 ready, 0 refused, 1 off, 1 built-in, 1 absent")
     assert lines[1] == f"on sglang 1.0 at {tree}, with SGLANG_PERF_PATCHES=all"
     assert [line.split("  ")[0] for line in lines[4:8]] == [
         *("one.step", "two.helper", "two.both", "two.policy")
     ]
-    assert lines[4].split() == ["one.step", "will", "run", "summary"]
+    assert lines[3].split() == ["PATCH", "HERE", "GAIN", "COST"]
+    assert lines[4].split() == ["one.step", "ready", "-", "-"]
     assert lines[7].split()[:3] == ["two.policy", "off", "(opt-in)"]
     assert lines[9] == "2 more: sglang-perf-patches list --all"
     assert "sglang-perf-patches run" in lines[-1]  # a tree without a plugin loader
@@ -110,9 +114,9 @@ def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path
     lines = command(throwaway, "list", "--all").stdout.splitlines()
     by_id = {line.split()[0]: line for line in lines[4:10]}
     assert re.search(
-        r"two.built +already in sglang +#1 +upstream has it since 1.0", by_id["two.built"]
+        r"two.built +built-in +- +- +#1 +upstream has it since 1.0", by_id["two.built"]
     )
-    assert re.search(r"two.gone +not for this release +- ", by_id["two.gone"])
+    assert re.search(r"two.gone +absent +- +- +- ", by_id["two.gone"])
     assert len(by_id) == 6
     assert not any("--all" in line for line in lines)
 
@@ -120,10 +124,10 @@ def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path
 @pytest.mark.parametrize(
     ("selection", "word"),
     [
-        ("all", "superseded     one.ten does its work and more"),
-        ("one.step", "will run"),
-        ("-one.step", "off"),
-        ("all,-one.ten", "will run"),
+        ("all", "superseded"),
+        ("one.step", "ready"),
+        ("-one.step", "off (not chosen)"),
+        ("all,-one.ten", "ready"),
     ],
 )
 def test_what_another_patch_does_is_superseded(
@@ -136,8 +140,10 @@ def test_what_another_patch_does_is_superseded(
         "t.use(replace(t.STEP, superseded_by=('one.ten',)), t.TEN)\n",
     )
     lines = command(throwaway, "list", SGLANG_PERF_PATCHES=selection).stdout.splitlines()
-    (line,) = [line for line in lines if line.startswith("one.step")]
-    assert line.split(maxsplit=1)[1].replace(" ", "").startswith(word.replace(" ", ""))
+    (line,) = [line for line in lines if line.startswith("one.step  ")]
+    assert line.split(maxsplit=1)[1].startswith(f"{word}  ")
+    said = "one.step is superseded: one.ten does its work and more"
+    assert (said in lines) == (word == "superseded")
 
 
 def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
@@ -151,11 +157,18 @@ def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
         "u.find_spec = lambda name, *more: None if name == 'mlx' else find(name, *more)\n",
     )
     here = command(throwaway, "list").stdout
-    assert here.splitlines()[0] == "1 will run, 0 refused, 1 need what this machine lacks"
+    assert here.splitlines()[0] == "1 ready, 0 refused, 1 need what this machine lacks"
     assert "mlx.step" not in here
     assert re.search("mlx.step +needs mlx", command(throwaway, "list", "--all").stdout)
     elsewhere = command(throwaway, "list", "--sglang-path", str(throwaway.site)).stdout
-    assert elsewhere.splitlines()[0] == "2 will run, 0 refused"
+    assert elsewhere.splitlines()[0] == "2 ready, 0 refused"
+    assert re.search(r"^PATCH +ON 1\.0 +GAIN", elsewhere, re.MULTILINE)
+    # What this machine lacks is hidden, chosen or not.
+    others = command(throwaway, "list", SGLANG_PERF_PATCHES="swa").stdout
+    assert others.splitlines()[0] == "1 ready, 0 refused, 1 need what this machine lacks"
+    assert "mlx.step" not in others
+    whole = command(throwaway, "list", "--all", SGLANG_PERF_PATCHES="swa").stdout
+    assert re.search("mlx.step +needs mlx .* not chosen; summary", whole)
 
 
 @pytest.mark.parametrize("place", ["sglang", "", "python"])
@@ -197,17 +210,35 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     text = command(throwaway, "explain", "two.both").stdout
     assert "Why:" not in text  # it has no page
     assert f"Definitions, below {tree.parent}:" in text
-    assert "changes  sglang.srt.a:Worker.step  sglang/srt/a.py:10" in text
+    assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
     assert "Chosen by SGLANG_PERF_PATCHES=all." in text
     policy = command(throwaway, "explain", "two.policy").stdout
     assert "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name" in policy
-    assert "adds     sglang.srt.a:Worker.extra  not there" in text
-    assert "needs    sglang.srt.a:Worker" in text
+    assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
+    assert re.search("  needs    sglang.srt.a:Worker ", text)
     built = command(throwaway, "explain", "two.built").stdout
     assert "https://github.com/sgl-project/sglang/pull/1" in built
     data = json.loads(command(throwaway, "explain", "two.both", "--json").stdout)
     assert (data["id"], data["why"], data["differences"]) == ("two.both", "", [])
     assert data["definitions"][0]["line"] == 10
+
+
+def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: Path) -> None:
+    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
+        file.write(
+            "from dataclasses import replace\n"
+            "needing = replace(t.BOTH, requires=('two.built', 'two.gone'))\n"
+            "t.use(needing, gone, built, tree=source.Tree(source.find(os.environ['FIRST_TREE'])))\n"
+        )
+    text = command(throwaway, "explain", "two.both").stdout
+    assert "Needs: two.built (built-in here), two.gone (absent here)\n" in text
+
+
+def test_a_heading_among_figures_is_no_bullet() -> None:
+    table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
+    assert list(explaining._figures(table)) == [
+        *("  measured:", "  on a CPU:", "  - a step: stock 2 ms, patched 1 ms")
+    ]
 
 
 def test_explain_of_a_set_lists_it(throwaway: Throwaway, tree: Path) -> None:
@@ -277,6 +308,7 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
         (("list",), {"SGLANG_PERF_PATCHES": "ALL"}, "did you mean all"),
         (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "must stand alone"),
         (("explain", "two.bth"), {}, "did you mean two.both"),
+        (("bench", "mlx", "--patches", "foo"), {}, "--patches: mlx has no patch 'foo'"),
         (("verify", "none"), {}, "names no patch to verify"),
         (("list", "--sglang-path", "."), {}, "not a sglang tree"),
         (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
@@ -380,7 +412,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
         path.symlink_to("/proc/self/mem")  # no permission bit would stop root
     done = command(throwaway, "list", SGLANG_PERF_PATCHES="one.step")
     assert (done.returncode, done.stderr) == (1, "")
-    assert re.search("one.step +refused +.*a.py can't be", done.stdout)
+    assert re.search("one.step is refused: .*a.py can't be", done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +426,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
         ("bench", "swa", "--frobnicate"),
         ("bench", "--frobnicate"),
         ("verify", "frob"),
-        ("doctor",),
+        ("doctor", "--kv-gib", "3"),
     ],
 )
 def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> None:
@@ -414,6 +446,14 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     shown = [line.split()[0] for line in done.stdout.splitlines()[3:]]
     assert done.stdout.startswith(f"{len(patches)} patches")
     assert shown == patches
+    alone = command(throwaway, "explain", "mlx.kv-arena", PYTHONPATH=src)
+    assert (alone.returncode, alone.stderr) == (2, f"{said}\n")
+    assert alone.stdout.startswith("mlx.kv-arena (exact): ")
+    for part in ("Use it if:", "Gain:", "Cost:", "Why:", "How:"):
+        assert f"\n{part}\n" in alone.stdout
+    of_set = command(throwaway, "explain", "mlx", PYTHONPATH=src)
+    assert of_set.returncode == 2
+    assert "mlx.last-row (exact): " in of_set.stdout
     as_json = command(throwaway, "--json", PYTHONPATH=src)
     assert (as_json.returncode, as_json.stdout, as_json.stderr) == (2, "", f"{said}\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def change(tree: Path, file: str, before: str, after: str) -> None:
 def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
     done = doctor(throwaway, "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
-    assert set(changes(done).values()) == {"stays"}
+    assert set(changes(done).values()) == {"applies as before"}
     data = json.loads(done.stdout)
     assert (data["from"]["version"], data["to"]["version"]) == ("1.0", "2.0")
     assert data["lost"] == []
@@ -75,12 +76,18 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     assert changes(done) == {
         "one.step": "lost",
         "two.policy": "lost",
-        "two.gone": "nothing to do",
+        "two.gone": "not needed there",
         "two.built": "becomes built-in",
     }
     assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
     text = doctor(throwaway, "--sglang-path", str(other))
-    assert "chosen, and lost: one.step" in text.stdout
+    lines = text.stdout.splitlines()
+    assert lines[0] == (
+        "chosen, and lost: one.step (2 lost, 1 becomes built-in, 1 not needed there)"
+    )
+    assert [line.split()[0] for line in lines if " applies " in line] == [
+        *("one.step", "two.policy", "two.gone", "two.built")
+    ]
 
     without = doctor(throwaway, "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
     assert without.returncode == 0
@@ -99,6 +106,10 @@ def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other:
     assert found["costs"]
     told = doctor(throwaway, "--sglang-path", str(other)).stdout
     assert f"  {found['name']}\n    gains: {found['gains']}\n    costs: {found['costs']}" in told
+    assert found["measure"].startswith("sglang-perf-patches bench server --b ")
+    assert f"\n    measure: {found['measure']}\n" in told + "\n"
+    alone = doctor(throwaway, "--json")
+    assert json.loads(alone.stdout)["stock_switches"] == []  # of the installed one
     (other / "srt" / "environ.py").unlink()
     assert "own switches" not in doctor(throwaway, "--sglang-path", str(other)).stdout
 
@@ -136,6 +147,28 @@ def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     assert done.returncode == 0
 
 
+def test_the_way_back_to_an_older_sglang_has_its_own_words(
+    throwaway: Throwaway, other: Path
+) -> None:
+    """Upstream's change is here and not there; code that is here is not there."""
+    change(throwaway.site / "sglang", "a.py", "return x * scale", "return x * scale  # upstream")
+    (other / "srt" / "b.py").unlink()
+    throwaway.put(
+        "sitecustomize.py",
+        SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
+            "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
+        ),
+    )
+    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    assert changes(done)["two.built"] == "ours again"
+    assert changes(done)["one.step"] == "applies as before"
+    text = doctor(throwaway, "--sglang-path", str(other)).stdout
+    assert text.startswith("no chosen patch is lost (")
+    assert "one.step" not in text
+    assert "more do not change: add --all" in text
+    assert "one.step" in doctor(throwaway, "--sglang-path", str(other), "--all").stdout
+
+
 def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other: Path) -> None:
     cache = throwaway.site.parent / "cache"
     folder = cache / "sglang-perf-patches" / "releases" / "2.0"
@@ -149,7 +182,8 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
 @pytest.mark.parametrize(
     "words",
     [
-        (),
+        ("--kv-gib", "20"),
+        ("--context", "20"),
         ("--sglang-version", "../x"),
         ("--sglang-version", "two"),
         ("--sglang-path", "/nowhere"),
@@ -251,6 +285,134 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     assert done.returncode == 1
     assert "this Python has no sglang" in done.stdout
     assert done.stdout.splitlines()[-1] == "chosen, and refused: one.step"
+
+
+HEALTH = """
+import sys
+from throwaway_patches import *
+use(STEP, POLICY)
+from sglang_perf_patches.cli import main
+look_nowhere_else()
+sys.exit(main(["doctor", *sys.argv[1:]]))
+"""
+SERVE = """
+import sys
+from throwaway_patches import *
+use(STEP, POLICY)
+import sglang_perf_patches
+sglang_perf_patches.activate()
+import sglang.srt.a as a
+print("up", flush=True)
+for line in sys.stdin:
+    print(a.Worker().step(1), flush=True)
+"""
+
+
+def health(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", HEALTH, *words],
+        env=throwaway.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def checks(throwaway: Throwaway, **variables: str | None) -> dict[str, tuple[str, str]]:
+    _, out = health(throwaway, "--json", **variables)
+    return {each["check"]: (each["word"], each["said"]) for each in json.loads(out)["checks"]}
+
+
+def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
+    """A release with a plugin loader, and no server yet."""
+    throwaway.put("sglang/srt/plugins/__init__.py", "")
+    code, text = health(throwaway)
+    lines = text.splitlines()
+    assert (code, lines[0]) == (0, "all is well")
+    found = checks(throwaway)
+    assert {name: word for name, (word, _) in found.items()} == {
+        "installed": "ok",
+        "loaded": "ok",
+        "chosen": "ok",
+        "live": "-",
+        "has run": "-",
+    }
+    assert "beside sglang 1.0" in found["installed"][1]
+    assert found["chosen"][1] == "1 ready, 0 refused, 1 off; of all"
+
+
+@pytest.mark.parametrize(
+    ("variables", "check", "word", "change", "code"),
+    [
+        ({"SGLANG_PLUGINS": "other"}, "loaded", "look", "SGLANG_PLUGINS does not name", 0),
+        ({"SGLANG_PERF_PATCHES": "none"}, "chosen", "look", "nothing is ready here", 0),
+        ({"SGLANG_PERF_PATCHES": "one.step"}, "chosen", "bad", "can't have", 1),
+        ({}, "chosen", "look", "sglang-perf-patches explain one.step", 0),
+    ],
+)
+def test_it_says_what_to_change(
+    throwaway: Throwaway,
+    variables: dict[str, str],
+    check: str,
+    word: str,
+    change: str,
+    code: int,
+) -> None:
+    throwaway.put("sglang/srt/plugins/__init__.py", "")
+    if "none" not in variables.values():  # a tree that the patch does not know
+        known = Throwaway.write(throwaway.site.parent / "known").site
+        path = throwaway.site / "sglang" / "srt" / "a.py"
+        path.write_text(path.read_text().replace("return x + 1", "return 1 + x"))
+        first = f"use(STEP, POLICY, tree=source.Tree(source.find({str(known)!r})))"
+        with_known = HEALTH.replace(
+            "use(STEP, POLICY)", f"from sglang_perf_patches.judge import source\n{first}"
+        )
+    else:
+        with_known = HEALTH
+    done = subprocess.run(
+        [sys.executable, "-c", with_known],
+        env=throwaway.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert check in done.stdout.splitlines()[0]
+    (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"  {check}: ")]
+    assert change in line
+    assert any(each.startswith(check) and word in each for each in done.stdout.splitlines())
+
+
+def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE],
+        env=throwaway.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        found = checks(throwaway)
+        assert found["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
+        assert found["has run"][0] == "-"  # it is no server, so nobody waits for it
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        deadline = time.monotonic() + 20
+        while checks(throwaway)["has run"][0] != "ok":
+            assert time.monotonic() < deadline
+        process.stdin.close()
+
+
+def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:
+    (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
+    done = doctor(throwaway)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sglang-perf-patches: sglang is not installed for this Python\n"
 
 
 MODEL = {

@@ -249,7 +249,7 @@ ours.activate()
 wait_for(lambda: said)
 time.sleep(1)
 [line] = said
-assert "live 0, waiting 1, refused 0, gated 1; live on sglang " in line, line
+assert "live 0, pending 1, refused 0, gated 1; live on sglang " in line, line
 assert line.endswith("none; one.step is gated: LoRA is on, and it was not proven with that"), line
 import sglang.srt.a
 wait_for(lambda: len(said) == 2)

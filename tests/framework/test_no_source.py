@@ -159,6 +159,6 @@ def test_a_folder_of_another_kind_is_still_no_sglang(throwaway: Throwaway, tmp_p
         PYTHONPATH=os.pathsep.join([str(other.parent), str(REPOSITORY / "src")]),
     )
     assert done.returncode == 2
-    assert "will run" not in done.stdout  # the catalogue, without a verdict
+    assert "ready" not in done.stdout  # the catalogue, without a verdict
     said, _ = done.stderr.splitlines()
     assert said == "sglang-perf-patches: sglang is not installed for this Python"

@@ -23,6 +23,10 @@ It does. On by default.
 **Use it if** you run `--a b`
 or [that](x.md).
 
+| if you use | gain | cost |
+| --- | --- | --- |
+| `--a b` | [2 ms → 1 ms](y.md#r) first token | none known |
+
 ## What you gain
 
 **Much**, on one machine.
@@ -77,6 +81,7 @@ all
 def test_the_prose_of_a_page_is_plain_text() -> None:
     assert page.parse(TEXT) == page.Page(
         condition="you run --a b or that.",
+        short=page.Short("--a b", "2 ms → 1 ms first token", "none known"),
         gain="Much, on one machine. It varies.",
         figures=(
             ("measured", "stock", "patched"),
@@ -88,6 +93,20 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
         how="The patch does not.",
         goes="Upstream has it.",
     )
+
+
+@pytest.mark.parametrize(
+    ("gain", "ratio"),
+    [
+        ("20 ms → 5 ms a step", 0.25),
+        ("1,000 → 4,000 tokens fit", 0.25),
+        ("76 → 0 retractions", 0.0),
+        ("0.96 of a prompt's time", 0.96),
+        ("no crash", 1.0),
+    ],
+)
+def test_gains_have_an_order(gain: str, ratio: float) -> None:
+    assert page.Short("x", gain, "y").ratio == ratio
 
 
 def test_no_page_and_no_text_are_an_empty_page(

@@ -44,6 +44,8 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     assert pages.TO_WRITE not in text
     said = page.parse(text)
     assert said.condition
+    assert said.short is not None
+    assert all(said.short)
     assert said.gain
     assert said.cost
     assert said.why

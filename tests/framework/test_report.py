@@ -6,11 +6,12 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench import nvidia, report, timing
+from sglang_perf_patches.bench import nvidia, page, report, timing
 from sglang_perf_patches.bench.report import Report, Table
 from sglang_perf_patches.bench.timing import Ratio
 
@@ -86,18 +87,70 @@ def test_the_page_stands_alone_and_escapes() -> None:
 
 
 def test_the_page_opens_with_what_was_found() -> None:
-    assert "<h1>mla: 50 % less time in 1 of 2 cases, 100 % more time in 1 of 2 cases</h1>" in (
-        report.to_html(REPORT)
-    )
+    assert (
+        "<h1>mla: faster in 1 of 2 cases, 0.50 of stock&#x27;s time; "
+        "slower in 1 of 2 cases, 2.00 of stock&#x27;s time</h1>"
+    ) in report.to_html(REPORT)
     less = [Ratio(1.0, part, part, part, part + 0.01) for part in (0.64, 0.89, 0.7)]
-    assert report.headline("mlx", [*less, Ratio(1.0, 1.0, 1.0, 0.98, 1.02)]) == (
-        "mlx: 11 to 36 % less time in 3 of 4 cases"
+    assert report.headline([*less, Ratio(1.0, 1.0, 1.0, 0.98, 1.02)]) == (
+        "faster in 3 of 4 cases, 0.64 to 0.89 of stock's time; no difference beyond the spread in 1"
     )
-    assert report.headline("mlx", [Ratio(1.0, 1.0, 1.0, 0.98, 1.02)]) == (
-        "mlx: no difference in time in 1 case"
+    assert report.headline([Ratio(1.0, 1.0, 1.0, 0.98, 1.02)]) == (
+        "no difference in time beyond the spread in 1 case"
     )
     skipped = Report("0.5.23 at /x", {}, (), {"mla": "skipped"}, {"mla": "no GPU"})
     assert "<h1>mla: skipped: no GPU</h1>" in report.to_html(skipped)
+
+
+COUNTED = Table(
+    "swa",
+    "admitted",
+    ("window", "pools", "prompt", "admitted, stock", "admitted, patched"),
+    ((128, 0.25, 8192, 7, 64), (128, 0.5, 32_768, 0, 1), (4096, 0.5, 96, 96, 96)),
+    counted=("admitted, stock", "admitted, patched"),
+)
+
+
+def test_counts_have_a_verdict_and_a_plot() -> None:
+    counted = Report("0.5.23 at /x", {}, (COUNTED,), {"swa": "equal"})
+    assert report.verdict(counted, "swa") == "swa: more in 2 of 3 cases, at most 7 → 64"
+    page = report.to_html(counted)
+    assert page.count("<svg") == 3 + 1
+    assert "window 128, prompt 8192: 7 → 64" in page
+    assert "same results" not in page
+    less = Report("", {}, (replace(COUNTED, rows=((1, 0.5, 2, 9, 4),)),), {"swa": "equal"})
+    assert report.verdict(less, "swa") == "swa: fewer in 1 of 1 case, at most 9 → 4"
+    untimed = Report("", {}, (replace(COUNTED, counted=None),), {"swa": "equal"})
+    assert report.verdict(untimed, "swa") == "swa: equal to stock; nothing was timed"
+    assert report.table_from_json(report.table_to_json(COUNTED)) == COUNTED
+
+
+def test_whole_numbers_are_whole_and_ratios_are_ratios_on_the_page() -> None:
+    page = report.to_html(REPORT) + report.to_html(
+        replace(REPORT, tables=(replace(COUNTED, set="mla"),))
+    )
+    assert "<td class=n data-label='admitted, stock'>96</td>" in page
+    assert "96.0" not in page
+    assert "<td class=n data-label='patched : stock'>0.50 (0.40 to 0.60)</td>" in page
+    assert " %" not in re.sub(r"<style>.*?</style>", "", page)
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(6, "small"), (9, "wide"), (16, "many")])
+def test_a_wide_table_is_cards_on_narrower_pages(columns: int, kind: str) -> None:
+    made = page.table([f"c{number}" for number in range(columns)], [[("1", True)] * columns])
+    assert f"<div class=scroll><table class={kind}>" in made
+    assert f"table.{kind} tr{{display:block}}" in page.document("t", [])
+
+
+@pytest.mark.parametrize("count", [3, 9, 30])
+def test_a_table_is_at_most_100_columns_wide(count: int) -> None:
+    columns = ("case", *(f"figure {number}, stock, ms" for number in range(count)))
+    wide = Table("mlx", "title " * 30, columns, (("a", *range(count)),), ("note " * 60,))
+    text = report.to_text(wide)
+    assert max(map(len, text.splitlines())) <= report.WIDTH
+    for number in range(count):
+        assert text.count(f"figure {number}, stock, ms") == 1
+    assert sum(line.startswith("case") for line in text.splitlines()) == -(-count // 4)
 
 
 def test_the_page_says_notes_once_and_how_to_repeat_it() -> None:

@@ -112,7 +112,7 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert states(found[two.pid]) == {"one.step": ("live", False), "one.bad": ("off", False)}
         code, text, _ = status(throwaway)
         assert code == 0  # nothing was chosen by name
-        assert f"server {one.pid}: live 1, waiting 0, refused 0, failed 1 (1 process)" in text
+        assert f"process {one.pid}: live 1, pending 0, refused 0, failed 1 (1 process)" in text
         assert "one.bad is failed: ZeroDivisionError: broken on purpose" in text
         row = next(line for line in text.splitlines() if f" {one.pid} " in line)
         assert row.split() == ["python", str(one.pid), "1", "1", "one.step"]
@@ -184,9 +184,9 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         _, text, _ = status(throwaway)
         lines = text.splitlines()
         first, second = sorted(expected)
-        heads = [line for line in lines if line.startswith("server")]
+        heads = [line for line in lines if line.startswith("process ")]
         assert [head.partition("  sglang 1.0, since ")[0] for head in heads] == [
-            f"server {pid}: live 0, waiting 1, refused 0 (3 processes)" for pid in (first, second)
+            f"process {pid}: live 0, pending 1, refused 0 (3 processes)" for pid in (first, second)
         ]
         place = lines.index(heads[1])
         shown = [
@@ -201,7 +201,7 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         expected[servers[0].pid] -= {servers[0].pid}
         assert by_server() == expected
         assert (
-            f"server {servers[0].pid}: live 0, waiting 1, refused 0 "
+            f"process {servers[0].pid}: live 0, pending 1, refused 0 "
             "(2 processes, its launcher has ended)"
         ) in status(throwaway)[1]
     finally:
@@ -399,7 +399,7 @@ def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path:
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches" in line]
     assert len(ours) == 2, ours
     assert "one.bad is failed" in ours[0]
-    assert f"process {process.pid}: live 1, waiting 0, refused 0, failed 1; " in ours[1]
+    assert f"process {process.pid}: live 1, pending 0, refused 0, failed 1; " in ours[1]
     assert ours[1].endswith("live on sglang 1.0: one.step")
 
 
@@ -626,7 +626,7 @@ def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway)
         )
         if "unshare:" in done.stderr:
             pytest.skip(done.stderr)
-        assert json.loads(done.stdout) == {"processes": []}
+        assert json.loads(done.stdout) == {"processes": [], "servers": []}
         assert written(folder) == [before]
         assert [found["pid"] for found in processes(throwaway)] == [process.pid]
     finally:
@@ -696,7 +696,7 @@ if __name__ == "__main__":
 def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> None:
     script = throwaway.put("ranks.py", RANKS)
     server = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), "--model-path", "me/tiny", "--port=31234"],
         env=throwaway.environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -708,7 +708,14 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         text = status(throwaway)[1]
         lines = text.splitlines()
         assert lines[0].startswith(
-            f"server {server.pid}: live 1, waiting 0, refused 0 (5 processes)  sglang 1.0, since "
+            f"server {server.pid} (me/tiny, port 31234): live 1, pending 0, refused 0 "
+            "(5 processes)  sglang 1.0, since "
+        )
+        named = {"pid": server.pid, "is_server": True, "model": "me/tiny", "port": 31234}
+        assert json.loads(status(throwaway, "--json")[1])["servers"] == [named]
+        assert status(throwaway, str(server.pid))[1] == text
+        assert status(throwaway, "1") == (
+            *(0, "no running sglang process of this user below 1 has these patches\n", ""),
         )
         assert lines[1].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
         (ranks,) = [line for line in lines if "scheduler" in line]
@@ -728,7 +735,7 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         watching.send_signal(signal.SIGINT)
         shown, said = watching.communicate(timeout=20)
         assert (watching.returncode, said) == (0, "")
-        assert shown.count(f"server {server.pid}: ") > 1
+        assert shown.count(f"server {server.pid} (me/tiny, port 31234): ") > 1
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.communicate()
@@ -776,7 +783,7 @@ def test_a_server_logs_one_line_when_it_is_ready_and_no_other(throwaway: Throwaw
     assert lines[0] == "READY"
     assert len(lines) == 2, lines
     assert re.fullmatch(
-        r"INFO:sglang_perf_patches:sglang-perf-patches: server \d+: live 2, waiting 0, refused 0; "
+        r"INFO:sglang_perf_patches:sglang-perf-patches: server \d+: live 2, pending 0, refused 0; "
         r"live on sglang 1.0: one.step, two.helper",
         lines[1],
     )

@@ -55,7 +55,7 @@ def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: st
 
 @pytest.mark.parametrize("columns", [50, 80, 120])
 def test_the_list_fits_the_terminal(prepared: Throwaway, columns: int) -> None:
-    shown = on_terminal(prepared, "list", columns=columns, NO_COLOR="1")
+    shown = on_terminal(prepared, "list", "--all", columns=columns, NO_COLOR="1")
     assert "\033" not in shown
     lines = shown.partition("PATCH")[2].partition("This release")[0].splitlines()
     assert max(map(len, lines)) <= columns
@@ -64,7 +64,7 @@ def test_the_list_fits_the_terminal(prepared: Throwaway, columns: int) -> None:
 
 def test_colour_is_for_terminals_that_have_some(prepared: Throwaway) -> None:
     shown = on_terminal(prepared, "list", columns=100)
-    assert "\033[32mwill run" in shown
+    assert "\033[32mready" in shown
     plain = re.sub("\033\\[[0-9]+m", "", shown)
     assert plain == on_terminal(prepared, "list", columns=100, NO_COLOR="1")
     assert plain == on_terminal(prepared, "list", columns=100, TERM="dumb")

@@ -193,9 +193,9 @@ def test_every_patch_has_a_case() -> None:
 
 def test_one_closing_line(prepared: Throwaway) -> None:
     lines = verify(prepared, "lacks").stdout.splitlines()
-    assert lines[-1] == "2 equal, 1 not for this release, 2 of 4 could not run"
+    assert lines[-1] == "2 equal, 1 built-in or absent, 2 of 4 could not run"
     lines = verify(prepared, "raises", "one").stdout.splitlines()
-    assert lines[-1] == "1 equal, 1 failed, 0 not for this release, 0 of 2 could not run"
+    assert lines[-1] == "1 equal, 1 failed, 0 built-in or absent, 0 of 2 could not run"
 
 
 @pytest.mark.parametrize("names", [("two.policy",), ("two.gone", "two.policy")])

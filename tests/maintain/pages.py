@@ -34,6 +34,10 @@ RESULTS = "tests/benchmarks/results"
 TO_WRITE = "TO WRITE"
 """What a new page says where a text is missing."""
 
+_SHORT = (
+    f"| if you use | gain | cost |\n| --- | --- | --- |\n| {TO_WRITE} | {TO_WRITE} | {TO_WRITE} |"
+)
+
 ROW_ID = re.compile(r'<a id="([\w.-]+)"></a>')
 """The id of a row of results that is quoted."""
 
@@ -96,7 +100,7 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
 
 def skeleton(patch_id: str) -> str:
     """A page with every heading and block, whose text is still to be written."""
-    parts = [f"# {patch_id}", _block("summary"), f"{form.USE_IT_IF}{TO_WRITE}"]
+    parts = [f"# {patch_id}", _block("summary"), f"{form.USE_IT_IF}{TO_WRITE}", _SHORT]
     for title in form.SECTIONS:
         held = {form.PROVEN: "proven", form.SWITCH: "switch", form.RELEASES: "releases"}.get(title)
         parts.append(f"## {title}\n{_block(held) if held else TO_WRITE}")

@@ -103,6 +103,25 @@ def test_three_turns_say_what_the_patches_bring(
     assert using(tmp_path) == []
 
 
+@pytest.mark.whole_matrix  # four boots
+def test_two_settings_of_a_server_flag_are_told_apart(
+    environment: Environment, model: Path, tmp_path: Path
+) -> None:
+    """One request at a time against eight: the first tokens wait, far beyond the spread."""
+    words = ("--turns", "2", "--json", "--b", "--max-running-requests 1")
+    with start(environment, model, tmp_path, *words) as process:
+        out, err = process.communicate(timeout=1800)
+    data: Any = json.loads(out)
+    assert [side["adds"] for side in data["sides"]] == ["", "--max-running-requests 1"], err[-3000:]
+    assert data["changes"]["TTFT"]["word"] == "more"
+    assert "Worse with b than with a: TTFT" in data["conclusion"]
+    assert {of["patch"] for of in data["live"]} == {of["patch"] for of in data["live_in_first"]}
+    assert "mlx.kv-arena" in {of["patch"] for of in data["live"]}
+    assert data["tokens"]["word"] == "equal"
+    assert process.returncode == 0
+    assert using(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "phase",
     [

@@ -10,10 +10,13 @@ import json
 import os
 import re
 import subprocess
+import sys
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wrapt
 
 from linux_mlx.environments import install_checkout, sglang_environment, variables
 from sglang_perf_patches import sets
@@ -42,9 +45,9 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
     ("script", "release", "chosen"),
     [
         ("pinned_release.sh", "0.5.10.post1", "mamba.zero-sync"),
-        ("pd_decode_swa.sh", "0.5.23", "swa.evict-before-retract"),
+        ("pd_decode_swa.sh", "0.5.23", "swa.page-size-1"),
         pytest.param(
-            *("eagle_mla.sh", "0.5.23", "mla.draft-metadata"), marks=pytest.mark.whole_matrix
+            *("eagle_mla.sh", "0.5.23", "mla.draft-extend-metadata"), marks=pytest.mark.whole_matrix
         ),
         pytest.param(
             *("mlx_on_a_mac.sh", "0.5.23", "mlx.kv-arena"), marks=pytest.mark.whole_matrix
@@ -55,12 +58,14 @@ def test_a_launcher(script: str, release: str, chosen: str) -> None:
     done = example(release, EXAMPLES / script, "--help")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--model-path" in done.stdout
-    assert re.match(r"\d+ will run, 0 refused", done.stdout)
+    assert re.match(r"\d+ ready, 0 refused", done.stdout)
     selection = re.search(r"SGLANG_PERF_PATCHES=(\S+)$", done.stdout, re.M)
     assert selection
     listed = example(release, "sglang-perf-patches", "--all", SGLANG_PERF_PATCHES=selection[1])
     (row,) = (line for line in listed.stdout.splitlines() if line.startswith(f"{chosen} "))
-    assert re.match(rf"{chosen} +(will run|needs a GPU) ", row)  # there is none here, perhaps
+    assert re.match(
+        rf"{chosen} +(ready, if you use [^|]*|needs a GPU) ", row
+    )  # there is none here, perhaps
 
 
 @pytest.mark.whole_matrix
@@ -147,6 +152,9 @@ def test_the_compose_file_starts_what_sglang_has() -> None:
         words = services[name]["command"].replace("${MODEL:?name a model}", "x").split()
         must_be_understood(words, services[name]["environment"]["SGLANG_PERF_PATCHES"])
         assert words[words.index("--disaggregation-mode") + 1] == name
+        port = words[words.index("--port") + 1]
+        assert services[name]["healthcheck"]["test"][-1] == f"http://localhost:{port}/health"
+        assert services["router"]["depends_on"][name] == {"condition": "service_healthy"}
     router = services["router"]["command"].split()
     for name, flag in (("prefill", "--prefill"), ("decode", "--decode")):
         served = services[name]["command"].split()
@@ -158,6 +166,9 @@ def test_the_manifest_starts_what_sglang_has() -> None:
     pod = parsed("kubernetes.yaml")["spec"]["template"]["spec"]
     (server,) = pod["containers"]
     (setup,) = pod["initContainers"]
+    assert (setup["env"], setup["image"]) == (server["env"], server["image"])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert server[probe]["httpGet"] == {"path": "/health", "port": 30000}
     environment = {item["name"]: item["value"] for item in server["env"]}
     must_be_understood([*server["command"], *server["args"]], environment["SGLANG_PERF_PATCHES"])
     mounted = {mount["mountPath"] for mount in server["volumeMounts"]}
@@ -171,9 +182,75 @@ def test_the_manifest_starts_what_sglang_has() -> None:
     assert example("0.5.23", "python", *command[2:]).returncode == 0
 
 
-def test_the_panel_asks_for_metrics_that_there_are() -> None:
-    panel = json.loads((EXAMPLES / "grafana_panel.json").read_text(encoding="utf-8"))
+def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) -> None:
+    """Its own script with the folders of this test, in a stand-in for the image that has wrapt."""
+    pod = parsed("kubernetes.yaml")["spec"]["template"]["spec"]
+    script = pod["initContainers"][0]["args"][0]
+    wheels, plugin = tmp_path / "wheel", tmp_path / "plugin"
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
+    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=300)
+    script = script.replace("/wheel/", f"{wheels}/").replace("/plugin", str(plugin))
+    image = tmp_path / "image"
+    venv.create(image, with_pip=True, symlinks=True)
+    tree = sglang_environment("0.5.23").python.parents[1]
+    (site,) = image.glob("lib/python*/site-packages")
+    (packages,) = tree.glob("lib/python*/site-packages")
+    (site / "sglang").symlink_to(packages / "sglang")
+    (site / "wrapt").symlink_to(Path(wrapt.__file__).parent)
+    path = f"{image / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    named = {item["name"]: item["value"] for item in pod["initContainers"][0]["env"]}
+    named |= {"PATH": path, "PYTHONPATH": str(plugin)}
+    done = subprocess.run(
+        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "mamba.gdn-prefill-graph" in done.stdout
+    assert {path.name.partition("-")[0] for path in plugin.iterdir()} <= {
+        *("sglang_perf_patches", "bin")
+    }
+    assert list(plugin.glob("*.dist-info/entry_points.txt"))
+    named["SGLANG_PERF_PATCHES"] = "mlx.merged-cache"  # absent here, and named in full
+    done = subprocess.run(
+        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.stock_image", "kubernetes.yaml"])
+def test_images_are_pinned(name: str) -> None:
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    images = re.findall(
+        r"^(?:FROM|ARG SGLANG_IMAGE=|\s+image:(?: &\w+)?)\s*([^\s$*]+)$", text, re.M
+    )
+    assert images
+    for image in images:
+        assert re.search(r":v?\d+\.\d+", image), image
+
+
+def test_the_dashboard_can_be_imported_and_asks_for_metrics_that_there_are() -> None:
+    """What Grafana's import asks for: a title, an input for the data source, and uses of it."""
+    text = (EXAMPLES / "grafana_dashboard.json").read_text(encoding="utf-8")
+    dashboard = json.loads(text)
+    assert (dashboard["title"], dashboard["id"]) == ("sglang-perf-patches", None)
+    assert dashboard["uid"]
+    assert dashboard["schemaVersion"] >= 36
+    inputs = {each["name"]: each["pluginId"] for each in dashboard["__inputs"]}
+    names = {each["name"]: each for each in dashboard["templating"]["list"]}
+    assert inputs == {"DS_PROMETHEUS": "prometheus"}
+    assert names["datasource"]["type"] == "datasource"
+    assert names["datasource"]["current"]["value"] == "${DS_PROMETHEUS}"
     source = Path(metrics.__file__).read_text(encoding="utf-8")
-    for target in panel["targets"]:
-        (name,) = re.findall(r"sglang_perf_patches_\w+", target["expr"])
-        assert f'"{name}"' in source
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    kinds = {each["id"] for each in dashboard["__requires"] if each["type"] == "panel"}
+    for panel in panels:
+        assert panel["title"]
+        assert panel["type"] in kinds
+        assert set(panel["gridPos"]) == {"h", "w", "x", "y"}
+        for asked in (panel, *panel["targets"]):
+            assert asked["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            (name,) = re.findall(r"sglang_perf_patches_\w+", target["expr"])
+            assert f'"{name}"' in source
+    used = set(re.findall(r"\$\{?(\w+)", text)) - {"__all"}
+    assert used == {*names, *inputs}

@@ -168,7 +168,7 @@ def test_a_server_logs_one_line_when_it_is_ready(two_servers: tuple[Seen, Seen])
     for seen in two_servers:
         (line,) = seen.log
         found = re.search(
-            r"server (\d+) with (\d) more: live \d+, waiting \d+, refused 0(, gated \d+)?; live",
+            r"server (\d+) with (\d) more: live \d+, pending \d+, refused 0(, gated \d+)?; live",
             line,
         )
         assert found, line

@@ -1,10 +1,11 @@
 """Comparisons of stock and patched on an operator's own machine: ``sglang-perf-patches bench``.
 
 A set's module makes its tables: ``add_options(parser)`` adds the sizes that it lets an operator
-choose, and ``tables(given)`` first shows that stock and patched give the same, then yields each
-table as it is done. It raises `proof.Different` where they don't, `proof.Missing` where this
-machine can't. It imports torch, sglang and mlx in its functions only, because the command imports
-it to read its options. `measure` runs one in a process of its own.
+choose, and ``tables(given)``, whose ``given.named`` has the patches that were named alone, first
+shows that stock and patched give the same, then yields each table as it is done. It raises
+`proof.Different` where they don't, `proof.Missing` where this machine can't. It imports torch,
+sglang and mlx in its functions only, because the command imports it to read its options. `measure`
+runs one in a process of its own.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ def main(words: Sequence[str]) -> int:
     """In a process of its own: emit each table of a set or of patches of it, and how it ended."""
     named, *options = words
     set_name = named.partition(".")[0]
-    if named != set_name:
+    if named != set_name:  # the other patches are not there, so what only they change is not played
         only = sets.only(named.split(","))
         sets.load = lambda: only  # type: ignore[assignment]
     given = parser(set_name).parse_args(options)
+    given.named = () if named == set_name else tuple(named.split(","))
     ended, reason, trace = "equal", "", ""
     try:
         for table in _module(set_name).tables(given):

@@ -26,6 +26,10 @@ from .timing import progress, ratio, turns
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
 """The patches of the decode step; the one that applies decides whether steps can be chained."""
 
+_OF_STEPS = frozenset({*DECODE, "mlx.decode-context"})
+_OF_PROMPTS = frozenset({"mlx.last-row"})
+"""What can change nothing but a decode step, and nothing but a prefill."""
+
 _REPEATS = 3
 """How often each side runs again where logits are different."""
 
@@ -82,9 +86,13 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         closing(switch),
     ):
         what = f"on sglang {version}, {name} model in {dtype}"
-        if any(prompts):
+        named = frozenset(given.named or given.patches.split(","))
+        if any(prompts) and not named <= _OF_STEPS:
             yield _prefill_table(made, switch, prompts, rounds, what, notes)
-        for requests, batches in _batches(given, on_gpu, can_chain=patch != "mlx.merged-cache"):
+        has_steps = not named <= _OF_PROMPTS
+        for requests, batches in _batches(
+            given, on_gpu, can_chain=patch != "mlx.merged-cache", has_any=has_steps
+        ):
             rows: list[tuple[Cell, ...]] = []
             for batch in progress(batches, f"bench mlx, {requests} requests"):
                 row, equal = _row(made, switch, batch, rounds, steps)
@@ -180,9 +188,11 @@ def _decode_patch() -> tuple[str, str]:
 
 
 def _batches(
-    given: argparse.Namespace, on_gpu: bool, *, can_chain: bool
+    given: argparse.Namespace, on_gpu: bool, *, can_chain: bool, has_any: bool
 ) -> Iterator[tuple[int, list[Batch]]]:
-    """The number of requests and the batches of each table."""
+    """The number of requests and the batches of each table; none if no patch changes a step."""
+    if not has_any:
+        return
     if given.quick:
         sizes, contexts = given.batch or [4], given.context or [96]
     else:

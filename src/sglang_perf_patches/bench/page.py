@@ -14,7 +14,7 @@ from typing import Literal
 
 Tone = Literal["better", "worse", "none"]
 MINUS = "\u2212"
-_WIDE = 6  # columns; a wider table becomes cards on narrower pages already
+_WIDE, _MANY = 6, 12  # columns; a wider table becomes cards on narrower pages already
 _MOST = 2.0
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
@@ -101,14 +101,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
         + "</tr>"
         for row in rows
     )
-    kind = "wide" if len(columns) > _WIDE else "small"
-    return f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>\n"
+    kind = "many" if len(columns) > _MANY else "wide" if len(columns) > _WIDE else "small"
+    made = f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=scroll>{made}</div>\n"
 
 
 def number(value: float) -> str:
-    """For people: three significant digits, and all of those before the point."""
-    if value == 0:
-        return "0"
+    """For people: three significant digits, and all of those before the point; counts are whole."""
+    if isinstance(value, int) or value == 0:
+        return str(int(value))
     if abs(value) >= 1000:
         return f"{value:.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -121,8 +122,15 @@ def signed(percent: float) -> str:
     return "0" if whole == 0 else f"{'+' if whole > 0 else MINUS}{abs(whole)}"
 
 
-def plot(bars: Sequence[Bar], axis: str) -> str:
-    """Changes against stock, one line each, above an axis that says what they are."""
+def plot(bars: Sequence[Bar], axis: str, label: Callable[[float], str] | None = None) -> str:
+    """Changes against stock, one line each, above an axis that says what they are.
+
+    Args:
+        bars: the lines.
+        axis: what they are.
+        label: what a tick of a change is called; a percentage without it.
+    """
+    label = label or _percent
     if not bars:
         return ""
     low, high, ticks = _range(bars)
@@ -142,7 +150,7 @@ def plot(bars: Sequence[Bar], axis: str) -> str:
         for bar in bars
     )
     labels = "".join(
-        f"<text x={at(tick)} y=14 text-anchor=middle>{_percent(tick)}</text>" for tick in ticks
+        f"<text x={at(tick)} y=14 text-anchor=middle>{label(tick)}</text>" for tick in ticks
     )
     return (
         f"<figure>{lines}<div class='line axis'><div class=name></div><div class=track>"
@@ -176,6 +184,11 @@ def _range(bars: Sequence[Bar]) -> tuple[float, float, list[float]]:
     return ticks[0], ticks[-1], ticks
 
 
+def ratio(change: float) -> str:
+    """A change as a ratio: 0.7 of -0.3."""
+    return f"{1 + change:.2f}".rstrip("0").rstrip(".")
+
+
 def _percent(change: float) -> str:
     if abs(change) < 1e-9:
         return "0"
@@ -191,10 +204,11 @@ _STYLE = """
 body{margin:0;background:var(--back);color:var(--text);font:16px/1.5 system-ui,sans-serif}
 main{max-width:76rem;margin:0 auto;padding:1.5rem 1.25rem 3rem}
 h1{font-size:1.7rem;line-height:1.25;margin:.2rem 0 1rem}
+h1:not(:first-child){margin-top:3rem}
 h2{font-size:1.2rem;margin:2.2rem 0 .6rem}h3{font-size:1rem;margin:1.6rem 0 .4rem}
 p,ul,figure,dl{margin:.5rem 0}ul{padding-left:1.2rem}.lead{font-size:1.1rem}
 .bad{border-left:4px solid var(--worse);padding-left:.75rem;font-weight:600}
-p,li,dd,h1,h2,h3{overflow-wrap:anywhere}
+p,li,dd,h1,h2,h3{overflow-wrap:anywhere}.scroll{overflow-x:auto}
 pre{background:var(--card);border:1px solid var(--edge);border-radius:6px;padding:.7rem .9rem;
 white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;font-size:.95rem}
@@ -218,7 +232,7 @@ rect.better{fill:var(--better)}rect.worse{fill:var(--worse)}rect.none{fill:var(-
 .reach{stroke:var(--mark);stroke-width:1.5}
 .dot{fill:var(--back);stroke:var(--mark);stroke-width:1.5}
 @media (max-width:44rem){
-main{padding:1rem .8rem 2rem}h1{font-size:1.35rem}figure{padding:.6rem 1.2rem}
+main{padding:1rem .8rem 2rem}h1{font-size:1.35rem}figure{padding:.6rem 1.7rem}
 .line{grid-template-columns:1fr auto;margin-bottom:.35rem}.line .track{grid-row:2;grid-column:1/-1}
 .line.axis .name,.line.axis .said{display:none}
 dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}}
@@ -232,9 +246,12 @@ table.{kind} td:first-child{{font-weight:600}}
 table.{kind} td::before{{content:attr(data-label);color:var(--dim);text-align:left;
 font-weight:400}}}}
 """
-    for kind, width in (("small", "44rem"), ("wide", "64rem"))
+    for kind, width in (("small", "44rem"), ("wide", "64rem"), ("many", "84rem"))
 )
 _STYLE += """@media (min-width:44rem) and (max-width:64rem){
 table.wide tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.5rem}}
-@media (min-width:80rem){td.n{white-space:nowrap}}
+@media (min-width:44rem) and (max-width:84rem){
+table.many tr{display:grid;grid-template-columns:1fr 1fr 1fr;gap:0 1.5rem}}
+table.many th,table.many td{padding-left:.3rem;padding-right:.3rem;font-size:.85rem}
+@media (min-width:80rem){table.small td.n{white-space:nowrap}}
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import platform
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -15,6 +18,9 @@ from .. import __version__
 from ..model.errors import OperatorError
 from . import nvidia, page
 from .timing import Ratio
+
+WIDTH = 100
+"""Columns of a terminal that a table has at most."""
 
 Cell = str | int | float | Ratio | None
 """A float is shown with three significant digits, None as a dash."""
@@ -34,6 +40,8 @@ class Table:
         columns: their headings, with units.
         rows: one cell a column.
         notes: what a reader must know: conditions, and what was not measured.
+        counted: the columns of stock and patched that count something of which more is better,
+            where there are no times.
     """
 
     set: str
@@ -41,6 +49,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    counted: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,28 +112,57 @@ def table_from_json(text: str) -> Table:
         tuple(Ratio(**cell) if isinstance(cell, dict) else cell for cell in row)
         for row in data["rows"]
     )
-    return Table(data["set"], data["title"], tuple(data["columns"]), rows, tuple(data["notes"]))
+    counted = data["counted"] and (data["counted"][0], data["counted"][1])
+    texts = tuple(data["columns"]), rows, tuple(data["notes"])
+    return Table(data["set"], data["title"], *texts, counted)
 
 
 def to_text(table: Table) -> str:
-    """The table for a terminal."""
+    """The table for a terminal, at most `WIDTH` columns wide.
+
+    A wider one is several below each other, each with the columns that name its rows.
+    """
     cells = [[_shown(cell) for cell in row] for row in table.rows]
-    heads = list(table.columns)
-    widths = [max(len(row[at]) for row in [heads, *cells]) for at in range(len(heads))]
-    left = [all(isinstance(row[at], str) for row in table.rows) for at in range(len(heads))]
-    lines = [
-        "  ".join(
-            text.ljust(width) if is_left else text.rjust(width)
-            for text, width, is_left in zip(row, widths, left, strict=True)
-        ).rstrip()
-        for row in [heads, *cells]
+    widths = [
+        max(len(row[at]) for row in [table.columns, *cells]) for at in range(len(table.columns))
     ]
-    return "\n".join([f"{table.set}: {table.title}", "", *lines, "", *table.notes]).rstrip()
+    left = [all(isinstance(row[at], str) for row in table.rows) for at in range(len(widths))]
+    blocks = []
+    for shown in _blocks(widths, _naming(table)):
+        lines = [
+            "  ".join(
+                row[at].ljust(widths[at]) if left[at] else row[at].rjust(widths[at]) for at in shown
+            ).rstrip()
+            for row in [table.columns, *cells]
+        ]
+        blocks += [*lines, ""]
+    title = textwrap.fill(f"{table.set}: {table.title}", WIDTH)
+    return "\n".join([title, "", *blocks, *map(_wrapped, table.notes)]).rstrip()
+
+
+def _blocks(widths: Sequence[int], named: int) -> list[list[int]]:
+    """The columns of each table: the first `named` are in all, and no one is too wide."""
+    if sum(widths) + 2 * (len(widths) - 1) <= WIDTH:
+        return [[*range(len(widths))]]
+    head = [*range(min(named, len(widths) - 1))]
+    start = sum(widths[at] + 2 for at in head)
+    blocks, room = [[*head]], WIDTH - start
+    for at in range(len(head), len(widths)):
+        if widths[at] > room and len(blocks[-1]) > len(head):
+            blocks.append([*head])
+            room = WIDTH - start
+        blocks[-1].append(at)
+        room -= widths[at] + 2
+    return blocks
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH)
 
 
 def to_html(report: Report) -> str:
     """One page with its styles and plots inside; it refers to nothing outside itself."""
-    headlines = [_headline(report, name) for name in report.ended]
+    headlines = [verdict(report, name) for name in report.ended]
     parts = [page.heading(1, headlines[0] if len(headlines) == 1 else "Stock and patched")]
     if len(headlines) > 1:
         parts.append(page.bullets(headlines))
@@ -144,18 +182,59 @@ def to_html(report: Report) -> str:
     return page.document("sglang-perf-patches bench", parts)
 
 
-def headline(name: str, ratios: Sequence[Ratio]) -> str:
-    """A set's ratios in a line: ``mla: 11 to 36 % less time in 7 of 8 cases``."""
+def verdict(report: Report, name: str) -> str:
+    """What came of a set, in a line: ``mla: faster in 7 of 8 cases, 0.64 to 0.89 of …``."""
+    if report.ended[name] != "equal":
+        return f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")
+    tables = [table for table in report.tables if table.set == name]
+    ratios = [ratio for table in tables for ratio in _ratios(table)]
+    counts = [pair for table in tables for pair in _counts(table)]
+    said = [
+        *([headline(ratios)] if ratios else []),
+        *([_counted(counts)] if counts else []),
+    ]
+    return f"{name}: {'; '.join(said) or 'equal to stock; nothing was timed'}"
+
+
+def headline(ratios: Sequence[Ratio]) -> str:
+    """Ratios in a line: ``faster in 7 of 8 cases, 0.64 to 0.89 of stock's time``.
+
+    A case is faster or slower where both quartiles are; else it is within the spread.
+    """
     less = [ratio for ratio in ratios if ratio.high < 1]
     more = [ratio for ratio in ratios if ratio.low > 1]
     if not less and not more:
-        return f"{name}: no difference in time in {_cases(len(ratios))}"
+        return f"no difference in time beyond the spread in {_cases(len(ratios))}"
     said = [
-        f"{_percents(found)} {word} time in {len(found)} of {_cases(len(ratios))}"
-        for found, word in ((less, "less"), (more, "more"))
+        f"{word} in {len(found)} of {_cases(len(ratios))}, {_ends(found)} of stock's time"
+        for found, word in ((less, "faster"), (more, "slower"))
         if found
     ]
-    return f"{name}: {', '.join(said)}"
+    rest = len(ratios) - len(less) - len(more)
+    return "; ".join([*said, *([f"no difference beyond the spread in {rest}"] if rest else [])])
+
+
+def _counted(pairs: Sequence[tuple[float, float]]) -> str:
+    """Counts of stock and patched in a line: ``more in 5 of 6 cases, at most 7 → 64``."""
+    more = [pair for pair in pairs if pair[1] > pair[0]]
+    less = [pair for pair in pairs if pair[1] < pair[0]]
+    if not more and not less:
+        return f"no more and no fewer than stock in {_cases(len(pairs))}"
+    said = []
+    for found, word in ((more, "more"), (less, "fewer")):
+        if found:
+            stock, patched = max(found, key=lambda pair: abs(pair[1] - pair[0]))
+            ends = f"{page.number(stock)} → {page.number(patched)}"
+            said.append(f"{word} in {len(found)} of {_cases(len(pairs))}, at most {ends}")
+    return "; ".join(said)
+
+
+def _counts(table: Table) -> list[tuple[float, float]]:
+    """Stock's and patched's count of each row."""
+    if table.counted is None:
+        return []
+    stock, patched = map(table.columns.index, table.counted)
+    return [(row[stock], row[patched]) for row in table.rows]  # type: ignore[misc]
 
 
 def require_writable(path: Path) -> None:
@@ -190,20 +269,13 @@ def write_text(path: Path, text: str) -> None:
         raise PageError(f"{path} can't be written: {error.strerror}") from error
 
 
-def _headline(report: Report, name: str) -> str:
-    if report.ended[name] != "equal":
-        return f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")
-    ratios = [ratio for table in report.tables if table.set == name for ratio in _ratios(table)]
-    return headline(name, ratios) if ratios else f"{name}: the same results as stock"
-
-
 def _cases(count: int) -> str:
     return f"{count} case{'' if count == 1 else 's'}"
 
 
-def _percents(ratios: Sequence[Ratio]) -> str:
-    ends = sorted(round(100 * abs(1 - ratio.ratio)) for ratio in ratios)
-    return f"{ends[0]} %" if ends[0] == ends[-1] else f"{ends[0]} to {ends[-1]} %"
+def _ends(ratios: Sequence[Ratio]) -> str:
+    ends = sorted(f"{ratio.ratio:.2f}" for ratio in ratios)
+    return ends[0] if ends[0] == ends[-1] else f"{ends[0]} to {ends[-1]}"
 
 
 def _ratios(table: Table) -> list[Ratio]:
@@ -215,7 +287,14 @@ def _table_parts(table: Table) -> str:
     for at, column in enumerate(table.columns):
         bars = [_bar(_name(row), row[at]) for row in table.rows if isinstance(row[at], Ratio)]
         what = column.replace("patched : stock", "").strip(", ") or "time"
-        parts.append(page.plot(bars, f"{what}: change against stock, less to the left"))
+        parts.append(page.plot(bars, f"{what}, patched : stock; faster to the left", page.ratio))
+    if table.counted is not None:
+        bars = [
+            _counted_bar(_named(table, row), *pair)
+            for row, pair in zip(table.rows, _counts(table), strict=True)
+        ]
+        what = table.counted[1].replace(", patched", "")
+        parts.append(page.plot(bars, f"{what}, patched : stock; more to the right", page.ratio))
     rows = [[(_for_people(cell), not isinstance(cell, str)) for cell in row] for row in table.rows]
     parts.append(page.table(table.columns, rows))
     return "".join(parts)
@@ -228,26 +307,39 @@ def _bar(name: str, ratio: Cell) -> page.Bar:
     return page.Bar(name, *ends, tone, _for_people(ratio))
 
 
+def _counted_bar(name: str, stock: float, patched: float) -> page.Bar:
+    tone: page.Tone = "better" if patched > stock else "worse" if patched < stock else "none"
+    change = patched / stock - 1 if stock else math.inf if patched else 0.0
+    text = f"{page.number(stock)} → {page.number(patched)}"
+    return page.Bar(name, change, change, change, tone, text)
+
+
+def _naming(table: Table) -> int:
+    """How many columns say what a row is of: those before the first of a side."""
+    if not table.rows:
+        return 1
+    row = table.rows[0]
+    sides = [at for at, head in enumerate(table.columns) if "stock" in head]
+    times = [at for at, cell in enumerate(row) if isinstance(cell, Ratio)]
+    values = [at for at, cell in enumerate(row) if isinstance(cell, float)]
+    return min([*sides, *times] or [*values, len(row)])
+
+
+def _named(table: Table, row: Sequence[Cell]) -> str:
+    """The name of a row, each cell with its heading."""
+    cells = zip(table.columns[: _naming(table)], row, strict=False)
+    return ", ".join(f"{head} {cell}" for head, cell in cells if not isinstance(cell, float))
+
+
 def _name(row: Sequence[Cell]) -> str:
     """The name of a row: its cells before the first time."""
-    before = []
-    for cell in row:
-        if isinstance(cell, (Ratio, float)):
-            break
-        before.append(cell)
+    before = itertools.takewhile(lambda cell: not isinstance(cell, (Ratio, float)), row)
     words = [str(cell) for at, cell in enumerate(before) if at == 0 or isinstance(cell, str)]
     return ", ".join(words)
 
 
 def _for_people(cell: Cell) -> str:
-    if isinstance(cell, Ratio):
-        change, low, high = (
-            page.signed(100 * (value - 1)) for value in (cell.ratio, cell.low, cell.high)
-        )
-        return f"{change} % ({low} to {high})"
-    if isinstance(cell, (int, float)):
-        return page.number(cell)
-    return _shown(cell)
+    return str(cell).replace("-", " to ") if isinstance(cell, Ratio) else _shown(cell)
 
 
 def _shown(cell: Cell) -> str:
@@ -262,6 +354,6 @@ def worst(words: Sequence[str]) -> int:
 
 
 _HOW = (
-    "Times were taken in turns in one run. A change is that of patched against stock: the median "
-    "over the rounds, with its quartiles. It counts as less or more if both quartiles do."
+    "Times were taken in turns in one run. A ratio is patched : stock, the median over the rounds, "
+    "with its quartiles. A case counts as faster or slower if both quartiles do."
 )

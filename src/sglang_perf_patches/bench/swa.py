@@ -27,8 +27,8 @@ POLICIES = "swa,swa.window-bounded-admission,swa.evict-before-retract"
 SELECTIONS = {
     "stock": "none",
     "patched": EXACT,
-    "and window-bounded-admission": "swa,swa.window-bounded-admission",
-    "and evict-before-retract": "swa,swa.evict-before-retract",
+    "+ window-bounded-admission": "swa,swa.window-bounded-admission",
+    "+ evict-before-retract": "swa,swa.evict-before-retract",
     "with policies": POLICIES,
 }
 
@@ -101,7 +101,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     found = {}
     try:
         prepare()
-        for name, selection in progress(SELECTIONS.items(), "bench swa"):
+        for name, selection in progress(_selections(given.named).items(), "bench swa"):
             with selected(selection):
                 found[name] = _measured(decoding)
     except Different:
@@ -115,6 +115,17 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
             )
     yield _admission_table(found)
     yield _decoding_table(found, decoding)
+
+
+def _selections(named: Sequence[str]) -> dict[str, str]:
+    """What is compared: of the policies only those that were named, if any patch was."""
+    if not named:
+        return SELECTIONS
+    return {
+        name: selection
+        for name, selection in SELECTIONS.items()
+        if set(selection.split(",")) <= {"none", EXACT, *named}
+    }
 
 
 def _measured(decoding: Sequence[Load]) -> dict[str, Any]:
@@ -179,6 +190,7 @@ def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
             "tokens, a sliding-window pool of rF, and a tail of the window's pages.",
             "If everything fits, the order of admission and the tokens of each step are the same.",
         ),
+        counted=("admitted, stock", "admitted, patched"),
     )
 
 
@@ -194,8 +206,8 @@ def _decoding_table(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) 
         "swa",
         f"{REQUESTS} requests decoded to the end",
         (
-            *("patches", "window", "page", "SWA pool", "prompt", "output"),
-            *("finished", "retractions", "tokens per step"),
+            *("patches", "window", "page", "pool", "prompt", "output"),
+            *("finished", "retractions", "tokens/step"),
         ),
         tuple(rows),
         (f"'with policies' is SGLANG_PERF_PATCHES={POLICIES}.",),

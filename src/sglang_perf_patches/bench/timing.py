@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+_SAY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,19 @@ def call_time(
 
 
 def progress(items: Iterable[T], what: str) -> Iterator[T]:
-    """The items, with a bar where stderr is a terminal and tqdm is there, as beside sglang."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield from items
-        return
-    yield from tqdm(items, desc=what, disable=None, leave=False, file=sys.stderr)
+    """The items, with a line on stderr as each begins, but no more than one in five seconds.
+
+    Whole lines: what a terminal would overwrite says nothing in a file.
+    """
+    listed = list(items)
+    began = spoke = time.monotonic()
+    for number, item in enumerate(listed, 1):
+        now = time.monotonic()
+        if number == 1 or now - spoke >= _SAY_S:
+            spoke = now
+            print(
+                f"  {what}: {number} of {len(listed)}, {now - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        yield item

@@ -25,7 +25,31 @@ SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
 
 _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+
+class Short(NamedTuple):
+    """A patch in three phrases: the only row of the table below `USE_IT_IF`.
+
+    Attributes:
+        uses: what a server must use for the patch to do anything.
+        gain: what was measured, as ``STOCK → PATCHED`` and of what, or ``RATIO of …``; or words.
+        cost: what it takes.
+    """
+
+    uses: str
+    gain: str
+    cost: str
+
+    @property
+    def ratio(self) -> float:
+        """How much better it is, below 1; 1 of a gain that has no figure."""
+        numbers = [float(each.replace(",", "")) for each in _NUMBER.findall(self.gain)]
+        if "→" in self.gain:
+            ratio = numbers[1] / numbers[0]
+            return min(ratio, 1 / ratio) if ratio else 0.0
+        return numbers[0] if numbers else 1.0
 
 
 class Page(NamedTuple):
@@ -33,6 +57,7 @@ class Page(NamedTuple):
 
     Attributes:
         condition: who gains, and who does not.
+        short: the same in a few words, for ``list``.
         gain: how much.
         figures: what was measured: rows of cells, of which the first is the heading.
         cost: memory, time at the start, time of the host, and where the patch is slower.
@@ -42,6 +67,7 @@ class Page(NamedTuple):
     """
 
     condition: str = ""
+    short: Short | None = None
     gain: str = ""
     figures: tuple[tuple[str, ...], ...] = ()
     cost: str = ""
@@ -72,6 +98,7 @@ def parse(text: str) -> Page:
     gain = found.get(GAIN, "")
     return Page(
         condition=_prose(condition),
+        short=_short(condition),
         gain=_prose(gain),
         figures=_table(gain),
         cost=_with_rows(found.get(COST, "")),
@@ -79,6 +106,11 @@ def parse(text: str) -> Page:
         how=_prose(found.get(HOW, "")),
         goes=_prose(found.get(GOES, "")),
     )
+
+
+def _short(markdown: str) -> Short | None:
+    rows = _table(markdown)
+    return Short(*rows[1]) if len(rows) == 2 and len(rows[1]) == 3 else None
 
 
 def plain(markdown: str) -> str:

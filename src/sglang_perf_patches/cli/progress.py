@@ -14,17 +14,18 @@ _TICK_S = 1.0
 class Progress:
     """A line that is rewritten on a terminal; elsewhere one line for each step."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, in_lines: bool = False) -> None:
         """Nothing is done yet.
 
         Args:
             total: how many steps there are.
+            in_lines: whether a terminal gets lines too, because others write to it meanwhile.
         """
         self._total = total
         self._number = 0
         self._what = ""
         self._began = time.monotonic()
-        self._is_live = sys.stderr.isatty()
+        self._is_live = sys.stderr.isatty() and not in_lines
         self._lock = threading.Lock()
         self._shown = 0
 
@@ -58,9 +59,9 @@ class Progress:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Progress]:
-    """Progress within the context; the line disappears at its end."""
-    made = Progress(total)
+def progress(total: int, *, in_lines: bool = False) -> Iterator[Progress]:
+    """Progress within the context; a line that is rewritten disappears at its end."""
+    made = Progress(total, in_lines=in_lines)
     over = threading.Event()
     thread = threading.Thread(target=made._tick, args=(over,), daemon=True)
     if made._is_live:

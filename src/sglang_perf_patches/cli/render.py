@@ -49,19 +49,28 @@ def item(text: str) -> str:
 
 
 def table(
-    rows: Sequence[Sequence[str]], *, column: int = -1, colours: Mapping[str, str] | None = None
+    rows: Sequence[Sequence[str]],
+    *,
+    column: int = -1,
+    colours: Mapping[str, str] | None = None,
+    below: int = 1,
 ) -> str:
     """Columns as wide as their widest cell; the last one is wrapped at the terminal's edge.
+
+    Where the terminal has no room for it, the last columns stand below the row.
 
     Args:
         rows: the first is the heading.
         column: the one that is coloured.
         colours: text of such a cell → its colour.
+        below: how many columns these are; more than one are named there.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)
     room = width()
     lines = []
+    if below > 1 and room is not None and room - indent < _LEAST:
+        return _stacked(rows, below, column, colours or {}, room)
     for row in rows:
         cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
         if 0 <= column < len(cells):
@@ -71,13 +80,35 @@ def table(
             last = textwrap.wrap(row[-1], room - indent, break_on_hyphens=False) or [""]
         elif room is not None:  # below the row
             start = " " * 4
-            below = textwrap.wrap(
+            under = textwrap.wrap(
                 row[-1], max(_LEAST, room), initial_indent=start, subsequent_indent=start
             )
-            lines += ["  ".join(cells).rstrip(), *below]
+            lines += ["  ".join(cells).rstrip(), *under]
             continue
         lines.append("  ".join([*cells, last[0]]).rstrip())
         lines += [" " * indent + text for text in last[1:]]
+    return "\n".join(lines)
+
+
+def _stacked(
+    rows: Sequence[Sequence[str]], below: int, column: int, colours: Mapping[str, str], room: int
+) -> str:
+    """The last cells of each row below it, each with the heading of its column in small letters."""
+    heads = [head.lower() for head in rows[0][-below:]]
+    widths = [max(map(len, cells)) for cells in zip(*(row[:-below] for row in rows), strict=True)]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
+        if 0 <= column < len(cells):
+            cells[column] = paint(cells[column], colours.get(row[column], ""))
+        lines.append("  ".join(cells).rstrip())
+        if number:
+            named = zip(heads, row[-below:], strict=True)
+            text = "; ".join(f"{head}: {cell}" for head, cell in named if cell not in ("", "-"))
+            start = " " * 4
+            lines += textwrap.wrap(
+                text, max(_LEAST, room), initial_indent=start, subsequent_indent=start
+            )
     return "\n".join(lines)
 
 

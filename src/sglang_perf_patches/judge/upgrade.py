@@ -5,13 +5,31 @@ Nothing is installed or imported: both are judged from their source.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from .verdict import Verdict
 
-Change = Literal["stays", "becomes built-in", "lost", "gained", "off in both", "nothing to do"]
+Change = Literal[
+    "lost",
+    "gained",
+    "ours again",
+    "becomes built-in",
+    "not needed there",
+    "refused too",
+    "applies as before",
+    "built-in as before",
+    "absent as before",
+]
+UNCHANGED: tuple[Change, ...] = (
+    "applies as before",
+    "built-in as before",
+    "absent as before",
+    "refused too",
+)
+"""The changes that are none."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +39,11 @@ class Prospect:
     Attributes:
         here: the verdict on the installed tree.
         there: the verdict on the other one.
-        change: ``stays``: it applies, or upstream has it, before and after; ``becomes built-in``:
-            upstream takes over; ``lost``: it applies or is built in here, and is refused there;
-            ``gained``: it applies there only; ``off in both``: refused before and after;
-            ``nothing to do``: the code that it is about is not there.
+        change: ``lost``: refused there, and it applies or is built in here; ``gained``: it applies
+            there only; ``ours again``: it applies there, and upstream has it here, as where the
+            other tree is an older one; ``becomes built-in``: upstream takes over; ``not needed
+            there``: the code that it is about is here, and not there; ``refused too``: refused
+            there, and of no use here either; the others say what both trees have.
     """
 
     here: Verdict
@@ -47,11 +66,22 @@ def lost(prospects: Sequence[Prospect], chosen: Iterable[str]) -> list[str]:
     return [id for id in ids if id in wanted]
 
 
+def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
+    """The answer in a sentence: which chosen patches are lost, and how many there are of each."""
+    gone = lost(prospects, chosen)
+    number = Counter(prospect.change for prospect in prospects)
+    counts = ", ".join(f"{number[word]} {word}" for word in get_args(Change) if number[word])
+    said = f"chosen, and lost: {', '.join(gone)}" if gone else "no chosen patch is lost"
+    return f"{said} ({counts})"
+
+
 def _change(here: str, there: str) -> Change:
     if there == "absent":
-        return "nothing to do"
+        return "absent as before" if here == "absent" else "not needed there"
     if there == "refused":
-        return "lost" if here in {"applies", "built-in"} else "off in both"
+        return "lost" if here in {"applies", "built-in"} else "refused too"
     if there == "built-in":
-        return "stays" if here == "built-in" else "becomes built-in"
-    return "stays" if here in {"applies", "built-in"} else "gained"
+        return "built-in as before" if here == "built-in" else "becomes built-in"
+    if here == "applies":
+        return "applies as before"
+    return "ours again" if here == "built-in" else "gained"

@@ -42,6 +42,10 @@ class Verdict:
     unknown: tuple[str, ...] = ()
     closest: Variant | None = None
 
+    def __str__(self) -> str:
+        """``mlx.kv-arena applies: proven on this code, as released in 0.5.23``."""
+        return f"{self.patch.id} {self.word}: {self.reason}"
+
 
 def judge_each(
     sets: Iterable[PatchSet], tree: Tree, only: Collection[str] | None = None

@@ -29,6 +29,14 @@ class PatchState:
     reason: str
     ran: bool
 
+    def __str__(self) -> str:
+        """``mlx.kv-arena: live, has run``."""
+        said = f": {self.reason}" if self.reason else ""
+        return f"{self.id}: {self.state}{', has run' if self.ran else ''}{said}"
+
+
+_NOT_SHOWN = frozenset({"off", "built-in", "absent"})
+
 
 @dataclass(frozen=True)
 class Report:
@@ -43,6 +51,13 @@ class Report:
     selection: str
     sglang: str
     patches: tuple[PatchState, ...]
+
+    def __str__(self) -> str:
+        """Who is in which state: a line each, without what is off or has nothing to do here."""
+        told = [f"  {state}" for state in self.patches if state.state not in _NOT_SHOWN]
+        live = sum(state.state == "live" for state in self.patches)
+        head = f"sglang {self.sglang}, SGLANG_PERF_PATCHES={self.selection}: {live} live"
+        return "\n".join([head, *told])
 
     def of(self, patch_id: str) -> PatchState:
         """The state of one patch.

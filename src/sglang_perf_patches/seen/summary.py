@@ -18,7 +18,7 @@ _STRONGEST_FIRST = (
     "absent",
     "off",
 )
-_ALWAYS_COUNTED = {"live": "live", "pending": "waiting", "refused": "refused"}
+_ALWAYS_COUNTED = ("live", "pending", "refused")
 _COUNTED_IF_ANY = ("conflict", "failed", "gated")
 
 
@@ -36,9 +36,9 @@ def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def counts(states: Mapping[str, str]) -> str:
-    """``live 8, waiting 4, refused 0``, and what else an operator may want to look at."""
+    """``live 8, pending 4, refused 0``, and what else an operator may want to look at."""
     number = Counter(states.values())
-    parts = [f"{word} {number[state]}" for state, word in _ALWAYS_COUNTED.items()]
+    parts = [f"{state} {number[state]}" for state in _ALWAYS_COUNTED]
     parts += [f"{state} {number[state]}" for state in _COUNTED_IF_ANY if number[state]]
     return ", ".join(parts)
 

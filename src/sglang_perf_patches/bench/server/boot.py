@@ -12,6 +12,7 @@ from typing import Any
 from .. import nvidia
 from . import BenchError, client, command, load, patches, processes, tokens
 from .command import ServerCommand
+from .sides import Side
 
 _LOOK_S = 0.5
 _SAY_S = 15.0
@@ -24,7 +25,7 @@ class Plan:
     Attributes:
         served: the command and its address.
         prefix: words before the command, which put the patches into releases without plugins.
-        selection: `SGLANG_PERF_PATCHES` of the patched side.
+        sides: what is compared; the others with the first.
         module: sglang's ``bench_serving``.
         options: its options.
         folder: where logs and results go.
@@ -34,7 +35,7 @@ class Plan:
 
     served: ServerCommand
     prefix: tuple[str, ...]
-    selection: str
+    sides: tuple[Side, ...]
     module: str
     options: tuple[str, ...]
     folder: Path
@@ -47,27 +48,27 @@ class Boot:
     """What one boot gave.
 
     Attributes:
-        is_patched: which side it was of.
+        side: the name of its side.
         figures: name → value, as `outcome.FIGURES` names them; what is unknown is left out.
         tokens: the greedy tokens.
         records: those of the server's processes, as `seen.records` gives them.
         told: what the server says about itself: model, sglang.
     """
 
-    is_patched: bool
+    side: str
     figures: Mapping[str, float]
     tokens: tokens.Tokens
     records: Sequence[dict[str, Any]] = ()
     told: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) -> Boot:
+def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boot:
     """Start the server, measure, and end it.
 
     Args:
         plan: what all boots have in common.
+        side: which of its sides this is.
         name: of this boot, for its files.
-        is_patched: whether it gets the selection, or ``none``.
         say: called with a line about the progress, now and then.
 
     Raises:
@@ -76,15 +77,11 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
     """
     command.require_free(plan.served)
     log = plan.folder / f"{name}.log"
-    environment = {
-        **os.environ,
-        "SGLANG_PERF_PATCHES": plan.selection if is_patched else "none",
-    }
     gpu_before = _gpu_bytes()
     say("starting")
     began = time.monotonic()
-    words = [*plan.prefix, *plan.served.command]
-    with processes.started(words, environment=environment, log=log) as tree:
+    words = [*plan.prefix, *plan.served.command, *side.flags]
+    with processes.started(words, environment=side.environment, log=log) as tree:
         _wait_until_ready(plan, tree, log, began, say)
         figures = {"boot": time.monotonic() - began}
         say(f"ready after {figures['boot']:.0f} s; greedy tokens")
@@ -93,7 +90,7 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
             if model.get("is_generation") is False:
                 raise BenchError("it serves embeddings; bench server compares generation only")
             given = tokens.of(plan.served)
-            patches.require_side(tree.pids(), is_patched=is_patched)
+            patches.require_side(tree.pids(), side)
         except BenchError as error:
             _require_alive(tree, log, "answering")
             raise BenchError(f"{error} (log: {log})") from error
@@ -106,13 +103,13 @@ def run(plan: Plan, *, name: str, is_patched: bool, say: Callable[[str], None]) 
         info = client.told(plan.served, "/server_info", "/get_server_info")
         if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
             figures["KV capacity"] = float(capacity)
-        records = patches.of_server(tree.pids, is_patched=is_patched)
+        records = patches.of_server(tree.pids, is_patched=side.is_patched)
         told = {
             "model": str(model.get("model_path", "")),
             "sglang": str(info.get("version", "")),
         }
         say("ending")
-    return Boot(is_patched, figures, given, records, told)
+    return Boot(side.name, figures, given, records, told)
 
 
 def _wait_until_ready(

@@ -11,7 +11,10 @@ from ...model.selection import Selection
 from . import noise, patches, tokens
 from .boot import Boot
 from .noise import Change
+from .sides import Side
 from .turns import Stopped
+
+_DEFAULT = (Side("stock"), Side("patched"))
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,19 @@ class Outcome:
         model: what the server served.
         command: the operator's own.
         repeat: the command that does this comparison again.
-        selection: `SGLANG_PERF_PATCHES` of the patched side.
+        selection: `SGLANG_PERF_PATCHES` of the second side.
         load: bench_serving's options.
         turns: how many were requested.
         changes: figure → both sides; empty if no turn was completed.
         tokens: the comparison of greedy tokens; None likewise.
-        live: the patches of the patched boots.
+        live: the patches of the second side's boots.
         failed: patch → why it is not live, of those that were refused or failed.
         lost: the patches that were chosen by name and can't be had.
         stopped: why there are fewer turns than requested.
         boots: each boot's figures, in turns: stock's, patched's.
+        sides: the two that are compared. Where an operator described them, ``stock`` in other
+            fields is the first, ``patched`` the second.
+        live_in_first: the patches of the first side's boots; stock has none.
     """
 
     sglang: str
@@ -78,6 +84,13 @@ class Outcome:
     lost: Sequence[str] = ()
     stopped: Stopped | None = None
     boots: Sequence[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
+    sides: tuple[Side, Side] = _DEFAULT
+    live_in_first: Sequence[patches.Of] = ()
+
+    @property
+    def is_described(self) -> bool:
+        """Whether an operator described the sides, so that they are not stock and patched."""
+        return self.sides[0].name != "stock"
 
     @property
     def turns_done(self) -> int:
@@ -91,22 +104,31 @@ class Outcome:
 
 
 def compared(
-    taken: Sequence[tuple[Boot, Boot]], chosen: Selection, stopped: Stopped | None
+    taken: Sequence[tuple[Boot, Boot]],
+    chosen: Selection,
+    stopped: Stopped | None,
+    sides: tuple[Side, Side] = _DEFAULT,
 ) -> dict[str, Any]:
-    """The fields of an `Outcome` that come of the turns."""
+    """The fields of an `Outcome` that come of the turns of two sides."""
     stock, patched = [pair[0] for pair in taken], [pair[1] for pair in taken]
     changes = {}
     for figure in FIGURES:
-        sides = [[boot.figures.get(figure.name, 0.0) for boot in side] for side in (stock, patched)]
-        if taken and all(value > 0 for side in sides for value in side):
-            changes[figure.name] = noise.change(*sides)
+        figures = [
+            [boot.figures.get(figure.name, 0.0) for boot in each] for each in (stock, patched)
+        ]
+        if taken and all(value > 0 for each in figures for value in each):
+            changes[figure.name] = noise.change(*figures)
     records = [boot.records for boot in patched]
     return {
         "model": stock[0].told.get("model", "") if stock else "",
         "changes": changes,
-        "tokens": tokens.compare([b.tokens for b in stock], [b.tokens for b in patched])
+        "tokens": tokens.compare(
+            [b.tokens for b in stock], [b.tokens for b in patched], sides[0].name
+        )
         if taken
         else None,
+        "sides": sides,
+        "live_in_first": patches.summary([boot.records for boot in stock]),
         "live": patches.summary(records),
         "failed": patches.failed(records),
         "lost": patches.lost(records, chosen),
@@ -130,7 +152,7 @@ def conclusion(found: Outcome) -> str:
         why = f" It stopped early: {found.stopped}." if found.stopped is not None else ""
         return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
     said = [
-        f"{word} with patches: {_named(figures)}."
+        f"{word} with {_second(found)}: {_named(figures)}."
         for word, figures in (("Better", _beyond(found, True)), ("Worse", _beyond(found, False)))
         if figures
     ]
@@ -141,10 +163,18 @@ def conclusion(found: Outcome) -> str:
     if found.tokens is not None and found.tokens.word == "different":
         said.insert(0, "The greedy tokens differ!")
     if found.tokens is not None and found.tokens.word == "unsteady":
-        said.append("Greedy tokens could not be compared: stock's own differ from boot to boot.")
+        said.append(
+            "Greedy tokens could not be compared: "
+            f"{found.sides[0].name}'s own differ from boot to boot."
+        )
     if found.stopped is not None:
         said.append(f"It stopped early: {found.stopped}.")
     return " ".join(said)
+
+
+def _second(found: Outcome) -> str:
+    first, second = found.sides
+    return f"{second.name} than with {first.name}" if found.is_described else "patches"
 
 
 def _beyond(found: Outcome, is_better: bool) -> list[tuple[str, Change]]:
@@ -186,9 +216,16 @@ def amount(change: Change) -> str:
     return f"{percent[0]} % {word} ({low} to {high})"
 
 
-def to_json(found: Outcome) -> str:
-    """All of it, for machines."""
+def to_json(found: Outcome, *more: Outcome) -> str:
+    """All of it, for machines; the comparisons with further sides are in ``more``."""
+    return json.dumps({**_data(found), "more": [_data(one) for one in more]}, indent=1)
+
+
+def _data(found: Outcome) -> dict[str, Any]:
     data = asdict(found)
+    data["sides"] = [
+        {"name": side.name, "adds": side.said, "selection": side.selection} for side in found.sides
+    ]
     data["stopped"] = asdict(found.stopped) if found.stopped else None
     data["conclusion"] = conclusion(found)
     data["rule"] = noise.RULE
@@ -197,4 +234,4 @@ def to_json(found: Outcome) -> str:
         if figure.name in data["changes"]:
             told = {"unit": figure.unit, "means": figure.means}
             data["changes"][figure.name] |= {**told, "less_is_better": figure.less_is_better}
-    return json.dumps(data, indent=1)
+    return data

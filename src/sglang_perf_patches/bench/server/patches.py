@@ -10,6 +10,7 @@ from typing import Any
 from ...model.selection import Selection
 from ...seen import records
 from . import BenchError
+from .sides import Side
 
 _PATIENCE_S = 6.0
 _LOOK_S = 0.5
@@ -33,20 +34,20 @@ class Of:
     ran: int
 
 
-def require_side(pids: Iterable[int], *, is_patched: bool) -> None:
-    """Check that a ready server has live patches on the patched side, and none on the other.
+def require_side(pids: Iterable[int], side: Side) -> None:
+    """Check that a ready server has live patches if its side needs them, and none if it has none.
 
     Raises:
         BenchError: it is not so.
     """
     found = _of(pids)
     live = {of.patch for of in summary([found])}
-    if live and not is_patched:
+    if live and not side.is_patched:
         raise BenchError(
             f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
             "the command set it?"
         )
-    if is_patched and not live:
+    if side.needs_live and not live:
         raise BenchError(_why_none(found))
 
 

@@ -33,6 +33,7 @@ _SETTINGS = (
     *("MLX_", "OMP_", "MKL_", "HIP_", "ROCR_", "VLLM_", "TOKENIZERS_", "UCX_", "GLOO_", "NUMEXPR_"),
 )
 _TAKE_SCRIPTS = {"-c", "-lc", "-ic", "-ec", "--load"}
+_TAKE_SIDES = {"--a", "--b", "--c", "--d"}
 _TAKE_LOGINS = {"-u", "--user"}
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _HEADER = re.compile(r"[A-Za-z][\w-]*:\s+(?=\S)")
@@ -67,7 +68,7 @@ def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each word as it is shown, and what is hidden of it."""
     option = before = ""
     for word in words:
-        if word.startswith("-") and not re.match(r"-\d", word):
+        if re.match(r"-(?!\d)\S*$", word):
             option, has_value, value = word.partition("=")
             said, secret = _value(option, value)
             yield (f"{option}={said}", secret) if has_value else (option, "")
@@ -84,6 +85,11 @@ def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _value(name: str, value: str) -> tuple[str, str]:
     if _is_secret(name, value) or (name in _TAKE_LOGINS and ":" in value):
         return HIDDEN, value
+    if name in _TAKE_SIDES:  # variables and flags as one word
+        found = list(_each(_split(value)))
+        return shlex.join(one for one, _ in found), " ".join(
+            hidden for _, hidden in found if hidden
+        )
     return _word(value, is_script=name in _TAKE_SCRIPTS)
 
 

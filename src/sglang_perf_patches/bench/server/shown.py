@@ -9,6 +9,8 @@ from ..page import number
 from . import noise
 from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
+from .patches import Of
+from .sides import Side
 
 _WIDTH = 96
 _FELT = ("TPOT", "throughput")
@@ -18,6 +20,8 @@ _STEADY = 1.1
 def to_text(found: Outcome) -> str:
     """The conclusion first, then figures, tokens and patches."""
     parts = [_wrapped(conclusion(found))]
+    if found.is_described:
+        parts.append("\n".join(f"{name}: {adds}" for name, adds in described(found)))
     if found.changes:
         parts.append(table(rows(found)))
     parts.append("\n".join(facts(found)))
@@ -28,7 +32,8 @@ def to_text(found: Outcome) -> str:
 
 def rows(found: Outcome) -> list[list[str]]:
     """A heading, and a line for each figure."""
-    lines = [["figure", "unit", "stock", "patched", "patched is", "beyond the noise"]]
+    names = [side.name for side in found.sides]
+    lines = [["figure", "unit", *names, f"{names[1]} is", "beyond the noise"]]
     for figure in FIGURES:
         change = found.changes.get(figure.name)
         if change is not None:
@@ -53,21 +58,42 @@ def facts(found: Outcome) -> Iterator[str]:
     """Tokens, patches, and what was not live, a line each."""
     if found.tokens is not None:
         yield f"greedy tokens: {found.tokens.sentence}"
-    for of in found.live:
+    for name, of in _live(found):
         run = "none has run it" if not of.ran else f"run in {of.ran}"
-        yield f"{of.patch}: live in {of.live} {of.role} process{_es(of.live)}, {run}"
+        yield f"{name}{of.patch}: live in {of.live} {of.role} process{_es(of.live)}, {run}"
     for id, why in found.failed.items():
         yield f"{id}: {why}"
     if found.stopped is not None:
         yield f"{found.turns_done} of {found.turns} turns are complete"
 
 
+def _live(found: Outcome) -> Iterator[tuple[str, Of]]:
+    """The live patches; if both sides have some, each with the name of its side."""
+    if not found.live_in_first:
+        yield from (("", of) for of in found.live)
+        return
+    for side, live in zip(found.sides, (found.live_in_first, found.live), strict=True):
+        yield from ((f"{side.name}: ", of) for of in live)
+
+
+def titled(side: Side) -> str:
+    """Its name where a sentence begins: a letter is a name and stays small."""
+    return side.name if len(side.name) == 1 else side.name.title()
+
+
+def described(found: Outcome) -> Iterator[tuple[str, str]]:
+    """Each side's name and what it adds to the command."""
+    for side in found.sides:
+        yield side.name, side.said or "the command as it is"
+
+
 def notes(found: Outcome) -> Iterator[str]:
     """What a reader of the figures must know."""
+    first, second = found.sides
     boots = f"{found.turns_done} turn{'s' if found.turns_done > 1 else ''} of two boots each"
     yield (
-        f"{boots}, the order alternating. Stock and patched: the median boot, with the lowest and "
-        "the highest. The change: the median turn, likewise."
+        f"{boots}, the order alternating. {titled(first)} and {second.name}: the median boot, with "
+        "the lowest and the highest. The change: the median turn, likewise."
     )
     yield noise.RULE
     restless = [
@@ -77,8 +103,8 @@ def notes(found: Outcome) -> Iterator[str]:
     ]
     if restless:
         yield (
-            f"Stock's own boots differ: {', '.join(restless)}. On a quieter machine, or with "
-            "more --turns, smaller differences are seen."
+            f"{titled(first)}'s own boots differ: {', '.join(restless)}. On a quieter machine, or "
+            "with more --turns, smaller differences are seen."
         )
 
 

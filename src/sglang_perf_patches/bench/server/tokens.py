@@ -69,8 +69,8 @@ def of(served: ServerCommand) -> Tokens:
     return tuple(replies)
 
 
-def compare(stock: Sequence[Tokens], patched: Sequence[Tokens]) -> Comparison:
-    """Compare boots; each side has at least one."""
+def compare(stock: Sequence[Tokens], patched: Sequence[Tokens], base: str = "stock") -> Comparison:
+    """Compare boots; each side has at least one. `base` is what the first side is called."""
     count = len(stock[0])
     unsteady = {at for at in range(count) if len({boot[at] for boot in stock}) > 1}
     different = tuple(
@@ -80,13 +80,13 @@ def compare(stock: Sequence[Tokens], patched: Sequence[Tokens]) -> Comparison:
     )
     boots = len(stock) + len(patched)
     left_out = (
-        f"; of {len(unsteady)} more, stock's own boots gave different tokens" if unsteady else ""
+        f"; of {len(unsteady)} more, {base}'s own boots gave different tokens" if unsteady else ""
     )
     if different:
         said = f"different for {len(different)} of {_prompts(count - len(unsteady))}{left_out}"
         return Comparison("different", said, count, len(unsteady), different)
     if len(unsteady) == count:
-        said = f"stock's own boots gave different tokens for each of {_prompts(count)}"
+        said = f"{base}'s own boots gave different tokens for each of {_prompts(count)}"
         return Comparison("unsteady", said, count, count, ())
     said = f"equal for {_prompts(count - len(unsteady))} in {boots} boots{left_out}"
     return Comparison("equal", said, count, len(unsteady), ())

@@ -1,15 +1,14 @@
-"""The boots of both sides in turns, in an order that favours neither."""
+"""The boots of all sides in turns, in an order that favours none."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from . import BenchError, UsageError, boot
 from .boot import Boot, Plan
-
-SIDES = {False: "stock", True: "patched"}
+from .sides import Side
 
 
 @dataclass(frozen=True)
@@ -24,50 +23,47 @@ class Stopped:
         return f"turn {self.turn}, {self.side}: {self.reason}"
 
 
-def order(turns: int) -> Iterator[tuple[int, bool]]:
-    """Turn, from 1, and whether the boot is patched: patched first, then stock first, and so on.
+def order(turns: int, sides: Sequence[Side]) -> Iterator[tuple[int, Side]]:
+    """Turn, from 1, and the side of each boot: the last side first, then the first, and so on.
 
-    So a machine that gets slower or faster all the time favours neither side.
+    So a machine that gets slower or faster all the time favours no side.
     """
     for turn in range(1, turns + 1):
-        first = turn % 2 == 1
-        yield turn, first
-        yield turn, not first
+        for side in reversed(sides) if turn % 2 else sides:
+            yield turn, side
 
 
 def take(
     plan: Plan, turns: int, say: Callable[[str], None]
-) -> tuple[list[tuple[Boot, Boot]], Stopped | None]:
-    """The turns that came to their end, stock's boot and patched's, and what stopped them.
+) -> tuple[list[tuple[Boot, ...]], Stopped | None]:
+    """The turns that came to their end, a boot of each side in order, and what stopped them.
 
     Raises:
         UsageError: the first boot can't even begin.
     """
-    done: list[tuple[Boot, Boot]] = []
-    half: Boot | None = None
+    done: list[tuple[Boot, ...]] = []
+    taken: dict[str, Boot] = {}
+    each = len(plan.sides)
     began = time.monotonic()
-    for number, (turn, is_patched) in enumerate(order(turns)):
-        side = SIDES[is_patched]
+    for number, (turn, side) in enumerate(order(turns, plan.sides)):
         left = ""
-        if number >= 2:
-            seconds = (time.monotonic() - began) / number * (2 * turns - number)
+        if number >= each:
+            seconds = (time.monotonic() - began) / number * (each * turns - number)
             left = f" (about {seconds / 60:.0f} min left)" if seconds > 60 else ""
-        head = f"turn {turn} of {turns}, {side}"
-        say(f"{head}: boot {number + 1} of {2 * turns}{left}")
+        head = f"turn {turn} of {turns}, {side.name}"
+        say(f"{head}: boot {number + 1} of {each * turns}{left}")
         try:
-            found = boot.run(
+            taken[side.name] = boot.run(
                 plan,
-                name=f"{turn}-{side}",
-                is_patched=is_patched,
+                side,
+                name=f"{turn}-{side.name}",
                 say=lambda line, head=head: say(f"{head}: {line}"),  # type: ignore[misc]
             )
         except BenchError as error:
             if isinstance(error, UsageError) and number == 0:
                 raise
-            return done, Stopped(turn, side, str(error))
-        if half is None:
-            half = found
-        else:
-            done.append((half, found) if is_patched else (found, half))
-            half = None
+            return done, Stopped(turn, side.name, str(error))
+        if len(taken) == each:
+            done.append(tuple(taken[one.name] for one in plan.sides))
+            taken = {}
     return done, None

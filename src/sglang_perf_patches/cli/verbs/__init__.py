@@ -19,13 +19,14 @@ from ...model.patch import by_id
 from ...model.selection import Selection
 
 
-def selected() -> Selection:
-    """What the environment chooses; retired and old names in it are told on stderr.
+def selected(text: str | None = None) -> Selection:
+    """What a text chooses, or the environment; retired and old names in it are told on stderr.
 
     Raises:
         SelectionError: it is malformed, or names something unknown.
     """
-    chosen = selection.parse(switch.from_environment(), by_id(sets.load()))
+    given = switch.from_environment() if text is None else text
+    chosen = selection.parse(given, by_id(sets.load()))
     for note in chosen.notes:
         print(f"sglang-perf-patches: {note}", file=sys.stderr)
     return chosen

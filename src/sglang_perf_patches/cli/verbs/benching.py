@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     tables: list[report.Table] = []
     ended: dict[str, Any] = {}
     reasons: dict[str, str] = {}
-    with progress(len(chosen)) as shown:
+    with progress(len(chosen), in_lines=True) as shown:  # a set's own lines come in between
         for name, patches in chosen.items():
             shown.step(f"bench {' '.join(patches) or name}")
             unfit = [patch_id for patch_id in patches if verdicts[patch_id].word != "applies"]
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         print(report.to_json(whole))
     else:
         print(_closing(ended, tables))
+        for name in ended:
+            print(report.verdict(whole, name))
     if args.html:
         report.write_page(args.html, whole)
     nothing = "equal" not in ended.values()
@@ -138,7 +140,11 @@ def _chosen(named: Sequence[str], options: Sequence[str]) -> dict[str, tuple[str
                 f"unknown set or patch {name!r}; the sets are {', '.join(bench.NAMES)}"
             )
     if len(chosen) == 1:
-        bench.parser(next(iter(chosen))).parse_args(list(options))  # reports the error and exits
+        (of_set,) = chosen
+        given = bench.parser(of_set).parse_args(list(options))  # reports the error and exits
+        for name in filter(None, (getattr(given, "patches", None) or "").split(",")):
+            if name != of_set and (name not in patches or patches[name].set != of_set):
+                raise SelectionError(f"--patches: {of_set} has no patch {name!r}")
     elif set(options) - {"--quick"}:
         raise SelectionError(f"{options[0]}: this option needs the name of one set before it")
     return chosen

@@ -1,4 +1,4 @@
-"""``bench server``: an operator's own server in turns with and without patches."""
+"""``bench server``: an operator's own server in turns, with and without patches or as described."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from ...bench.server import (
     load,
     processes,
     secrets,
+    sides,
     turns,
 )
 from ...bench.server import outcome as outcomes
@@ -43,12 +44,20 @@ Any other option before -- goes to sglang's own bench_serving: --num-prompts, --
 One side has the patches of SGLANG_PERF_PATCHES (if it is not set: all exact ones), the other
 none. Both run the same command on the same port, one boot at a time.
 
+With --b, compare any settings instead: side a is the command as it is, or what --a adds to it; each
+other side is compared with a. A text holds variables, then flags of the server, as one word. A flag
+stands at the command's end, where the last one wins. A side that sets no SGLANG_PERF_PATCHES has
+the environment's. In the JSON, `stock` is side a and `patched` is side b.
+
 Exit codes: 0 measured, with equal greedy tokens; 1 no conclusion, different tokens, a failed boot,
 or a patch that you named and that is not live; 2 it could not start; 128 + N after signal N.
 
   sglang-perf-patches bench server -- python -m sglang.launch_server --model-path MODEL
   SGLANG_PERF_PATCHES=mla sglang-perf-patches bench server --turns 5 --request-rate 4 \\
       --html mla.html -- sglang serve --model-path MODEL --port 30000
+  sglang-perf-patches bench server --b "--schedule-conservativeness 0.5" -- COMMAND
+  sglang-perf-patches bench server --a "SGLANG_PERF_PATCHES=none" \\
+      --b "SGLANG_PERF_PATCHES=none SGLANG_X=1" --c "SGLANG_PERF_PATCHES=all" -- COMMAND
 """
 
 
@@ -56,13 +65,13 @@ def main(words: Sequence[str]) -> int:
     """Run it with the words after ``bench server``; the exit code.
 
     Raises:
-        SelectionError: the environment's choice of patches is malformed.
+        SelectionError: the environment's or a side's choice of patches is malformed.
         TreeError: there is no sglang.
         PageError: the page can't be written.
     """
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
-    given, options = parser.parse_known_args(list(words[:at]))
+    given, options = parser.parse_known_args([*_with_equals(words[:at])])
     if given.turns < 1:
         parser.error("--turns must be 1 or more")
     if at == len(words) or not words[at + 1 :]:
@@ -97,8 +106,16 @@ def _compare(
     all_words: Sequence[str],
 ) -> int:
     chosen = selected()
-    if not chosen.ids:
+    texts = [getattr(given, name) for name in sides.NAMES]
+    if any(text is not None for text in texts):
+        compared = sides.described(texts, chosen.text, words)
+    elif not chosen.ids:
         raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
+    else:
+        compared = sides.stock_and_patched(chosen.text)
+    choices = [
+        chosen if side.selection == chosen.text else selected(side.selection) for side in compared
+    ]
     if given.html:
         report.require_writable(given.html)
     tree = tree_at()
@@ -112,42 +129,63 @@ def _compare(
         plan = Plan(
             served=served,
             prefix=_prefix(tree),
-            selection=chosen.text,
+            sides=compared,
             module=module,
             options=tuple(load.completed(options)),
             folder=folder.path,
             boot_limit_s=given.boot_timeout,
             load_limit_s=given.load_timeout,
         )
-        progress.say(f"{2 * given.turns} boots; logs are in {folder.path}")
+        progress.say(f"{len(compared) * given.turns} boots; logs are in {folder.path}")
         taken, stopped = turns.take(plan, given.turns, progress.say)
         if stopped is not None:
-            stopped = replace(stopped, reason=secrets.without(stopped.reason, words))
+            told = [*words, *(word for text in texts for word in shlex.split(text or ""))]
+            stopped = replace(stopped, reason=secrets.without(stopped.reason, told))
         if stopped is not None and not taken:
             raise BenchError(str(stopped))
-        found = Outcome(
-            sglang=f"{tree.version} at {tree.root}",
-            machine=report.machine(),
-            command=secrets.shown(words),
-            repeat=_repeat(chosen, all_words),
-            selection=chosen.text,
-            load=secrets.shown(plan.options),
-            turns=given.turns,
-            **outcomes.compared(taken, chosen, stopped),
-        )
+        machine = report.machine()
+        found = [
+            Outcome(
+                sglang=f"{tree.version} at {tree.root}",
+                machine=machine,
+                command=secrets.shown(words),
+                repeat=_repeat(chosen, all_words),
+                selection=side.selection,
+                load=secrets.shown(plan.options),
+                turns=given.turns,
+                **outcomes.compared(
+                    [(boots[0], boots[at]) for boots in taken],
+                    choices[at],
+                    stopped,
+                    (compared[0], side),
+                ),
+            )
+            for at, side in enumerate(compared)
+            if at
+        ]
         folder.is_kept |= stopped is not None
-    last_bench.keep(outcomes.to_json(_without_names(found, words, plan.options)))
-    print(outcomes.to_json(found) if given.json else to_text(found), flush=True)
+    last_bench.keep(outcomes.to_json(_without_names(found[0], words, plan.options)))
+    text = outcomes.to_json(*found) if given.json else "\n\n\n".join(map(to_text, found))
+    print(text, flush=True)
     if given.html:
-        report.write_text(given.html, to_html(found))
-    return outcomes.exit_code(found)
+        report.write_text(given.html, to_html(*found))
+    return max(map(outcomes.exit_code, found))
+
+
+def _with_equals(words: Sequence[str]) -> Iterator[str]:
+    """``--b=TEXT`` for ``--b TEXT``: argparse takes no text that looks like an option."""
+    rest = iter(words)
+    for word in rest:
+        text = next(rest, None) if word in {f"--{name}" for name in sides.NAMES} else None
+        yield word if text is None else f"{word}={text}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches bench server",
-        usage="%(prog)s [--turns N] [--load FLAGS] [options] -- COMMAND ...",
-        description="Start your own server in turns with and without patches, and compare.",
+        usage="%(prog)s [--a TEXT] [--b TEXT] [--turns N] [--load FLAGS] [options] -- COMMAND ...",
+        description="Start your own server in turns with and without patches, or with any other "
+        "settings, and compare.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -155,6 +193,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)"
     )
+    for name in sides.NAMES:
+        parser.add_argument(
+            f"--{name}",
+            metavar="TEXT",
+            help="what this side adds to the command: variables, then flags, as one word"
+            if name == sides.NAMES[0]
+            else f"the same of side {name}",
+        )
     parser.add_argument(
         "--load", default="", metavar="FLAGS", help="options for bench_serving, as one word"
     )

@@ -1,4 +1,4 @@
-"""``doctor``: what an upgrade to another sglang would do to the patches."""
+"""``doctor``: whether all is well here, or what an upgrade to another sglang would do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,30 @@ from ...judge import upgrade
 from ...judge.source import Tree, TreeError
 from ...model.selection import Selection
 from .. import render
-from . import add_json, add_tree, hinting, judged, listing, selected, stock_switches, tree_at
+from . import (
+    add_json,
+    add_tree,
+    health,
+    hinting,
+    judged,
+    listing,
+    selected,
+    stock_switches,
+    tree_at,
+)
 
 PARSER: dict[str, Any] = {
-    "epilog": "If no sglang is installed here, it says what the patches would do to the other one."
+    "epilog": "Alone, it says whether the patches are installed, loaded, live and have run, and "
+    "what to change. With another sglang, what that would change; if no sglang is installed here, "
+    "what the patches would do to the other one."
 }
-_COLOURS = {"lost": "red", "gained": "green"}
+_COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The tree to upgrade to, or a model."""
     add_tree(parser)
+    parser.add_argument("--all", action="store_true", help="patches that do not change too")
     hinting.add_options(parser)
     add_json(parser)
 
@@ -29,9 +42,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what changes; 1 if the upgrade loses a chosen patch."""
     if args.sglang_path is None and args.sglang_version is None:
         if args.model is None:
-            args.parser.error(
-                "one of the arguments --sglang-path --sglang-version --model is required"
-            )
+            hinting.require_none(args)
+            return health.run(as_json=args.json)
         told = hinting.Hints.of(args)
         print(json.dumps(told.data, indent=2) if args.json else told.text)
         return 0
@@ -65,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(data, indent=2))
     else:
+        shown = [one for one in prospects if args.all or one.change not in upgrade.UNCHANGED]
         rows = [["PATCH", here.version, there.version, "CHANGE", "WHY"]]
-        for prospect in prospects:
+        for prospect in shown:
             words = [
                 prospect.here.word,
                 prospect.there.word,
@@ -74,11 +87,13 @@ def run(args: argparse.Namespace) -> int:
                 prospect.there.reason,
             ]
             rows.append([prospect.here.patch.id, *words])
+        print(f"{upgrade.conclusion(prospects, chosen.ids)}\n")
         print(f"from sglang {here.version} at {here.root}")
-        print(f"to   sglang {there.version} at {there.root}\n")
-        print(render.table(rows, column=3, colours=_COLOURS))
-        if lost:
-            print(f"\nchosen, and lost: {', '.join(lost)}")
+        print(f"to   sglang {there.version} at {there.root}")
+        if shown:
+            print(f"\n{render.table(rows, column=3, colours=_COLOURS)}")
+        if len(shown) < len(prospects):
+            print(f"\n{len(prospects) - len(shown)} more do not change: add --all")
         _print_switches(there)
         if hints:
             print(f"\n{hints.text}")
@@ -119,8 +134,8 @@ def _judge_alone(
         prospects = listing.prospects(chosen, verdicts, is_here=False)
         print("this Python has no sglang to upgrade from")
         print(f"to   sglang {there.version} at {there.root}\n")
-        table = listing.rows(verdicts, prospects, with_upstream=False)
-        print(render.table(table, column=1, colours=listing.COLOURS))
+        where = f"ON {there.version}"
+        print(listing.table(verdicts, prospects, where=where, with_all=True))
         if lost:
             print(f"\nchosen, and refused: {', '.join(lost)}")
         _print_switches(there)
@@ -131,7 +146,12 @@ def _judge_alone(
 
 def _switches(there: Tree) -> list[dict[str, str]]:
     return [
-        {"name": switch.name, "gains": switch.gains, "costs": switch.costs}
+        {
+            "name": switch.name,
+            "gains": switch.gains,
+            "costs": switch.costs,
+            "measure": switch.command,
+        }
         for switch in stock_switches.of(there)
     ]
 

@@ -6,13 +6,14 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ... import sets
 from ...judge import source
+from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
@@ -54,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
     members = _members(args.patch)
     chosen = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
-    tree = tree_at(args.sglang_path, args.sglang_version)
+    try:
+        tree = tree_at(args.sglang_path, args.sglang_version)
+    except TreeError as error:
+        if not is_here or args.json:
+            raise
+        return _without_sglang(members, error)
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in members]
     if args.json:
@@ -62,14 +68,28 @@ def run(args: argparse.Namespace) -> int:
         is_set = args.patch not in members
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
     elif args.patch in members:
-        print(_text(tree, chosen, verdicts[0]))
+        words = {verdict.patch.id: verdict.word for verdict in everything}
+        print(_text(tree, chosen, verdicts[0], words))
     else:
         prospects = listing.prospects(chosen, everything, is_here=is_here)
-        table = listing.rows(verdicts, prospects, with_upstream=True)
+        where = "HERE" if is_here else f"ON {tree.version}"
         print(f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}\n")
-        print(render.table(table, column=1, colours=listing.COLOURS))
+        print(listing.table(verdicts, prospects, where=where, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(chosen, verdicts) else 0
+
+
+def _without_sglang(members: Sequence[str], error: TreeError) -> int:
+    """What the pages say, for a look before installing; no sglang is still exit code 2."""
+    patches = by_id(sets.load())
+    told = []
+    for patch_id in members:
+        patch = patches[patch_id]
+        parts = [f"{patch_id} ({patch.kind}): {patch.summary}", *_said(patch)]
+        told.append("\n\n".join(parts))
+    print("\n\n\n".join(told), flush=True)
+    print(f"sglang-perf-patches: {error}", file=sys.stderr)
+    return 2
 
 
 def _members(name: str) -> list[str]:
@@ -132,13 +152,33 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
     }
 
 
-def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
+def _text(tree: source.Tree, chosen: Selection, judged: Verdict, words: Mapping[str, str]) -> str:
+    """All about a patch; `words` has the verdict on each patch."""
     patch = judged.patch
-    said = page.read(patch.id)
     parts = [
         f"{patch.id} ({patch.kind}): {patch.summary}",
         f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
+        *_said(patch, judged.variant.note if judged.variant else ""),
     ]
+    for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
+        if names:
+            here = (f"{name} ({words[name]} here)" for name in names)
+            parts.append(f"{title}: {', '.join(here)}")
+    places = [
+        [f"  {role}", reference, _shortened(file, line, tree)]
+        for reference, role, file, line in _places(tree, judged)
+    ]
+    if places:
+        parts.append(f"Definitions, below {tree.root.parent}:\n{render.table(places)}")
+    for reference, diff in _differences(tree, judged):
+        parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
+    return "\n\n".join(parts)
+
+
+def _said(patch: Patch, here: str = "") -> list[str]:
+    """What the page and the declaration say, whatever the sglang; `here` is a note on this one."""
+    said = page.read(patch.id)
+    parts = []
     for title, text in (
         ("Use it if", said.condition),
         ("Gain", said.gain),
@@ -146,7 +186,7 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
         ("Why", said.why),
         ("How", said.how),
         ("Goes when", said.goes),
-        ("Here", judged.variant.note if judged.variant else ""),
+        ("Here", here),
     ):
         if text:
             parts.append(render.paragraph(title, text))
@@ -159,18 +199,7 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict) -> str:
     if patch.proven_with:
         text = f"a plain server; with these on: {', '.join(patch.proven_with)}"
         parts.append(render.paragraph("Proven with", text))
-    for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
-        if names:
-            parts.append(f"{title}: {', '.join(names)}")
-    places = [
-        f"  {role:<8} {reference}  {_shortened(file, line, tree)}"
-        for reference, role, file, line in _places(tree, judged)
-    ]
-    if places:
-        parts.append(f"Definitions, below {tree.root.parent}:\n" + "\n".join(places))
-    for reference, diff in _differences(tree, judged):
-        parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
-    return "\n\n".join(parts)
+    return parts
 
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -178,6 +207,9 @@ def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
     (what, *columns), *rows = table
     yield f"  {what}:"
     for row in rows:
+        if not any(row[1:]):  # a sub-heading
+            yield f"  {row[0]}:"
+            continue
         named = [f"{name} {cell}" for name, cell in zip(columns, row[1:], strict=False) if cell]
         yield render.item(f"{row[0]}: {', '.join(named)}")
 

@@ -55,6 +55,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--disable-radix-cache", action="store_true")
 
 
+def require_none(args: argparse.Namespace) -> None:
+    """Say that an option about a model needs one."""
+    for option in ("max_running_requests", "kv_gib", "context"):
+        if getattr(args, option) is not None:
+            args.parser.error(f"--{option.replace('_', '-')} needs --model")
+
+
 @dataclass(frozen=True)
 class Hints:
     """What follows from the options.

@@ -15,25 +15,22 @@ from ...judge import source
 from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.selection import Selection
-from .. import machine, render
+from .. import machine, page, render
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Without --all it hides what does not concern this machine and this release."
+    "epilog": "Without --all it hides what does not concern this machine and this release. "
+    "`ready` means that a server which uses what the patch is for has it."
 }
 ENTRY_POINT = "perf_patches"
 """The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
 
-WILL_RUN, BUILT_IN, ABSENT, REFUSED = (
-    "will run",
-    "already in sglang",
-    "not for this release",
-    "refused",
-)
-OFF, OPT_IN, SUPERSEDED, NEEDS = "off", "off (opt-in)", "superseded", "needs"
-_COUNTED = (WILL_RUN, REFUSED, OFF, SUPERSEDED, NEEDS, BUILT_IN, ABSENT)
-_CONCERN = {WILL_RUN, REFUSED, OFF, OPT_IN, SUPERSEDED}
-COLOURS = {WILL_RUN: "green", REFUSED: "red", OFF: "yellow", OPT_IN: "yellow"}
+READY, REFUSED, BUILT_IN, ABSENT = "ready", "refused", "built-in", "absent"
+OFF, OPT_IN, SUPERSEDED, NEEDS = "off (not chosen)", "off (opt-in)", "superseded", "needs"
+_COUNTED = (READY, REFUSED, "off", SUPERSEDED, NEEDS, BUILT_IN, ABSENT)
+_CONCERN_FIRST = (READY, REFUSED, SUPERSEDED, OFF, OPT_IN)
+_CONCERN = {READY, REFUSED, OFF, OPT_IN, SUPERSEDED}
+_COLOURS = {READY: "green", REFUSED: "red", OFF: "yellow", OPT_IN: "yellow"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     verdicts = judged(tree)
     if args.json:
-        print(json.dumps(_data(tree, chosen, verdicts), indent=2))
+        print(json.dumps(_data(tree, chosen, verdicts, is_here=is_here), indent=2))
     else:
         print(_text(tree, chosen, verdicts, show_all=args.all, is_here=is_here))
     return 1 if any_is_lost(chosen, verdicts) else 0
@@ -75,13 +72,16 @@ def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
         "upstream": list(patch.upstream),
         "built_in_since": patch.built_in_since,
         "targets": list(variant.targets + variant.adds) if variant else [],
+        "short": short._asdict() if (short := page.read(patch.id).short) else None,
     }
 
 
 def prospects(
     chosen: Selection, verdicts: Iterable[Verdict], *, is_here: bool
 ) -> dict[str, tuple[str, str]]:
-    """Patch → what will become of it, in an operator's words, and why.
+    """Patch → what will become of it, in a word, and why.
+
+    ``ready`` says that it applies, and works as soon as a server uses what it is for.
 
     Args:
         chosen: what is selected.
@@ -95,23 +95,46 @@ def prospects(
     }
 
 
-def rows(
-    verdicts: Iterable[Verdict], found: Mapping[str, tuple[str, str]], *, with_upstream: bool
-) -> list[list[str]]:
-    """The table of some patches, below its heading."""
-    made = [
-        [
-            "PATCH",
-            "HERE",
-            *(["UPSTREAM"] if with_upstream else []),
-            "WHAT IT DOES, OR WHY IT IS OFF",
-        ]
-    ]
-    for one in verdicts:
+def table(
+    verdicts: Iterable[Verdict],
+    found: Mapping[str, tuple[str, str]],
+    *,
+    where: str,
+    with_all: bool,
+) -> str:
+    """The table of some patches, what is ready first, each group by its gain.
+
+    Args:
+        verdicts: on them.
+        found: as `prospects` gives it.
+        where: the heading of what becomes of them there.
+        with_all: whether their links, and what they do or why not, are shown too.
+    """
+    more = ("UPSTREAM", "WHAT IT DOES, OR WHY NOT") if with_all else ()
+    rows = [["PATCH", where, "GAIN", "COST", *more]]
+    colours = dict(_COLOURS)
+    for one, short in _by_gain(verdicts, found):
         word, why = found[one.patch.id]
+        said = f"{word}, if you use {short.uses}" if word == READY and short else word
+        colours[said] = _COLOURS.get(word, "")
         links = " ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream) or "-"
-        made.append([one.patch.id, word, *([links] if with_upstream else []), why])
-    return made
+        gain, cost = (short.gain, short.cost) if short else ("-", "-")
+        rows.append([one.patch.id, said, gain, cost, *((links, why) if with_all else ())])
+    return render.table(rows, column=1, colours=colours, below=len(rows[0]) - 2)
+
+
+def _by_gain(
+    verdicts: Iterable[Verdict], found: Mapping[str, tuple[str, str]]
+) -> list[tuple[Verdict, page.Short | None]]:
+    paired = [(one, page.read(one.patch.id).short) for one in verdicts]
+    order = list(_CONCERN_FIRST)
+
+    def key(pair: tuple[Verdict, page.Short | None]) -> tuple[int, float]:
+        word = found[pair[0].patch.id][0]
+        place = order.index(word) if word in order else len(order)
+        return place, pair[1].ratio if pair[1] else 1.0
+
+    return sorted(paired, key=key)
 
 
 def _prospect(
@@ -122,7 +145,10 @@ def _prospect(
         return BUILT_IN, judged.reason
     if judged.word == "absent":
         return ABSENT, judged.reason
+    lacking = machine.lacking(patch) if is_here else []
     if patch.id not in chosen.ids:
+        if lacking:
+            return f"{NEEDS} {lacking[0]}", f"not chosen; {patch.summary}"
         return (OFF if patch.is_default else OPT_IN), patch.summary
     if judged.word == "refused":
         return REFUSED, judged.reason
@@ -133,10 +159,9 @@ def _prospect(
     ]
     if above:
         return SUPERSEDED, f"{above[0]} does its work and more"
-    lacking = machine.lacking(patch) if is_here else []
     if lacking:
         return f"{NEEDS} {lacking[0]}", patch.summary
-    return WILL_RUN, patch.summary
+    return READY, patch.summary
 
 
 def _text(
@@ -150,28 +175,32 @@ def _text(
     found = prospects(chosen, verdicts, is_here=is_here)
     shown = [one for one in verdicts if show_all or found[one.patch.id][0] in _CONCERN]
     parts = [
-        f"{_counts(word for word, _ in found.values())}\n"
+        f"{counts(word for word, _ in found.values())}\n"
         f"on sglang {tree.version} at {tree.root}, "
         f"with SGLANG_PERF_PATCHES={chosen.text}"
     ]
     if shown:
-        listed = rows(shown, found, with_upstream=show_all)
-        parts.append(render.table(listed, column=1, colours=COLOURS))
+        where = "HERE" if is_here else f"ON {tree.version}"
+        parts.append(table(shown, found, where=where, with_all=show_all))
+    if not show_all:
+        parts += [
+            f"{patch_id} is {word}: {why}"
+            for patch_id, (word, why) in found.items()
+            if word in {REFUSED, SUPERSEDED}
+        ]
     if len(shown) < len(verdicts):
         parts.append(f"{len(verdicts) - len(shown)} more: sglang-perf-patches list --all")
-    return "\n\n".join([*parts, *(_notes(tree) if is_here else [])])
+    return "\n\n".join([*parts, *(notes(tree) if is_here else [])])
 
 
-def _counts(words: Iterable[str]) -> str:
-    """``13 will run, 2 refused, …``: what concerns the machine first, and no zero but these two."""
-    number = Counter(
-        OFF if word == OPT_IN else NEEDS if word.startswith(NEEDS) else word for word in words
-    )
+def counts(words: Iterable[str]) -> str:
+    """``13 ready, 2 refused, …``: what concerns the machine first, and no zero but these two."""
+    number = Counter(NEEDS if word.startswith(NEEDS) else word.partition(" (")[0] for word in words)
     named = {NEEDS: "need what this machine lacks"}
     return ", ".join(
         f"{number[word]} {named.get(word, word)}"
         for word in _COUNTED
-        if number[word] or word in {WILL_RUN, REFUSED}
+        if number[word] or word in {READY, REFUSED}
     )
 
 
@@ -190,16 +219,22 @@ def _without_sglang(error: TreeError) -> int:
     return 2
 
 
-def _data(tree: source.Tree, chosen: Selection, verdicts: Iterable[Verdict]) -> dict[str, Any]:
+def _data(
+    tree: source.Tree, chosen: Selection, verdicts: Sequence[Verdict], *, is_here: bool
+) -> dict[str, Any]:
     """What ``list --json`` prints."""
+    found = prospects(chosen, verdicts, is_here=is_here)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         "selection": chosen.text,
-        "patches": [verdict_data(chosen, judged) for judged in verdicts],
+        "patches": [
+            {**verdict_data(chosen, one), "here": found[one.patch.id][0]} for one in verdicts
+        ],
     }
 
 
-def _notes(tree: source.Tree) -> list[str]:
+def notes(tree: source.Tree) -> list[str]:
+    """What keeps a server of the installed sglang from loading this plugin by itself."""
     allowed = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
     if tree.path("sglang.srt.plugins") is None:
         return [

@@ -6,18 +6,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import groupby
 from typing import Any
 
-from ... import sets
-from ...model import selection
-from ...model.patch import by_id
-from ...model.selection import SelectionError
 from ...seen import records, summary
 from .. import render
-from . import add_json
+from . import add_json, servers
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: a patch that you named is refused, in conflict or failed."
@@ -31,7 +26,14 @@ Record = dict[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How much, and how often."""
+    """Of which servers, how much, and how often."""
+    parser.add_argument(
+        "pids",
+        nargs="*",
+        type=int,
+        metavar="PID",
+        help="show these servers alone: the PID of the process that started the others",
+    )
     parser.add_argument("--all", action="store_true", help="every patch of every process")
     parser.add_argument(
         "--watch",
@@ -67,29 +69,35 @@ def run(args: argparse.Namespace) -> int:
 
 def _once(args: argparse.Namespace) -> int:
     bad: list[str] = []
-    processes = records.read_all(bad.append)
+    processes = [
+        data
+        for data in records.read_all(bad.append)
+        if not args.pids or data["server"] in args.pids
+    ]
     for line in bad[:_BAD_SHOWN]:
         print(f"sglang-perf-patches: {line}", file=sys.stderr)
     if len(bad) > _BAD_SHOWN:
         print(f"sglang-perf-patches: and {len(bad) - _BAD_SHOWN} more", file=sys.stderr)
     if args.json:
         shown = [{k: v for k, v in data.items() if k != "selection"} for data in processes]
-        print(json.dumps({"processes": shown}, indent=2))
+        running = [one.data for one in servers.of(processes)]
+        print(json.dumps({"processes": shown, "servers": running}, indent=2))
     elif not processes:
-        print("no running sglang process of this user has these patches")
+        named = f" below {', '.join(map(str, args.pids))}" if args.pids else ""
+        print(f"no running sglang process of this user{named} has these patches")
     else:
         print("\n\n".join(_servers(processes, show_all=args.all)))
-    return 1 if any(_lacks_something(data) for data in processes) else 0
+    return 1 if servers.lacks_something(processes) else 0
 
 
 def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:
     """What there is to say of each server."""
-    for server, found in groupby(processes, key=lambda data: data["server"]):
-        members = list(found)
+    for one in servers.of(processes):
+        server, members = one.pid, one.members
         count = f"{len(members)} process{'es' if len(members) > 1 else ''}"
         ended = "" if server in {data["pid"] for data in members} else ", its launcher has ended"
         states = summary.over_processes(members)
-        head = f"server {server}: {summary.counts(states)} ({count}{ended})"
+        head = f"{one.name}: {summary.counts(states)} ({count}{ended})"
         first = min(members, key=lambda data: data["started"])
         about = f"  sglang {first['sglang']}, since {_time(first['started'])}"
         parts = [head + about]
@@ -164,12 +172,3 @@ def _kind(role: str) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
-
-
-def _lacks_something(data: Mapping[str, Any]) -> bool:
-    """Whether a process lacks what was chosen for it by name."""
-    try:
-        chosen = selection.parse(data.get("selection", "all"), by_id(sets.load()))
-    except SelectionError:
-        return False
-    return any(chosen.is_lost(state["id"], state["state"]) for state in data["patches"])

@@ -33,6 +33,11 @@ class Switch:
     module: str
     marker: str
 
+    @property
+    def command(self) -> str:
+        """What measures it on an operator's own server."""
+        return f'sglang-perf-patches bench server --b "{self.name}" -- COMMAND'
+
 
 def _off(variable: str, gains: str, costs: str) -> Switch:
     return Switch(f"{variable}=1", gains, costs, _ENVIRON, f"{variable} = EnvBool(False)")
@@ -90,11 +95,12 @@ def of(tree: Tree) -> list[Switch]:
     return found
 
 
-def text(switches: Sequence[Switch]) -> str:
+def text(switches: Sequence[Switch], where: str = "there") -> str:
     """What ``doctor`` says of them; empty for none."""
     if not switches:
         return ""
-    lines = ["Stock's own switches there, all off by default, as its code says:"]
+    lines = [f"Stock's own switches {where}, all off by default, as its code says:"]
     for switch in switches:
         lines += [f"  {switch.name}", f"    gains: {switch.gains}", f"    costs: {switch.costs}"]
+        lines.append(f"    measure: {switch.command}")
     return "\n".join(lines)

@@ -107,7 +107,7 @@ def _text(outcome: verify.Outcome) -> str:
 
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
-    """One line for all: ``13 equal, 9 not for this release, 0 of 13 could not run``."""
+    """One line for all: ``13 equal, 9 built-in or absent, 0 of 13 could not run``."""
     words: dict[str, set[str]] = {}
     not_here = set()
     for outcome in outcomes:
@@ -121,6 +121,6 @@ def _closing(outcomes: Sequence[verify.Outcome]) -> str:
         count = sum(word in found for found in told)
         if count:
             parts.append(f"{count} {word}")
-    parts.append(f"{len(not_here)} not for this release")
+    parts.append(f"{len(not_here)} built-in or absent")
     could_not = sum(found == {"skipped"} for found in told)
     return ", ".join([*parts, f"{could_not} of {len(told)} could not run"])

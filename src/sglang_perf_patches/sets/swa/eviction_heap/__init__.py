@@ -44,7 +44,12 @@ PATCH = Patch(
     id="swa.eviction-heap",
     proven_with=PREFIXES,
     summary="an eviction asks a heap of leaves that lives on, where stock makes one of all leaves",
-    worth=Worth("a", "TO WRITE"),
+    worth=Worth(
+        "a",
+        "the scheduler of a small server with 20,000 leaves takes 0.83 of the CPU time for a request",
+        "tests/benchmarks/results/swa.md",
+        "saturated-19",
+    ),
     variants=(
         Variant(
             releases=between("0.5.17", "0.5.19"),

@@ -74,7 +74,7 @@ def _variant(first: str, last: str, install: str, allocates: str, *copies: str) 
 PATCH = Patch(
     id="swa.page-size-1",
     proven_with=DECODING | RANKS | TREES,
-    summary="what swa.tail-prealloc does, at page size 1, where upstream leaves it off",
+    summary="at page size 1, a request in transfer holds sliding-window KV for its window alone",
     worth=Worth(
         "a",
         "the median first token of 10 prompts on 0.5.23 comes after 0.144 s, not 0.289 s",

@@ -1,0 +1,116 @@
+"""The sides of a comparison: what each adds to the operator's command, and which patches it has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...model.switch import VARIABLE, is_off
+from . import UsageError, secrets
+
+NAMES = ("a", "b", "c", "d")
+"""What sides are called that an operator describes; the others are compared to the first."""
+
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
+_SHELLS = ("-c", "-lc", "-ic", "-ec")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side.
+
+    Attributes:
+        name: ``stock`` and ``patched``, or one of `NAMES`.
+        selection: its `SGLANG_PERF_PATCHES`.
+        needs_live: whether a server of it without a live patch is an error.
+        variables: what else it adds to the environment.
+        flags: what it puts at the end of the command.
+    """
+
+    name: str
+    selection: str = "none"
+    needs_live: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether patches may be live in it."""
+        return not is_off(self.selection)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its server."""
+        return {**os.environ, **self.variables, VARIABLE: self.selection}
+
+    @property
+    def said(self) -> str:
+        """What it adds to the command, without secrets; empty for nothing."""
+        named = {**self.variables, **({VARIABLE: self.selection} if self.needs_live else {})}
+        if not self.is_patched:
+            named[VARIABLE] = self.selection
+        return secrets.shown([*(f"{name}={value}" for name, value in named.items()), *self.flags])
+
+
+def stock_and_patched(selection: str) -> tuple[Side, Side]:
+    """The sides without patches and with them."""
+    return Side("stock"), Side("patched", selection, needs_live=True)
+
+
+def described(
+    texts: Sequence[str | None], selection: str, command: Sequence[str]
+) -> tuple[Side, ...]:
+    """The sides that an operator describes, in the order of `NAMES`.
+
+    Args:
+        texts: of each name, variables as ``NAME=VALUE`` and then flags of the server; None for a
+            name that is not used. The first may be None: the command as it is.
+        selection: `SGLANG_PERF_PATCHES` of sides that set none.
+        command: the operator's own.
+
+    Raises:
+        UsageError: a text is neither, or sets what both sides share, or two sides are the same.
+    """
+    if all(text is None for text in texts[1:]):
+        raise UsageError("--a needs a side to compare with: give --b as well")
+    found = [
+        _side(name, text or "", selection)
+        for at, (name, text) in enumerate(zip(NAMES, texts, strict=True))
+        if text is not None or at == 0
+    ]
+    if any(side.flags for side in found) and set(_SHELLS) & set(command):
+        raise UsageError(
+            "flags can't be put at the end of a shell's script: name the server itself after --"
+        )
+    for at, one in enumerate(found):
+        for other in found[:at]:
+            if (one.selection, one.variables, one.flags) == (
+                *(other.selection, other.variables, other.flags),
+            ):
+                raise UsageError(f"--{other.name} and --{one.name} are the same server")
+    return tuple(found)
+
+
+def _side(name: str, text: str, selection: str) -> Side:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--{name}: {error}") from error
+    variables: dict[str, str] = {}
+    while words and (found := _VARIABLE.fullmatch(words[0])):
+        variables[found[1]] = found[2]
+        del words[0]
+    if words and not words[0].startswith("-"):
+        raise UsageError(
+            f"--{name}: {secrets.shown(words[:1])} is neither NAME=VALUE nor a flag of the server"
+        )
+    for word in words:
+        if word.partition("=")[0] in _OF_BOTH:
+            raise UsageError(f"--{name}: {word.partition('=')[0]} belongs to the command, after --")
+    own = variables.pop(VARIABLE, None)
+    chosen = selection if own is None else own
+    return Side(name, chosen, own is not None and not is_off(own), variables, tuple(words))

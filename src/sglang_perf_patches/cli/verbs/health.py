@@ -1,0 +1,141 @@
+"""``doctor`` alone: whether patches are installed, loaded, live and have run; what to change."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from ... import __version__
+from ...judge.source import Tree
+from ...model.selection import Selection
+from ...seen import records, summary
+from .. import render
+from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at
+
+_GROUP = "sglang.srt.plugins"
+_COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        check: its name.
+        word: ``ok``; ``look``: an operator may want to; ``bad``: something named is missing;
+            ``-``: nothing to see here.
+        said: what was found.
+        change: what to do about it; empty for nothing.
+    """
+
+    check: str
+    word: Literal["ok", "look", "bad", "-"]
+    said: str
+    change: str = ""
+
+
+def run(*, as_json: bool) -> int:
+    """Print the checks; 1 if something chosen by name is not available, here or in a server.
+
+    Raises:
+        TreeError: there is no sglang.
+    """
+    chosen, tree = selected(), tree_at()
+    checks = [_installed(tree), _loaded(tree), *_chosen(tree, chosen), *_servers()]
+    switches = stock_switches.of(tree)
+    is_bad = any(check.word == "bad" for check in checks)
+    if as_json:
+        data = {
+            "sglang": {"version": tree.version, "path": str(tree.root)},
+            "checks": [asdict(check) for check in checks],
+            "stock_switches": [asdict(one) | {"measure": one.command} for one in switches],
+        }
+        print(json.dumps(data, indent=2))
+    else:
+        print("\n\n".join(filter(None, [*_text(checks), stock_switches.text(switches, "here")])))
+    return 1 if is_bad else 0
+
+
+def _text(checks: list[Check]) -> Iterator[str]:
+    """The conclusion, the checks, and what to change."""
+    bad = [check for check in checks if check.word in {"bad", "look"}]
+    yield f"to look at: {', '.join(check.check for check in bad)}" if bad else "all is well"
+    rows = [["CHECK", "", "WHAT WAS FOUND"]]
+    rows += [[check.check, check.word, check.said] for check in checks]
+    yield render.table(rows, column=1, colours=_COLOURS)
+    changes = [f"  {check.check}: {check.change}" for check in checks if check.change]
+    if changes:
+        yield "What to change:\n" + "\n".join(changes)
+
+
+def _installed(tree: Tree) -> Check:
+    said = f"sglang-perf-patches {__version__} beside sglang {tree.version}"
+    return Check("installed", "ok", f"{said}, Python {platform.python_version()}")
+
+
+def _loaded(tree: Tree) -> Check:
+    """Whether a server loads the plugin by itself."""
+    (note, *_) = (*listing.notes(tree), "")
+    if note:
+        return Check("loaded", "look", "a server does not load the plugin by itself", note)
+    found = metadata.entry_points(group=_GROUP, name=listing.ENTRY_POINT)
+    if not found:
+        change = "install this package with pip, or start the server with `sglang-perf-patches run`"
+        return Check("loaded", "look", f"no entry point {listing.ENTRY_POINT} is installed", change)
+    return Check("loaded", "ok", f"a server loads the entry point {listing.ENTRY_POINT}")
+
+
+def _chosen(tree: Tree, chosen: Selection) -> Iterator[Check]:
+    verdicts = judged(tree)
+    found = listing.prospects(chosen, verdicts, is_here=True)
+    said = f"{listing.counts(word for word, _ in found.values())}; of {chosen.text or 'none'}"
+    lost = any_is_lost(chosen, verdicts)
+    refused = [name for name, (word, _) in found.items() if word == listing.REFUSED]
+    if lost:
+        change = "SGLANG_PERF_PATCHES names what this sglang can't have: sglang-perf-patches list"
+        yield Check("chosen", "bad", said, change)
+    elif refused:
+        yield Check("chosen", "look", said, f"sglang-perf-patches explain {refused[0]}")
+    elif not any(word == listing.READY for word, _ in found.values()):
+        yield Check("chosen", "look", said, "nothing is ready here: sglang-perf-patches list --all")
+    else:
+        yield Check("chosen", "ok", said)
+
+
+def _servers() -> Iterator[Check]:
+    """What is live in each server, and has run."""
+    running = servers.of(records.read_all())
+    if not running:
+        yield Check("live", "-", "no process of this user has patches; start a server to see")
+        yield Check("has run", "-", "likewise")
+    for one in running:
+        states = summary.over_processes(one.members)
+        live = summary.in_state(states, "live")
+        said = f"{one.name}: {summary.counts(states)}"
+        trouble = [
+            f"{name} is {word}: {summary.reason(one.members, name, word)}"
+            for name, word in states.items()
+            if word in {"failed", "conflict", "refused"}
+        ]
+        if servers.lacks_something(one.members):
+            yield Check("live", "bad", said, "; ".join(trouble))
+        elif trouble or not live:
+            why = "; ".join(trouble) or "nothing is live: sglang-perf-patches status --all"
+            yield Check("live", "look", said, why)
+        else:
+            yield Check("live", "ok", said)
+        if live:
+            yield _has_run(one, live)
+
+
+def _has_run(one: servers.Running, live: Any) -> Check:
+    ran = {patch["id"] for data in one.members for patch in data["patches"] if patch["ran"]}
+    done = [name for name in live if name in ran]
+    said = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
+    if done or not one.is_server:
+        return Check("has run", "ok" if done else "-", said)
+    return Check("has run", "look", said, "send it a request, or see `explain` for who gains")

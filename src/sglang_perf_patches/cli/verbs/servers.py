@@ -1,0 +1,79 @@
+"""The servers of this user that run: their processes, port and model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from ... import sets
+from ...bench.server.command import option
+from ...model import selection
+from ...model.patch import by_id
+from ...model.selection import SelectionError
+from ...seen import procfs
+
+_PORT = "30000"  # sglang's own default
+_ROLES = ("launcher", "scheduler", "tokenizer", "detokenizer", "data_parallel_controller")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process with those that it started.
+
+    Attributes:
+        pid: of the process that started the others.
+        members: the records of them all.
+        is_server: whether it serves: False for a script that has an Engine, or a test.
+        model: its ``--model-path``; empty where the command does not name it.
+        port: likewise, or sglang's default.
+    """
+
+    pid: int
+    members: Sequence[dict[str, Any]]
+    is_server: bool
+    model: str
+    port: str
+
+    @property
+    def name(self) -> str:
+        """What an operator knows it by: ``server 12 (MODEL, port 30000)``."""
+        told = ", ".join(filter(None, [self.model, self.port and f"port {self.port}"]))
+        return f"{'server' if self.is_server else 'process'} {self.pid}{told and f' ({told})'}"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"pid": self.pid, "is_server": self.is_server, "model": self.model} | {
+            "port": int(self.port) if self.port.isdecimal() else None
+        }
+
+
+def of(records: Sequence[dict[str, Any]]) -> list[Running]:
+    """The servers of some records, which are sorted by server."""
+    return [
+        _running(server, list(members))
+        for server, members in groupby(records, key=lambda data: data["server"])
+    ]
+
+
+def lacks_something(members: Sequence[dict[str, Any]]) -> bool:
+    """Whether a process lacks what was chosen for it by name."""
+    return any(_lacks(data) for data in members)
+
+
+def _lacks(data: dict[str, Any]) -> bool:
+    try:
+        chosen = selection.parse(data.get("selection", "all"), by_id(sets.load()))
+    except SelectionError:
+        return False
+    return any(chosen.is_lost(state["id"], state["state"]) for state in data["patches"])
+
+
+def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:
+    is_server = any(data["role"].lower().startswith(_ROLES) for data in members)
+    words = procfs.command(pid)
+    model = option(words, "--model-path") or option(words, "--model") or ""
+    port = option(words, "--port") or (_PORT if model else "")
+    return Running(pid, members, is_server, *((model, port) if is_server else ("", "")))

@@ -46,7 +46,7 @@ PATCH = Patch(
     summary="an eviction asks a heap of leaves that lives on, where stock makes one of all leaves",
     worth=Worth(
         "a",
-        "the scheduler of a small server with 20,000 leaves takes 0.83 of the CPU time for a request",
+        "a full small server, 20,000 leaves, takes 0.83 of the scheduler's CPU for a request",
         "tests/benchmarks/results/swa.md",
         "saturated-19",
     ),

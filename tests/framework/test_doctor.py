@@ -117,6 +117,7 @@ def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other:
 SWITCHES = {
     "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1": "0.5.17",
     "SGLANG_ENABLE_METADATA_GLUE_GRAPH=1": "0.5.19",
+    "--mamba-max-states-per-path 1": "0.5.17",
     "--cuda-graph-backend-prefill full": "0.5.16",
     "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=1": "0.5.23",
     "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1": "0.5.23",

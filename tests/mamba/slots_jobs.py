@@ -56,6 +56,18 @@ def deaths() -> Any:
     return found
 
 
+def own_prefixes() -> Any:
+    """Whether a request ends that only the state of its own prefix keeps out: stock and patched."""
+    found = []
+    for kind in KINDS:
+        stock = exhaustion.drained(exhaustion.short_of_its_prefix(*kind)).died
+        with comparing.live(exhaustion.PATCH):
+            server = exhaustion.short_of_its_prefix(*kind)
+            patched = exhaustion.drained(server).died
+        found.append([stock, patched, server.ended])
+    return found
+
+
 def waits() -> Any:
     """An idle server that lacks slots: what it says, and that it goes on when it has them."""
     found = []
@@ -125,6 +137,7 @@ def broken() -> Any:
         "none is refused": ("_lacks_slots", lambda *_: False),
         "all can be had": ("obtainable", lambda tree: obtainable(tree) + 1),
         "less can be had": ("obtainable", lambda tree: obtainable(tree) - 1),
+        "no room is made": ("_makes_room", lambda *_: True),
         "too little is needed": ("needed", lambda *given: needed(*given) - 1),
     }
     said = {}
@@ -132,6 +145,7 @@ def broken() -> Any:
         with mock.patch.object(body, function, wrong):
             try:
                 said[name] = f"equal: {dict(exhaustion.alike(seeds))}"
+                own_prefixes()
             except (AssertionError, RuntimeError) as different:
                 said[name] = f"different: {different}"
     return said

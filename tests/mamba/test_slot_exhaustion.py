@@ -63,6 +63,15 @@ def test_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -
 
 
 @EACH
+def test_a_request_goes_without_the_state_that_keeps_it_out(found: Found, release: str) -> None:
+    """The slot of the prefix that it matches is all that it lacks, and the server is idle."""
+    for stock, patched, ended in found(release, "slots_jobs", "own_prefixes"):
+        assert "alloc mamba cache" in stock or "Not enough space for mamba" in stock
+        assert not patched
+        assert ended == ["r0", "r1"]
+
+
+@EACH
 def test_an_idle_server_says_what_a_request_waits_for(found: Found, release: str) -> None:
     """Once; and the request is served as soon as its slot can be had."""
     waits = found(release, "slots_jobs", "waits")

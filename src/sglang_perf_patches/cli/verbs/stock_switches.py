@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...judge.source import Tree, TreeError
 
 _ENVIRON = "sglang.srt.environ"
+_CACHE_ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
 _PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 
 
@@ -68,6 +69,14 @@ SWITCHES = (
         "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
         "a hybrid model's running request holds one state slot less, so that more may run",
         "the state of a matched prefix may be evicted while its request decodes; unified tree only",
+    ),
+    Switch(
+        "--mamba-max-states-per-path 1",
+        "a hybrid model's cached prefix keeps its last state alone, so that few slots hold "
+        "more prefixes",
+        "the first request that forks from the middle of a prefix computes it again",
+        _CACHE_ACTIONS,
+        "class MambaEvictExcessPathStates",
     ),
     Switch(
         "--cuda-graph-backend-prefill full",

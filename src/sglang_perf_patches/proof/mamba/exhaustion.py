@@ -103,6 +103,15 @@ def short_of_copies(tree: str, tracked: bool) -> HybridServer:
     return server
 
 
+def short_of_its_prefix(tree: str, tracked: bool) -> HybridServer:
+    """All slots are a request's, but for the one with the state of the prefix that it matches."""
+    server = HybridServer(Shape(tree, tracked, slots=3 if tracked else 1, rows=1))
+    server.submit([11] * 128, 1)
+    server.drain()
+    server.submit([11] * 128 + [12] * 70, 3)
+    return server
+
+
 def drained(server: HybridServer) -> Told:
     """Drain a server; see `play`."""
     try:

@@ -44,6 +44,7 @@ def _variant(
     relies = [
         *of(_ADDER, "_lock_node", "_update_prefill_budget"),
         f"{_POLICY}:AddReqResult",
+        f"{_MEMORY}.base_prefix_cache:EvictParams",
         f"{_SCHEDULER}._get_new_batch_prefill_raw",
         *of(_POOL, "alloc", "free_mamba_cache"),
         *depends,

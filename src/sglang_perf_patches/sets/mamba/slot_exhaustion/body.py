@@ -22,6 +22,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 RADIX_TREE = "sglang.srt.mem_cache.mamba_radix_cache:MambaRadixCache"
 POOLS = "sglang.srt.mem_cache.memory_pool"
+TREES = "sglang.srt.mem_cache.base_prefix_cache"
 POLICY = "sglang.srt.managers.schedule_policy"
 ADDER = f"{POLICY}:PrefillAdder"
 COMPONENTS = {
@@ -177,6 +178,7 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
     """Refuse where stock would commit itself: whatever else keeps a request out comes before."""
     answers = patching.module(POLICY).AddReqResult
     with_slots = patching.module(POOLS).HybridReqToTokenPool
+    eviction = patching.module(TREES).EvictParams
 
     def serves(adder: Any) -> bool:
         """MLX and caches without states have their own pools."""
@@ -198,7 +200,8 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
                 waiting.discard(req)
             if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
                 return answers.NO_TOKEN
-            _tell(self, req)
+            if not _makes_room(self.tree_cache, req, eviction):
+                _tell(self, req)
             return answers.OTHER  # with the other answer some releases never look again
 
         return add_one_req
@@ -266,6 +269,21 @@ def obtainable(tree: Any) -> int:
     # While stock matches requests, it keeps slots aside for their copies.
     aside = length_hint(getattr(slots, "_alloc_iter", None) or ())
     return int(slots.available_size() + aside + tree.mamba_evictable_size())
+
+
+def _makes_room(tree: Any, req: Any, eviction: Any) -> bool:
+    """Free cached states for a request of an idle server; False if that is not enough.
+
+    While it was refused, the prefix that it matched was locked. That one's state may be all that it
+    lacks, and nobody else will free a slot. So it goes without, in the next round.
+    """
+    count = needed(tree.req_to_token_pool, [req])
+    if count > obtainable(tree):
+        return False
+    missing = count - _slots(tree.req_to_token_pool).available_size()
+    if missing > 0:
+        tree.evict(eviction(num_tokens=0, mamba_num=int(missing)))
+    return True
 
 
 def _return_slot(pool: Any, req: Any) -> None:

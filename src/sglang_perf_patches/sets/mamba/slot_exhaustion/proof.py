@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ....proof import Inputs
 from ....proof.comparing import live, require
-from ....proof.mamba.exhaustion import PATCH, alike, drained, short_of_copies, short_of_rows
+from ....proof.mamba.exhaustion import (
+    PATCH,
+    alike,
+    drained,
+    short_of_copies,
+    short_of_its_prefix,
+    short_of_rows,
+)
 from ....proof.mamba.hybrid_parts import trees
 
 SERVED = 12
@@ -14,7 +21,7 @@ CROWDED = tuple(
     (make, (tree, tracked))
     for tracked in (True, False)
     for tree in trees()
-    for make in (short_of_rows, short_of_copies)
+    for make in (short_of_rows, short_of_copies, short_of_its_prefix)
 )
 
 

@@ -441,6 +441,8 @@ def test_a_model_gets_a_hint_on_its_pools(throwaway: Throwaway, tmp_path: Path) 
     assert 0.99 * 20 * 2**30 < used <= 20 * 2**30
     text = doctor(throwaway, "--model", str(tmp_path / "config.json"), *OF_SERVER).stdout
     assert f"--swa-full-tokens-ratio {hint['ratio']:.3f}" in text
+    measure = f'bench server --b "--swa-full-tokens-ratio {hint["ratio"]:.3f}" -- COMMAND'
+    assert text.endswith(f"measure: sglang-perf-patches {measure}\n")
     half = doctor(throwaway, "--model", str(tmp_path), *OF_SERVER, "--tp-size", "2", "--json")
     assert json.loads(half.stdout)["hint"]["full_stock"] == pytest.approx(
         2 * hint["full_stock"], abs=2
@@ -495,6 +497,8 @@ def test_a_hybrid_model_gets_a_hint_on_its_states(throwaway: Throwaway, tmp_path
     ]
     assert (plain["in_flight"], fitted["in_flight"], alone["in_flight"]) == (89, 131, 245)
     said = doctor(throwaway, *words).stdout
+    most = f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}"
+    assert f'bench server --b "{most} --max-running-requests 256" -- COMMAND' in said
     for give in list(lines)[1:]:
         assert f"  {give}\n" in said
     done = doctor(throwaway, *words, "--disable-radix-cache", "--json")
@@ -524,6 +528,7 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         ("[]", OF_SERVER, "does not describe a model's attention"),
         (json.dumps({**MODEL, "num_key_value_heads": None}), OF_SERVER, "does not describe"),
         (json.dumps(MODEL), (), "--model needs --kv-gib"),
+        (json.dumps(MODEL), OF_SERVER[:2], "give --max-running-requests"),
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
         (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
         (json.dumps(HYBRID), OF_SERVER, "give --context"),

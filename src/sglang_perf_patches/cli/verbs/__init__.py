@@ -77,6 +77,11 @@ def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
     return any(chosen.is_lost(verdict.patch.id, verdict.word) for verdict in verdicts)
 
 
+def measured_by(adds: str) -> str:
+    """The command that compares a server with the same one and what a setting adds to it."""
+    return f'sglang-perf-patches bench server --b "{adds}" -- COMMAND'
+
+
 def names_of_patches(**_: Any) -> list[str]:
     """What a shell may complete: the sets and their patches."""
     return [*sets.NAMES, *by_id(sets.load())]

@@ -16,7 +16,7 @@ from ...judge.source import Tree, TreeError
 from ...model.errors import OperatorError
 from ...sets.mamba import state_split
 from ...sets.swa.pool_ratio import hint as pool_hint
-from . import hinting_states, tree_at
+from . import hinting_states, measured_by, tree_at
 
 _Found = TypeVar("_Found")
 
@@ -91,16 +91,31 @@ class Hints:
     @property
     def text(self) -> str:
         """For an operator."""
-        return self.states.text if self.states else self.pools.text
+        said = self.states.text if self.states else self.pools.text
+        return f"{said}\nmeasure: {self.measure}" if self.measure else said
+
+    @property
+    def measure(self) -> str:
+        """The command that measures what is hinted at on an own server; empty for nothing."""
+        if self.states:
+            best = max(self.states.lines, key=lambda line: line.split.in_flight)
+            limit = f"--max-running-requests {self.states.load.requests}"
+            return measured_by(f"{best.give} {limit}") if best.give else ""
+        ratio = self.pools.ratio
+        return "" if ratio is None else measured_by(f"--swa-full-tokens-ratio {ratio:.3f}")
 
     @property
     def data(self) -> dict[str, Any]:
         """As JSON data."""
-        return {"hint": asdict(self.pools), "states": self.states and asdict(self.states)}
+        return {
+            "hint": asdict(self.pools),
+            "states": self.states and asdict(self.states),
+            "measure": self.measure,
+        }
 
 
 def _pools(args: argparse.Namespace) -> pool_hint.Hint:
-    return _read(
+    found = _read(
         args,
         lambda config: pool_hint.hint(
             config,
@@ -113,6 +128,9 @@ def _pools(args: argparse.Namespace) -> pool_hint.Hint:
             prefix_cache=not args.disable_radix_cache,
         ),
     )
+    if found.reason == pool_hint.NEEDS_REQUESTS:
+        raise ModelError(found.reason)
+    return found
 
 
 def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.StateHint | None:

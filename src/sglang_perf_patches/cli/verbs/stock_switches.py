@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...judge.source import Tree, TreeError
+from . import measured_by
 
 _ENVIRON = "sglang.srt.environ"
 _CACHE_ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
@@ -37,7 +38,7 @@ class Switch:
     @property
     def command(self) -> str:
         """What measures it on an operator's own server."""
-        return f'sglang-perf-patches bench server --b "{self.name}" -- COMMAND'
+        return measured_by(self.name)
 
 
 def _off(variable: str, gains: str, costs: str) -> Switch:

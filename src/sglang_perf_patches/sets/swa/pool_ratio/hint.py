@@ -16,6 +16,11 @@ from ..window import ceil_align
 STOCK_RATIO = 0.8
 """What stock takes for models without a ratio of their own."""
 
+NEEDS_REQUESTS = (
+    "the model has a sliding window: give --max-running-requests, its pool follows from it"
+)
+"""Why there is no hint without the number of requests."""
+
 MOST_TAILS = 4
 """Cached prefixes kept reusable for each running request, at most: stock's figure for DeepSeek-V4
 (``DSV4PoolConfigurator._resolve_swa_prefix_tails``, 0.5.22 and later)."""
@@ -177,7 +182,7 @@ def hint(
     if not kinds[0]:
         return Hint(reason="every layer has a sliding window: there is no other pool")
     if requests is None:
-        return Hint(reason="give --max-running-requests: its size follows from that")
+        return Hint(reason=NEEDS_REQUESTS)
     heads = max(1, int(text["num_key_value_heads"]) // tensor_parallel)
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     a_layer = heads * head * 2 * value_bytes

@@ -19,6 +19,7 @@ warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
+import heap_checks  # noqa: E402
 import leaving_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
@@ -36,6 +37,7 @@ _CHECKS: dict[str, Callable[..., Any]] = {
     **CHECKS,
     **leaving_checks.CHECKS,
     **pool_checks.CHECKS,
+    **heap_checks.CHECKS,
     "play": play,
 }
 

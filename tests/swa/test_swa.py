@@ -26,11 +26,11 @@ TRANSFERS = ((1, 300, False), (1, 540, True), (64, 512, False), (64, 1024, True)
 """Page size, sliding-window pool, and whether an idle server of that pool is served."""
 RANKS = "swa.page-size-1"
 """Played with several ranks; it brings swa.tail-prealloc."""
-DRAFTS = "swa,swa.evict-before-retract"
+DRAFTS = f"{EXACT},swa.evict-before-retract"
 """Played with speculation."""
 LAYOUTS = ("stages", "replicas", "attention")
 """Of `Shape.layout`: those of several ranks."""
-NOT_WHEN_IDLE = "swa,-swa.idle-admission"
+NOT_WHEN_IDLE = f"{EXACT},-swa.idle-admission"
 BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
     "0.5.11": (
         (["clear_before_tail"], "stale_slots_are_unmapped", {}),
@@ -60,6 +60,20 @@ With none of them there is stock alone, which on 0.5.12 lets two requests own a 
 (sgl-project/sglang#25805).
 """
 
+CACHES = (
+    "what_is_not_served_is_stocks",
+    "memory_is_bounded",
+    "a_walk_outlives_the_patch",
+    "a_leaf_that_stays_is_offered_again",
+)
+BROKEN_HEAPS = (
+    "a touched leaf keeps its place",
+    "what is no leaf is not skipped",
+    "new leaves are not noted",
+    "what was lent is lost",
+    "parents go before older leaves",
+)
+
 Jobs = Callable[..., list[dict[str, Any]]]
 Shown = Callable[..., tuple[str, ...]]
 
@@ -76,6 +90,19 @@ def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
         live = EXACT if names else "none"
         given = {"names": names, "selection": live, "job": job, "arguments": arguments}
         jobs.append((key, "broken", given))
+    return jobs
+
+
+def plan_of_caches(release: str, episodes: int) -> Plan:
+    """The checks of prefix caches, and what is broken in their heap on purpose."""
+    if before(release, "0.5.17"):
+        return []
+    jobs: Plan = [("caches: select", "select", {"text": "none"})]
+    jobs += [(f"caches: {name}", name, {}) for name in CACHES]
+    jobs.append(("caches: play", "full_caches", {"episodes": 4 * episodes}))
+    for how in BROKEN_HEAPS if release in {"0.5.19", GROUPS[-1]} else ():
+        given = {"how": how, "episodes": 40}
+        jobs.append((f"broken: heap, {how}", "broken_heap", given))
     return jobs
 
 
@@ -228,6 +255,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     # In the default tier the newest release shows the slowest checks at both page sizes.
     pages = (1, 64) if whole or request.param == GROUPS[-1] else (1,)
     jobs = plan_in_depth(request.param, episodes, pages, whole) if in_depth else []
+    jobs += plan_of_caches(request.param, episodes)
     jobs += plan_of_proof(request.param, _proved(shown, request.param))
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
     found = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}

@@ -41,13 +41,18 @@ SETTINGS = {
 }
 
 
-def publish(**asked: Any) -> None:
+def publish(**asked: Any) -> Any:
     """Say that this process is an ordinary server; a decode worker may have said otherwise.
+
+    Returns:
+        the release's ``ServerArgs``.
 
     Args:
         asked: arguments of the server, beside those that `stock.MORE` adds.
     """
-    stock.publish(stock.arguments(**{"device": "cpu"} | MORE | asked))
+    made = stock.arguments(**{"device": "cpu"} | MORE | asked)
+    stock.publish(made)
+    return made
 
 
 def pools(

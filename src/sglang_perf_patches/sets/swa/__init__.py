@@ -2,6 +2,7 @@
 
 from ...model.patch import Patch
 from .evict_before_retract import PATCH as EVICT_BEFORE_RETRACT
+from .eviction_heap import PATCH as EVICTION_HEAP
 from .idle_admission import PATCH as IDLE_ADMISSION
 from .page_size_1 import PATCH as PAGE_SIZE_1
 from .pool_ratio import PATCH as POOL_RATIO
@@ -17,4 +18,5 @@ PATCHES: tuple[Patch, ...] = (
     WINDOW_BOUNDED_ADMISSION,
     EVICT_BEFORE_RETRACT,
     POOL_RATIO,
+    EVICTION_HEAP,
 )

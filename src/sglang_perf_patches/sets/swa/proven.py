@@ -28,3 +28,13 @@ DRAFTS = {"eagle": _EPISODES}
 TREES = {**DRAFTS, "draft-trees": "tests/swa/checks.py: the_bound_holds_with_drafts"}
 RANKS = {"pipeline": _EPISODES, "dp-attention": _EPISODES}
 """Tails are allocated by each rank for itself, from its own pools."""
+_CACHES = "tests/swa/heap_checks.py: full_caches"
+PREFIXES = {
+    **BESIDE,
+    "eagle": "verify",
+    "quantised-kv": "verify",
+    "whole-prefills": "verify",
+    "mixed-chunks": "verify",
+    **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
+}
+"""A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -107,14 +108,16 @@ def test_three_turns_say_what_the_patches_bring(
 def test_two_settings_of_a_server_flag_are_told_apart(
     environment: Environment, model: Path, tmp_path: Path
 ) -> None:
-    """One request at a time against eight: the first tokens wait, far beyond the spread."""
-    words = ("--turns", "2", "--json", "--b", "--max-running-requests 1")
+    """Half of the KV cache: the server's own figure, which no machine's load changes."""
+    words = ("--turns", "2", "--json", "--b", "--max-total-tokens 8192")
     with start(environment, model, tmp_path, *words) as process:
         out, err = process.communicate(timeout=1800)
     data: Any = json.loads(out)
-    assert [side["adds"] for side in data["sides"]] == ["", "--max-running-requests 1"], err[-3000:]
-    assert data["changes"]["TTFT"]["word"] == "more"
-    assert "Worse with b than with a: TTFT" in data["conclusion"]
+    assert [side["adds"] for side in data["sides"]] == ["", "--max-total-tokens 8192"], err[-3000:]
+    capacity = data["changes"]["KV capacity"]
+    assert (capacity["stock"], capacity["patched"]) == ([16384, 16384], [8192, 8192])
+    assert capacity["word"] == "less"
+    assert re.search("Worse with b than with a: .*KV capacity", data["conclusion"])
     assert {of["patch"] for of in data["live"]} == {of["patch"] for of in data["live_in_first"]}
     assert "mlx.kv-arena" in {of["patch"] for of in data["live"]}
     assert data["tokens"]["word"] == "equal"

@@ -38,3 +38,11 @@ PREFIXES = {
     **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
 }
 """A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""
+POOLED = {
+    **dict.fromkeys(
+        ("no-window-pool", "no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"
+    ),
+    **dict.fromkeys(("whole-prefills", "mixed-chunks", "forward-metrics"), "verify"),
+    "pages": "verify",
+}
+"""A real scheduler with both pools in turn; what stock calls no window pool is what it gives."""

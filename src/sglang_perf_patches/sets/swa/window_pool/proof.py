@@ -1,0 +1,106 @@
+"""Real models behind a real scheduler compute the same with a window pool as without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....proof import Inputs
+from ....proof.comparing import live, require, require_same
+from ....proof.swa import window_loads
+from ....proof.swa.window_models import MODELS
+from ....proof.swa.window_server import WindowServer, prepare
+
+PATCH = "swa.window-pool"
+
+BOOTS = (
+    ("gemma-3", {}),
+    ("gemma-3", {"page_size": 64, "disable_overlap_schedule": False}),
+    ("gemma-3-with-images", {"disable_overlap_schedule": False}),
+    ("gemma-2", {}),
+    ("exaone-4", {}),
+    ("olmo-3", {}),
+)
+"""Models and servers. FlashAttention's backend runs with a stand-in for its kernel."""
+
+TRITON = (("gemma-3", 1), ("gemma-3", 64))
+"""Models and pages that Triton's interpreter plays, which is slow."""
+
+
+def rooms(_: Inputs) -> int:
+    """Where both pools have room: every step's batch, and every logit, bit by bit."""
+    return sum(_alike(model, window_loads.LONG, **asked) for model, asked in BOOTS)
+
+
+def kernels(_: Inputs) -> int:
+    """The same with Triton's own kernels, and a shorter load."""
+    asked = {"attention_backend": "triton", "model_num_hidden_layers": 3}
+    return sum(
+        _alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in TRITON
+    )
+
+
+def pressed(inputs: Inputs) -> int:
+    """Drawn loads that pools are too small for: retracted, evicted, hit, aborted, all right."""
+    return sum(_pressed(load) for load in inputs(window_loads.drawn))
+
+
+def _alike(model: str, load: window_loads.Load, **asked: Any) -> int:
+    """A load on stock and with the patch; how many rows of logits are equal."""
+    where = f"{PATCH}, {model}, {asked}"
+    told = []
+    for patched in (False, True):
+        if patched:
+            with live(PATCH):
+                told.append(_played(model, load, asked, patched))
+        else:
+            told.append(_played(model, load, asked, patched))
+    require_same(where, *told)
+    return sum(map(len, told[0]["logits"].values()))
+
+
+def _played(
+    model: str, load: window_loads.Load, asked: dict[str, Any], patched: bool
+) -> dict[str, Any]:
+    server = WindowServer(model, **asked)
+    try:
+        require(server.has_window_pool == patched, f"{model}: window pool {not patched}")
+        if patched:
+            layers = sorted(server.runner.model_config.swa_attention_layer_ids)
+            require_same(f"{model}, layers", server.windowed_layers(), layers)
+        load.play(server)
+        server.check_drained()
+        return {
+            "batches": server.batches,
+            "tokens": {rid: server.tokens(rid) for rid in server.reqs},
+            "logits": server.logits,
+        }
+    finally:
+        server.close()
+
+
+def _pressed(load: window_loads.Pressed) -> int:
+    """A drawn load with the patch in small pools, beside each request alone on stock."""
+    prepare()
+    with live(PATCH):
+        server = WindowServer("gemma-3", **load.server)
+        try:
+            load.play(server)
+            server.check_drained()
+            found = {rid: server.tokens(rid) for rid in server.reqs}
+        finally:
+            server.close()
+    alone = WindowServer("gemma-3", **load.alone)
+    try:
+        expected = load.answers(alone)
+    finally:
+        alone.close()
+    for rid, tokens in found.items():
+        whole = expected[rid]
+        if int(rid[1:]) in load.aborted:
+            whole = whole[: len(tokens)]
+        require_same(f"{PATCH}, {load!r}, {rid}", whole, tokens)
+    require(len(found) + len(load.aborted) >= len(expected), f"{PATCH}, {load!r}: requests are lost")
+    return len(found)
+
+
+CHECKS = {"rooms": rooms, "kernels": kernels, "pressed": pressed}

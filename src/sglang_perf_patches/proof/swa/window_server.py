@@ -96,7 +96,7 @@ class WindowServer:
         state.destroy_model_parallel()
         state.destroy_distributed_environment()
         for name in ("send_to_tokenizer", "recv_from_tokenizer"):
-            part = getattr(self.scheduler, name, None)
+            part: Any = getattr(self.scheduler, name, None)
             if hasattr(part, "close"):
                 part.close(linger=0)
 
@@ -248,13 +248,14 @@ def prepare() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     importlib.import_module("sglang.srt.managers.scheduler")
-    importlib.import_module("sglang.srt.layers.rotary_embedding.base")._is_cpu = True
+    rotary: Any = importlib.import_module("sglang.srt.layers.rotary_embedding.base")
+    rotary._is_cpu = True
     registry = importlib.import_module("sglang.srt.layers.attention.attention_registry")
     registry.ATTENTION_BACKENDS["fa3"] = _flash
 
 
 def _flash(runner: Any) -> Any:
-    module = importlib.import_module(FLASH)
+    module: Any = importlib.import_module(FLASH)
     module.flash_attn_with_kvcache = flash_attn_with_kvcache
     backend = module.FlashAttentionBackend(runner)
     backend._get_scheduler_metadata = lambda *_, **__: None

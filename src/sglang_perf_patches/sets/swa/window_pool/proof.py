@@ -7,12 +7,11 @@ from typing import Any
 from ....proof import Inputs
 from ....proof.comparing import live, require, require_same
 from ....proof.swa import window_loads
-from ....proof.swa.window_models import MODELS
 from ....proof.swa.window_server import WindowServer, prepare
 
 PATCH = "swa.window-pool"
 
-BOOTS = (
+BOOTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma-3", {}),
     ("gemma-3", {"page_size": 64, "disable_overlap_schedule": False}),
     ("gemma-3-with-images", {"disable_overlap_schedule": False}),
@@ -34,9 +33,7 @@ def rooms(_: Inputs) -> int:
 def kernels(_: Inputs) -> int:
     """The same with Triton's own kernels, and a shorter load."""
     asked = {"attention_backend": "triton", "model_num_hidden_layers": 3}
-    return sum(
-        _alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in TRITON
-    )
+    return sum(_alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in TRITON)
 
 
 def pressed(inputs: Inputs) -> int:
@@ -99,7 +96,9 @@ def _pressed(load: window_loads.Pressed) -> int:
         if int(rid[1:]) in load.aborted:
             whole = whole[: len(tokens)]
         require_same(f"{PATCH}, {load!r}, {rid}", whole, tokens)
-    require(len(found) + len(load.aborted) >= len(expected), f"{PATCH}, {load!r}: requests are lost")
+    require(
+        len(found) + len(load.aborted) >= len(expected), f"{PATCH}, {load!r}: requests are lost"
+    )
     return len(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "llama": {
+        **{name: value for name, value in _COMMON.items() if name != "sliding_window"},
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+    },
 }
-"""By a name of ours."""
+"""By a name of ours; the last one has no windows."""
 
 
 def write(folder: Path, name: str, **changes: Any) -> str:
-    """Put a model where a server reads it; the folder's path."""
-    place = folder / name
+    """Put a model where a server reads it; the folder's path, one for each configuration."""
+    place = folder / f"{name}-{zlib.crc32(repr(changes).encode()):08x}"  # stock caches by path
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.json").write_text(json.dumps({**MODELS[name], **changes}), encoding="utf-8")
     return str(place)

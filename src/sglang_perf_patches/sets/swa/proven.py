@@ -39,10 +39,8 @@ PREFIXES = {
 }
 """A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""
 POOLED = {
-    **dict.fromkeys(
-        ("no-window-pool", "no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"
-    ),
-    **dict.fromkeys(("whole-prefills", "mixed-chunks", "forward-metrics"), "verify"),
-    "pages": "verify",
+    **dict.fromkeys(("no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"),
+    **dict.fromkeys(("mixed-chunks", "forward-metrics", "pages"), "verify"),
+    "no-window-pool": "tests/swa/window_checks.py: both_together",
 }
-"""A real scheduler with both pools in turn; what stock calls no window pool is what it gives."""
+"""A real scheduler with both pools in turn; stock resolves no window pool for these models."""

@@ -27,22 +27,26 @@ TRITON = (("gemma-3", 1), ("gemma-3", 64))
 
 def rooms(_: Inputs) -> int:
     """Where both pools have room: every step's batch, and every logit, bit by bit."""
-    return sum(_alike(model, window_loads.LONG, **asked) for model, asked in BOOTS)
+    return sum(alike(model, window_loads.LONG, **asked) for model, asked in BOOTS)
 
 
 def kernels(_: Inputs) -> int:
     """The same with Triton's own kernels, and a shorter load."""
     asked = {"attention_backend": "triton", "model_num_hidden_layers": 3}
-    return sum(_alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in TRITON)
+    return sum(alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in TRITON)
 
 
 def pressed(inputs: Inputs) -> int:
     """Drawn loads that pools are too small for: retracted, evicted, hit, aborted, all right."""
-    return sum(_pressed(load) for load in inputs(window_loads.drawn))
+    return sum(pressed_one(load) for load in inputs(window_loads.drawn))
 
 
-def _alike(model: str, load: window_loads.Load, **asked: Any) -> int:
-    """A load on stock and with the patch; how many rows of logits are equal."""
+def alike(model: str, load: window_loads.Load, **asked: Any) -> int:
+    """A load on stock and with the patch; how many rows of logits are equal.
+
+    Raises:
+        Different: a batch, a token or a logit is another one, or slots are lost.
+    """
     where = f"{PATCH}, {model}, {asked}"
     told = []
     for patched in (False, True):
@@ -75,8 +79,19 @@ def _played(
         server.close()
 
 
-def _pressed(load: window_loads.Pressed) -> int:
-    """A drawn load with the patch in small pools, beside each request alone on stock."""
+def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None) -> int:
+    """A drawn load with the patch in small pools, beside each request alone on stock.
+
+    Args:
+        load: as `window_loads.drawn` gives it.
+        counts: where to add how many were retracted, and how many had a cached prefix.
+
+    Returns:
+        how many requests were served.
+
+    Raises:
+        Different: one was replied something else, or slots are lost.
+    """
     prepare()
     with live(PATCH):
         server = WindowServer("gemma-3", **load.server)
@@ -84,6 +99,9 @@ def _pressed(load: window_loads.Pressed) -> int:
             load.play(server)
             server.check_drained()
             found = {rid: server.tokens(rid) for rid in server.reqs}
+            if counts is not None:
+                counts["retracted"] += server.retractions
+                counts["hits"] += sum(server.cached(rid) > 0 for rid in server.reqs)
         finally:
             server.close()
     alone = WindowServer("gemma-3", **load.alone)

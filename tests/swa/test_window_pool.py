@@ -26,7 +26,6 @@ SAYS = {
     "backend": "torch_native",
     "two backends": "different attention backends",
     "windows alone": "not both kinds of layers",
-    "no windows": "not both kinds of layers",
     "both directions": "both directions",
     "another model": "LlamaForCausalLM has the pools that stock gives it",
 }

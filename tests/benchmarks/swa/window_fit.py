@@ -98,7 +98,9 @@ def tokens(shape: str, gib: int, running: int, chunk: int, selection: str) -> tu
 def main() -> None:
     """Print the table."""
     importlib.import_module("sglang.srt.managers.scheduler")
-    print("| model | GiB for KV | `--max-running-requests` | chunks | stock | patched | with ratio |")
+    print(
+        "| model | GiB for KV | `--max-running-requests` | chunks | stock | patched | with ratio |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for shape, name, gib, running, chunk in CASES:
         told = [tokens(shape, gib, running, chunk, side) for side in SIDES]

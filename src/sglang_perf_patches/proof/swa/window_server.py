@@ -41,11 +41,15 @@ class WindowServer:
         batches: of each step its kind, and for each request what it computed and what it had.
     """
 
-    def __init__(self, model: str = "gemma-3", /, **asked: Any) -> None:
+    def __init__(
+        self, model: str = "gemma-3", /, *, rank: int = 0, port: int = 0, **asked: Any
+    ) -> None:
         """Publish a server's arguments and boot its scheduler.
 
         Args:
             model: of `window_models.MODELS`.
+            rank: of the processes of a tensor-parallel server, which this one is.
+            port: where they meet; 0 for one of its own.
             asked: arguments of the server; those named ``model_…`` change the configuration.
         """
         prepare()
@@ -79,10 +83,16 @@ class WindowServer:
         made = stock.noted(stock.called(arguments.ServerArgs, **settings))
         context = importlib.import_module("sglang.srt.runtime_context")
         ports = arguments.PortArgs.init_new(made)
-        ranks = context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
-        context.publish(made, role="scheduler", ranks=ranks)
+        ports.nccl_port = port or ports.nccl_port
+        if hasattr(context, "SpawnRanks"):  # up to 0.5.20 a scheduler is told
+            ranks = context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
+            context.publish(made, role="scheduler", ranks=ranks)
+        else:
+            context.publish(made, role="scheduler")
         module = importlib.import_module("sglang.srt.managers.scheduler")
-        self.scheduler: Any = module.Scheduler(made, ports)
+        others = dict.fromkeys(("moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        told = {"gpu_id": rank, "tp_rank": rank, "dp_rank": None, **others}
+        self.scheduler: Any = stock.called(module.Scheduler, made, ports, **told)
         self.runner = self.scheduler.tp_worker.model_runner
         _fill(self.runner.model)
         if self.has_window_pool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import warnings
 import zlib
@@ -18,6 +19,8 @@ import zlib
 warnings.simplefilter("ignore")
 
 from sglang_perf_patches.proof import lent
+
+os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for each rank
 
 lent.lend()
 for name in ("sglang", "sglang_perf_patches"):

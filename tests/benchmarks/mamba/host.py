@@ -4,7 +4,7 @@
 
 Boots an Engine for each side, and one without any cache (`reference`). Sides are `stock` and
 `patched`, which is ``mamba.host-states``: one Engine that is told the tokens per state of prompts
-of 2,040 tokens, and one of prompts of 16,320 (`TOLD`). All have the hierarchical cache with the
+of 2,040 tokens, and one of prompts of 16,300 (`TOLD`). All have the hierarchical cache with the
 release's defaults and HOST_GB (18) for it, dummy weights of `gdn-24`, and DEVICE_GIB (6) for states
 and KV on the device, divided as stock does by default.
 
@@ -23,6 +23,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import sys
@@ -35,7 +36,10 @@ _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE.parent / "rig"))
 
 import fleet  # noqa: E402
+import shapes  # noqa: E402
 from engine import Server, parsed, patches_here  # noqa: E402
+
+from sglang_perf_patches.sets.mamba import state_split  # noqa: E402
 
 SHAPE = os.environ.get("SHAPE", "gdn-24")
 DEVICE_GIB = float(os.environ.get("DEVICE_GIB", "6"))
@@ -43,25 +47,26 @@ HOST_GB = int(os.environ.get("HOST_GB", "18"))
 LIMIT_S = float(os.environ.get("LIMIT_S", "480"))
 BOOT_S = float(os.environ.get("BOOT_S", "230"))
 REPLY = int(os.environ.get("REPLY", "8"))
-AT_ONCE = 8
-"""Prompts that are sent at once where nothing is timed."""
+CHUNK = 8192
+"""Tokens of a prefill. As many prompts are sent at once as it has room for, where nothing is timed:
+of one that it cuts, another state would be kept."""
 
 LOADS: dict[str, tuple[int, int]] = {
     name: (int(count), int(length))
-    for name in os.environ.get("LOADS", "260x2040 60x16320 120x2040").split()
+    for name in os.environ.get("LOADS", "260x2040 60x16300 120x2040").split()
     for count, length in [name.split("x")]
 }
 """Prompts of a load, and tokens of each: no whole pages, so that a cached one can be found."""
 
-TOLD = {2040: 2040, 16320: 8160}
+TOLD = {2040: 2040, 16300: 8150}
 """Tokens of a prompt → of KV for each state: a state is kept of each prefill chunk."""
 
 COMMON = [
-    *("context_length=20000", "max_running_requests=8", "mem_fraction_static=0.3"),
+    *("context_length=20000", "max_running_requests=8", "mem_fraction_static=0.9"),
     *("enable_cache_report=true", "cuda_graph_bs=[1,2,4,8]", "cuda_graph_max_bs=8"),
 ]
 HOSTED = ["enable_hierarchical_cache=true", f"hicache_size={HOST_GB}"]
-DEVICE = [*os.environ.get("OPTIONS", "").split()]
+DEVICE = os.environ.get("OPTIONS", "").split()
 
 
 def plans(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -84,18 +89,30 @@ def plans(names: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
+def pools() -> list[str]:
+    """The device's, divided as stock does by default; given, because Engines boot side by side."""
+    cells = state_split.cells_of(shapes.SHAPES[SHAPE].config)
+    assert cells is not None
+    load = state_split.Load(8, 2048)
+    split = state_split.stock(cells, load, available=int(DEVICE_GIB * 2**30), slots_each=5)
+    return [f"max_mamba_cache_size={split.slots}", f"max_total_tokens={split.tokens // 64 * 64}"]
+
+
 class Boot(fleet.Boot):
-    """An Engine in a process of its own, with a fixed budget for states and KV."""
+    """An Engine in a process of its own."""
 
     script = __file__
 
     def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
         """Start to boot."""
-        budget = {"STATE_BYTES": str(int(DEVICE_GIB * 2**30)), "STATE_PROBE": str(folder / "held")}
-        env = {**plan["env"], **(budget if DEVICE_GIB else {})}
-        options = [*COMMON, *DEVICE, *plan["options"]]
-        path = {"path": str(_HERE / "held")} if DEVICE_GIB else {}
-        super().__init__({**plan, "group": "", "env": env, "options": options, **path}, folder)
+        options = [*COMMON, *pools(), *DEVICE, *plan["options"]]
+        super().__init__({**plan, "group": "", "options": options}, folder)
+
+    def said(self) -> dict[str, Any]:
+        """What its log says of the host's pools too."""
+        text = self._log.read_text(errors="replace")
+        kept = r"[^\n]*(?:host memory|host-states|host pool|max_total_num_tokens)[^\n]*"
+        return {**super().said(), "host": [line[-300:] for line in re.findall(kept, text)][:12]}
 
     def serves(self, length: int) -> bool:
         """Whether this side is for prompts of that length."""
@@ -208,14 +225,14 @@ class Seat:
         options, model = parsed(plan["options"])
         self.server = Server(SHAPE, options, model)
         for length in dict.fromkeys(length for _, length in LOADS.values()):
-            for at_once in (AT_ONCE, 1, 1):
+            for at_once in (max(1, CHUNK // length), 1, 1):
                 prompts = self._prompts(at_once, length, "warm")
                 self._send(list(enumerate(prompts)), at_once)
 
     def fill(self, count: int, length: int) -> list[Reply]:
         """Empty the caches and send all prompts for the first time."""
         self.server.flush()
-        return self._send(self._numbered(count, length), AT_ONCE)
+        return self._send(self._numbered(count, length), max(1, CHUNK // length))
 
     def in_order(self, count: int, length: int) -> list[Reply]:
         """Send all again, one at a time."""
@@ -232,8 +249,8 @@ class Seat:
         numbered = self._numbered(count, length)[: max(1, count // 2)]
         return self._send([each for each in numbered for _ in range(2)], 2)
 
-    def pools(self) -> dict[str, Any]:
-        """What the log says of the host's pools, and the patches."""
+    def patches(self) -> dict[str, Any]:
+        """Which ran, and which stayed out."""
         return {"patches": patches_here()}
 
     def _numbered(self, count: int, length: int) -> list[tuple[int, list[int]]]:
@@ -249,13 +266,17 @@ class Seat:
         found: list[Reply] = []
 
         async def one(number: int, ids: list[int]) -> None:
-            sent, first, said = time.perf_counter(), None, {}
+            sent, first = time.perf_counter(), None
+            said: dict[str, Any] = {}
+            got: list[int] = []
             answers = await self.server.engine.async_generate(
                 input_ids=ids, sampling_params=sampling, stream=True
             )
             async for answer in answers:
                 first = first or time.perf_counter() - sent
-                said = answer
+                said, ids_now = answer, list(answer.get("output_ids", ()))
+                # Releases stream all tokens so far, or the new ones.
+                got = ids_now if len(ids_now) > len(got) else got + ids_now
             about = said.get("meta_info", {})
             where = about.get("cached_tokens_details") or {}
             found.append(
@@ -264,7 +285,7 @@ class Seat:
                     "first": round(1e3 * (first or float("nan")), 2),
                     "device": where.get("device", 0) if where else about.get("cached_tokens", 0),
                     "host": where.get("host", 0),
-                    "tokens": list(said.get("output_ids", ()))[-REPLY:],
+                    "tokens": got[-REPLY:],
                 }
             )
 
@@ -287,7 +308,7 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
             "at random": mine.at_random,
             "twice": mine.twice,
         }
-        return mine.server, mine.pools(), does
+        return mine.server, mine.patches(), does
 
     fleet.answer_until_end(replies, boot)
 

@@ -26,6 +26,10 @@ from .timing import progress, ratio, turns
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
 """The patches of the decode step; the one that applies decides whether steps can be chained."""
 
+CHANGED_BY = frozenset(
+    {*DECODE, "mlx.decode-context", "mlx.last-row", "mlx.pool-write", "mlx.first-buffer"}
+)
+
 _OF_STEPS = frozenset({*DECODE, "mlx.decode-context"})
 _OF_PROMPTS = frozenset({"mlx.last-row"})
 """What can change nothing but a decode step, and nothing but a prefill."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 _CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 _PAGE = 96
+_LABEL = 12  # characters of a heading that is shown again in front of each cell
 
 
 def be_tolerant() -> None:
@@ -33,19 +34,32 @@ def paint(text: str, colour: str) -> str:
     return text if os.environ.get("TERM") == "dumb" else f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
+def filled(text: str, start: str = "", then: str | None = None) -> str:
+    """A text wrapped at the terminal's edge, or at a page's width.
+
+    Args:
+        text: without line breaks that matter; a word that is longer than a line stays whole.
+        start: what the first line begins with.
+        then: what the others begin with; as the first for None.
+    """
+    return textwrap.fill(
+        " ".join(text.split()),
+        min(_PAGE, width() or _PAGE),
+        initial_indent=start,
+        subsequent_indent=start if then is None else then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def paragraph(title: str, text: str) -> str:
     """A heading and a text below it, indented and wrapped."""
-    columns = min(_PAGE, width() or _PAGE)
-    body = textwrap.fill(
-        " ".join(text.split()), columns, initial_indent="  ", subsequent_indent="  "
-    )
-    return f"{title}:\n{body}"
+    return f"{title}:\n{filled(text, '  ')}"
 
 
 def item(text: str) -> str:
     """An entry of a list below a paragraph, wrapped like it."""
-    columns = min(_PAGE, width() or _PAGE)
-    return textwrap.fill(text, columns, initial_indent="  - ", subsequent_indent="    ")
+    return filled(text, "  - ", "    ")
 
 
 def table(
@@ -104,7 +118,11 @@ def _stacked(
         lines.append("  ".join(cells).rstrip())
         if number:
             named = zip(heads, row[-below:], strict=True)
-            text = "; ".join(f"{head}: {cell}" for head, cell in named if cell not in ("", "-"))
+            text = "; ".join(
+                cell if len(head) > _LABEL else f"{head}: {cell}"
+                for head, cell in named
+                if cell not in ("", "-")
+            )
             start = " " * 4
             lines += textwrap.wrap(
                 text, max(_LEAST, room), initial_indent=start, subsequent_indent=start

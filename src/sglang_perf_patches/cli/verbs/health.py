@@ -13,7 +13,7 @@ from ... import __version__
 from ...judge.source import Tree
 from ...model.selection import Selection
 from ...seen import records, summary
-from .. import entry_point, render
+from .. import entry_point, machine, render
 from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at
 
 _COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
@@ -45,7 +45,7 @@ def run(*, as_json: bool) -> int:
     """
     chosen, tree = selected(), tree_at()
     checks = [_installed(tree), _loaded(tree), *_chosen(tree, chosen), *_servers()]
-    switches = stock_switches.of(tree)
+    switches = stock_switches.of(tree, with_gpu=machine.has_gpu())
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {

@@ -173,8 +173,7 @@ def _text(
     shown = [one for one in verdicts if show_all or found[one.patch.id][0] in _CONCERN]
     parts = [
         f"{counts(word for word, _ in found.values())}\n"
-        f"on sglang {tree.version} at {tree.root}, "
-        f"with SGLANG_PERF_PATCHES={chosen.text}"
+        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text}\nat {tree.root}"
     ]
     if shown:
         where = "HERE" if is_here else f"ON {tree.version}"

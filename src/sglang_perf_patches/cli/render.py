@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 _CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 _PAGE = 96
-_LABEL = 12  # characters of a heading that is shown again in front of each cell
+_LABEL = 12  # characters of a heading that stands in front of each cell; below a longer one, none
 
 
 def be_tolerant() -> None:
@@ -91,7 +91,7 @@ def table(
             cells[column] = paint(cells[column], (colours or {}).get(row[column], ""))
         last = [row[-1]]
         if room is not None and room - indent >= _LEAST:
-            last = textwrap.wrap(row[-1], room - indent, break_on_hyphens=False) or [""]
+            last = _wrapped(row[-1], room - indent)
         elif room is not None:  # below the row
             start = " " * 4
             under = textwrap.wrap(
@@ -102,6 +102,11 @@ def table(
         lines.append("  ".join([*cells, last[0]]).rstrip())
         lines += [" " * indent + text for text in last[1:]]
     return "\n".join(lines)
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Lines of words that stay whole."""
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _stacked(
@@ -117,16 +122,13 @@ def _stacked(
             cells[column] = paint(cells[column], colours.get(row[column], ""))
         lines.append("  ".join(cells).rstrip())
         if number:
-            named = zip(heads, row[-below:], strict=True)
-            text = "; ".join(
-                cell if len(head) > _LABEL else f"{head}: {cell}"
-                for head, cell in named
-                if cell not in ("", "-")
-            )
-            start = " " * 4
-            lines += textwrap.wrap(
-                text, max(_LEAST, room), initial_indent=start, subsequent_indent=start
-            )
+            named = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
+            text = "; ".join(f"{head}: {cell}" for head, cell in named if len(head) <= _LABEL)
+            alone = [cell for head, cell in named if len(head) > _LABEL]
+            for each in [text, *alone]:
+                lines += textwrap.wrap(
+                    each, max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
+                )
     return "\n".join(lines)
 
 

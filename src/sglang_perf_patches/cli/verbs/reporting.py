@@ -34,6 +34,11 @@ PARSER: dict[str, Any] = {
 
 _SAID_FIRST = ("sglang", "sglang-perf-patches", "python")
 
+_NEXT = (
+    "Nothing was sent. Read it, then attach it to your issue, with the server's command, what you "
+    "expected and what came, and the log line in which sglang-perf-patches says what is live."
+)
+
 
 class ReportError(OperatorError, OSError):
     """The report can't be written to the given place."""
@@ -63,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise ReportError(f"{args.output} can't be written: {error.strerror}") from error
     print(f"{args.output} holds, and nothing else:\n")
     print(render.table([*map(list, _contents(data))]))
-    print("\nNothing was sent. Read it, then attach it to your issue, with the command, what you")
-    print(
-        "expected and what came, and the log line in which sglang-perf-patches says what is live."
-    )
+    print(f"\n{render.filled(_NEXT)}")
     return 0
 
 

@@ -108,7 +108,7 @@ class Hints:
         said = self.states.text if self.states else self.pools.text
         if self.host:
             said = f"{said}\n\n{self.host.text}"
-        return f"{said}\nmeasure: {self.measure}" if self.measure else said
+        return f"{said}\n\nmeasure: {self.measure}" if self.measure else said
 
     @property
     def measure(self) -> str:

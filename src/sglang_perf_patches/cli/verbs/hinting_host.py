@@ -74,15 +74,15 @@ class HostHint:
         for line in self.lines:
             numbers = (line.pools.states, line.pools.tokens, line.short, line.long)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock)"])
-        return "\n".join(
-            [
-                f"the host with {self.host.given}, beside stock's defaults on the device: prefixes "
-                f"of {self.context:,} tokens that fit",
-                render.table(rows),
-                "A reply is long that reaches --mamba-track-interval (256): it leaves one more "
-                "state. Prompts that a prefill chunk cuts leave one more too.",
-            ]
+        said = (
+            f"the host with {self.host.given}, beside stock's defaults on the device: prefixes of "
+            f"{self.context:,} tokens that fit"
         )
+        note = (
+            "A reply is long that reaches --mamba-track-interval (256): it leaves one more state. "
+            "So does a prompt that is cut by others in its prefill."
+        )
+        return "\n\n".join([render.filled(said), render.table(rows), render.filled(note)])
 
 
 def hint(

@@ -80,7 +80,8 @@ class HostHint:
         )
         note = (
             "A reply is long that reaches --mamba-track-interval (256): it leaves one more state. "
-            "So does a prompt that is cut by others in its prefill."
+            "So does a prompt that is cut by others in its prefill. Give "
+            f"SGLANG_PERF_PATCHES=all,{PATCH.id} as well as the variable."
         )
         return "\n\n".join([render.filled(said), render.table(rows), render.filled(note)])
 
@@ -115,6 +116,5 @@ def hint(
         total = int(host.gigabytes * host_split.GIGABYTE) or stock.bytes(cells)
         pools = host_split.divided(cells, total, on_device, tokens)
         if pools is not None:
-            give = f"SGLANG_PERF_PATCHES=all,{PATCH.id} {VARIABLE}={tokens}"
-            lines.append(line(give, pools))
+            lines.append(line(f"{VARIABLE}={tokens}", pools))
     return HostHint(host, context, tuple(lines))

@@ -10,7 +10,6 @@ _CONFIG = "sglang.srt.configs.model_config"
 DERIVES = f"{_CONFIG}:ModelConfig._derive_hybrid_model"
 _MODELS = "sglang.srt.models"
 _ATTENTION = "sglang.srt.layers.attention"
-_OVERRIDES = "sglang.srt.arg_groups.model_overrides"
 _EXECUTOR = "sglang.srt.model_executor"
 _SETUP = f"{_EXECUTOR}.model_runner_components"
 
@@ -19,22 +18,13 @@ _KINDS_OF_LAYERS = (
     f"{_MODELS}.gemma3_causal:Gemma3Attention.__init__",
     f"{_MODELS}.exaone4:Exaone4Attention.__init__",
     f"{_MODELS}.olmo2:Olmo2Attention.__init__",
-    *(
-        f"{_MODELS}.{module}:get_attention_sliding_window_size"
-        for module in ("gemma2", "gemma3_causal", "exaone4", "olmo2")
-    ),
-)
-_SWITCHED_OFF = (
-    f"{_OVERRIDES}.gemma2_gemma3:_gemma2_gemma3_overrides",
-    f"{_OVERRIDES}.exaone:_exaone_overrides",
-    f"{_OVERRIDES}.olmo2:_olmo2_overrides",
 )
 _POOL = (
     *of(
         "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool",
-        *("__init__", "get_kv_buffer", "set_kv_buffer", "translate_loc_from_full_to_swa"),
+        *("__init__", "set_kv_buffer", "translate_loc_from_full_to_swa"),
     ),
-    *of(ALLOCATOR, "alloc", "alloc_extend", "alloc_decode", "free", "free_swa"),
+    *of(ALLOCATOR, "alloc_extend", "alloc_decode", "free_swa"),
     f"{_EXECUTOR}.pool_configurator:create_memory_pool_configurator",
     f"{_SETUP}.layer_setup:resolve_layer_indices",
     f"{_SETUP}.load_model_utils:resolve_sliding_window_size",
@@ -44,7 +34,6 @@ _BACKENDS = (
     *of(f"{_ATTENTION}.triton_backend:TritonAttnBackend", *_METADATA),
     f"{_ATTENTION}.triton_backend:update_sliding_window_buffer",
     *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
-    *of(f"{_ATTENTION}.torch_native_backend:TorchNativeAttnBackend", *_METADATA),
 )
 
 PATCH = Patch(
@@ -62,7 +51,6 @@ PATCH = Patch(
                 f"{_CONFIG}:get_hybrid_layer_ids",
                 f"{CONTEXT}:publish_role",
                 f"{CONTEXT}:attention_backends",
-                *_SWITCHED_OFF,
                 *_KINDS_OF_LAYERS,
                 *_POOL,
                 *_BACKENDS,

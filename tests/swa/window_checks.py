@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,21 +95,28 @@ def pressed_hard(episodes: int) -> dict[str, int]:
 
 
 def broken(how: str) -> str | None:
-    """What the checks say while the patch is broken in a way; None if they pass."""
-    breaks: dict[str, Callable[[Any], Any]] = {
-        "full layers get the window": lambda _: [1, 1, 1, 1, 1, 0],
-        "layers of the window are whole": lambda _: [1, 0, 0, 1, 1, 0],
-        "layers change places": lambda _: [0, 0, 1, 0, 0, 1],
-    }
+    """What the checks say while something is broken in a way; None if they pass."""
     prepare()
-    kept = body.windowed_layers
-    body.windowed_layers = breaks[how]
+    runner: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
+    window = runner.resolve_sliding_window_size
+    breaks: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "full layers get the window": (body, "windowed_layers", lambda _: [1, 1, 1, 1, 1, 0]),
+        "layers of the window are whole": (body, "windowed_layers", lambda _: [1, 0, 0, 1, 1, 0]),
+        "layers change places": (body, "windowed_layers", lambda _: [0, 0, 1, 0, 0, 1]),
+        "a part of the window is freed": (
+            *(runner, "resolve_sliding_window_size"),
+            lambda *args, **kwargs: window(*args, **kwargs) - 12,
+        ),
+    }
+    owner, name, function = breaks[how]
+    kept = getattr(owner, name)
+    setattr(owner, name, function)
     try:
         proof.alike("gemma-3", window_loads.LONG)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        body.windowed_layers = kept
+        setattr(owner, name, kept)
     return None
 
 

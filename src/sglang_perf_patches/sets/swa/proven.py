@@ -42,5 +42,6 @@ POOLED = {
     **dict.fromkeys(("no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"),
     **dict.fromkeys(("mixed-chunks", "forward-metrics", "pages"), "verify"),
     "no-window-pool": "tests/swa/window_checks.py: both_together",
+    "tensor-parallel": "tests/swa/window_rank.py: main",
 }
 """A real scheduler with both pools in turn; stock resolves no window pool for these models."""

@@ -29,8 +29,7 @@ def install(patching: Patching) -> None:
     def make(inner: Any) -> Any:
         @functools.wraps(inner)
         def _derive_hybrid_model(self: Any) -> None:
-            # Elsewhere nothing is made of it, and arguments are still being resolved.
-            if context.publish_role() == "scheduler" and not self.is_draft_model:
+            if _is_for_pools(context) and not self.is_draft_model:
                 layers = windowed_layers(self)
                 reason = unserved(self, layers, context)
                 if reason:
@@ -46,6 +45,12 @@ def install(patching: Patching) -> None:
         return _derive_hybrid_model
 
     patching.override(DERIVES, make)
+
+
+def _is_for_pools(context: Any) -> bool:
+    """Whether pools may be made of a configuration in this process, of resolved arguments."""
+    # Other processes publish other roles, or nothing while they resolve arguments.
+    return context.publish_role() == "scheduler" and None not in context.attention_backends()
 
 
 def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | None:

@@ -41,6 +41,9 @@ PATCH = Patch(
     proven_with=POOLED,
     kind="policy",
     summary="Gemma 2 and 3, EXAONE 4 and Olmo 3 get a window pool, for text",
+    # Older schedulers are told their ranks one by one.
+    anchors=(f"{CONTEXT}:SpawnRanks",),
+    absent_because="it was played on newer releases alone",
     variants=(
         Variant(
             releases=between("0.5.21", "0.5.23"),

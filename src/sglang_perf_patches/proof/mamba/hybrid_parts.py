@@ -84,9 +84,9 @@ def kv_allocator(page: int, tokens: int, device: str = "cpu") -> Any:
     )
 
 
-def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
-    """The prefix cache over them."""
-    params = called(
+def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
+    """What a prefix cache over them is made of."""
+    return called(
         importlib.import_module(f"{MEMORY}.cache_init_params").CacheInitParams,
         disable=False,
         req_to_token_pool=pool,
@@ -94,6 +94,11 @@ def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
         page_size=shape.page,
         enable_mamba_extra_buffer=shape.tracked,
     )
+
+
+def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
+    """The prefix cache over them."""
+    params = prefix_params(shape, pool, kv)
     if shape.tree == "radix":
         return importlib.import_module(f"{MEMORY}.mamba_radix_cache").MambaRadixCache(params)
     kinds = component_module().ComponentType

@@ -289,9 +289,9 @@ align-items:center}
 .name,.said{font-size:.9rem}.said{text-align:right}
 .said.better{color:var(--better);font-weight:600}.said.worse{color:var(--worse);font-weight:600}
 .said.none{color:var(--dim)}
-.track{align-self:stretch}.line:not(.axis) .track{min-height:30px}
-svg{display:block;width:100%;height:100%;min-height:30px;overflow:visible}
-.axis svg{height:18px;min-height:0}.over{font-weight:700;font-size:18px}
+.track{align-self:stretch;position:relative;min-height:30px}.axis .track{min-height:18px}
+svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
+.over{font-weight:700;font-size:18px}
 svg text{fill:var(--dim);font-size:12px}
 .grid{stroke:var(--edge);stroke-width:1}.zero{stroke:var(--mark);stroke-width:1.5}
 rect.better{fill:var(--better)}rect.worse{fill:var(--worse)}rect.none{fill:var(--none)}

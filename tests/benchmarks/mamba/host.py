@@ -10,11 +10,11 @@ and KV on the device, divided as stock does by default.
 
 Unique prompts fill the caches until the device has given most of them up. The newest ones come
 again while it has them. Then all come, one at a time: in the same order, then in a random one, then
-each twice at the same moment. For each class of hits (device, host, none): how many, the first token's
-median and 99th percentile, and how many replies, of greedy tokens, equal those of the first pass,
-those of the Engine without a cache, and those that the device's own states gave. A hit computes
-another chunk than a whole prompt, so that the first two may differ by rounding; the last must not.
-The sides take turns, load by load, while the processes of the others are stopped, until
+each twice at the same moment. For each class of hits (device, host, none): how many, the first
+token's median and 99th percentile, and how many replies, of greedy tokens, equal those of the first
+pass, those of the Engine without a cache, and those that the device's own states gave. A hit
+computes another chunk than a whole prompt, so that the first two may differ by rounding; the last
+must not. The sides take turns, load by load, while the processes of the others are stopped, until
 LIMIT_S (480). OUT.json is rewritten after each part. Run it with the release, its packages and
 ``src`` on PYTHONPATH.
 """

@@ -27,7 +27,7 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _KINDS = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
-_GEMMA3 = {
+GEMMA_3 = {
     **_COMMON,
     **_KINDS,
     "model_type": "gemma3_text",
@@ -38,12 +38,12 @@ _GEMMA3 = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "gemma-3": {**_GEMMA3, "architectures": ["Gemma3ForCausalLM"]},
+    "gemma-3": {**GEMMA_3, "architectures": ["Gemma3ForCausalLM"]},
     "gemma-3-with-images": {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
         "torch_dtype": "float32",
-        "text_config": _GEMMA3,
+        "text_config": GEMMA_3,
         "vision_config": {
             "hidden_size": 64,
             "intermediate_size": 64,

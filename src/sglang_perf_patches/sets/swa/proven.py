@@ -40,7 +40,7 @@ PREFIXES = {
 """A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""
 POOLED = {
     **dict.fromkeys(("no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"),
-    **dict.fromkeys(("mixed-chunks", "forward-metrics", "pages"), "verify"),
+    **dict.fromkeys(("mixed-chunks", "pages"), "verify"),
     "no-window-pool": "tests/swa/window_checks.py: both_together",
     "tensor-parallel": "tests/swa/window_rank.py: main",
 }

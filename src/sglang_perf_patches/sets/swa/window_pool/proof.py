@@ -10,6 +10,7 @@ from ....proof import Inputs
 from ....proof.comparing import live, require, require_same
 from ....proof.swa import window_loads
 from ....proof.swa.pools import publish
+from ....proof.swa.window_models import GEMMA_3
 from ....proof.swa.window_server import WindowServer, prepare
 
 PATCH = "swa.window-pool"
@@ -35,7 +36,8 @@ def rooms(_: Inputs) -> int:
 
 def kernels(_: Inputs) -> int:
     """The same with Triton's own kernels, and a shorter load."""
-    asked = {"attention_backend": "triton", "model_num_hidden_layers": 3}
+    layers = {"model_num_hidden_layers": 3, "model_layer_types": GEMMA_3["layer_types"][:3]}
+    asked = {"attention_backend": "triton", **layers}
     return sum(alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in TRITON)
 
 

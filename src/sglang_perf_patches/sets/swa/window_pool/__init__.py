@@ -24,7 +24,7 @@ _POOL = (
         "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool",
         *("__init__", "set_kv_buffer", "translate_loc_from_full_to_swa"),
     ),
-    *of(ALLOCATOR, "alloc_extend", "alloc_decode", "free_swa"),
+    f"{ALLOCATOR}.free_swa",
     f"{_EXECUTOR}.pool_configurator:create_memory_pool_configurator",
     f"{_SETUP}.layer_setup:resolve_layer_indices",
     f"{_SETUP}.load_model_utils:resolve_sliding_window_size",
@@ -32,7 +32,6 @@ _POOL = (
 _METADATA = ("__init__", "init_forward_metadata", "forward_extend", "forward_decode")
 _BACKENDS = (
     *of(f"{_ATTENTION}.triton_backend:TritonAttnBackend", *_METADATA),
-    f"{_ATTENTION}.triton_backend:update_sliding_window_buffer",
     *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
 )
 
@@ -52,7 +51,6 @@ PATCH = Patch(
             depends=(
                 f"{_CONFIG}:is_hybrid_swa_model",
                 f"{_CONFIG}:get_hybrid_layer_ids",
-                f"{CONTEXT}:publish_role",
                 f"{CONTEXT}:attention_backends",
                 *_KINDS_OF_LAYERS,
                 *_POOL,

@@ -167,28 +167,15 @@ def _exchange_once_a_launch() -> None:
 
 
 class Wrapper:
-    """In place of flashinfer's attention wrappers: keeps what it was planned with."""
+    """In place of flashinfer's attention wrappers: takes any plan, and computes nothing."""
 
-    def __init__(self, *_args: Any, **kwargs: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         """Take any options, as the wrappers of the different flashinfer releases have."""
-        self.options = kwargs
-        self.is_cuda_graph_enabled = bool(kwargs.get("use_cuda_graph"))
-        self.plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def begin_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the arguments as they are at this moment."""
-        self.plans.append((_kept(args), {k: _kept(v) for k, v in kwargs.items()}))
+    def begin_forward(self, *_: Any, **__: Any) -> None:
+        """Nothing to plan."""
 
     plan = begin_forward
-
-    def end_forward(self) -> None:
-        """Nothing to release."""
-
-
-def _kept(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_kept, value))
-    return value.clone() if hasattr(value, "clone") else value
 
 
 class _Names(type):

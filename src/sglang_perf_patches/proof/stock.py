@@ -9,8 +9,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+T = TypeVar("T")
 
 MEMORY = "sglang.srt.mem_cache"
 
@@ -38,16 +42,26 @@ def arguments(**settings: Any) -> Any:
     return noted(called(kind, model_path="dummy", **settings))
 
 
-def noted(made: Any) -> Any:
+def noted(server_args: T) -> T:
     """The same arguments; they are kept in `MADE`."""
-    MADE.append(made)
-    return made
+    MADE.append(server_args)
+    return server_args
 
 
-def publish(made: Any) -> None:
+def publish(server_args: Any) -> None:
     """Publish a server's arguments, as its scheduler does."""
     module = importlib.import_module("sglang.srt.server_args")
-    module.set_global_server_args_for_scheduler(made)
+    module.set_global_server_args_for_scheduler(server_args)
+
+
+@contextmanager
+def replaced(modules: Iterable[Any], stand_ins: Mapping[str, Any]) -> Iterator[None]:
+    """Have stand-ins in modules for a while, where a module has something of that name."""
+    with ExitStack() as stack:
+        for module in modules:
+            for name in stand_ins.keys() & vars(module).keys():
+                stack.enter_context(mock.patch.object(module, name, stand_ins[name]))
+        yield
 
 
 def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 
 from ....proof import Different
 from ....proof.comparing import same
-from ....proof.mla import wheels
+from ....proof.mla import cases, wheels
 from ....proof.mla.cases import Batch, requests_of, some_lengths, verify_input
 from ....proof.mla.rig import furnished, model_runner, server_args
 from ....proof.namespace import NoneByDefault
@@ -22,7 +22,12 @@ PATCH = "mla.sync-opt-out"
 CAPTURED = 4
 DRAFT = 4
 KINDS = ("triton", "trtllm", "flashinfer+triton", "flashinfer+trtllm")
-MODES = ("verify", "extend", "draft")
+FORWARD_MODES = {
+    "verify": ForwardMode.TARGET_VERIFY,
+    "extend": ForwardMode.DRAFT_EXTEND_V2,
+    "draft": ForwardMode.DECODE,
+}
+MODES = tuple(FORWARD_MODES)
 
 TRTLLM, FLASHINFER = wheels.trtllm()
 hybrid_attn_backend = wheels.hybrid()
@@ -54,7 +59,7 @@ def drawn(random: Random) -> Case:
     }
 
 
-def arguments(**given: Any) -> NoneByDefault:
+def arguments(**settings: Any) -> NoneByDefault:
     """A server's, with the graphs that are on by default."""
     return server_args(
         **{
@@ -62,7 +67,7 @@ def arguments(**given: Any) -> NoneByDefault:
             "disable_piecewise_cuda_graph": False,
             "speculative_attention_mode": "prefill",
             "get_model_config": lambda: NoneByDefault(hf_text_config=NoneByDefault()),
-            **given,
+            **settings,
         }
     )
 
@@ -148,12 +153,6 @@ def forward_batch(runner: NoneByDefault, batch: NoneByDefault, case: Case) -> Ba
     """The forward batch of one part of a step, as stock derives it from the scheduler's."""
     count = batch.seq_lens.numel()
     lengths, host, total = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
-    mode = {
-        "verify": ForwardMode.TARGET_VERIFY,
-        "extend": ForwardMode.DRAFT_EXTEND_V2,
-        "draft": ForwardMode.DECODE,
-    }[case["mode"]]
-    tokens = count if case["mode"] == "draft" else count * DRAFT
     drafted: Any = eagle_info.EagleDraftInput(topk_p=torch.zeros(count, 1))
     drafted.num_tokens_per_req = DRAFT
     drafted.extend_seq_lens_tensor = torch.full((count,), DRAFT, dtype=torch.int32)
@@ -164,28 +163,21 @@ def forward_batch(runner: NoneByDefault, batch: NoneByDefault, case: Case) -> Ba
         if host is not None:
             host = host + DRAFT
             total = int(host.sum())
-    return Batch(
-        batch_size=count,
-        forward_mode=mode,
-        req_pool_indices=batch.req_pool_indices,
-        req_to_token_pool=runner.req_to_token_pool,
-        seq_lens=lengths,
+    positions = batch.seq_lens
+    if case["mode"] != "draft":
+        positions = torch.zeros(count * DRAFT, dtype=torch.int64)
+    return cases.forward_batch(
+        runner,
+        FORWARD_MODES[case["mode"]],
+        batch.req_pool_indices,
+        lengths,
         seq_lens_cpu=host,
         seq_lens_sum=total,
         extend_seq_lens=torch.full((count,), DRAFT, dtype=torch.int32),
         extend_seq_lens_cpu=[DRAFT] * count,
         extend_prefix_lens=batch.seq_lens.to(torch.int32),
-        extend_prefix_lens_cpu=None,
-        positions=torch.zeros(tokens, dtype=torch.int64)
-        if case["mode"] != "draft"
-        else batch.seq_lens,
+        positions=positions,
         spec_info=drafted,
-        encoder_lens=None,
-        out_cache_loc=None,
-        kv_loc_plan=None,
-        global_num_tokens_cpu=None,
-        decode_trtllm_mla_metadata=None,
-        _original_batch_size=None,
     )
 
 

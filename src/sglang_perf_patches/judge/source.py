@@ -120,9 +120,11 @@ class Tree:
                 text = (self.root / name).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
-            said = re.search(r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            if said:
-                return said[1]
+            assignment = re.search(
+                r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE
+            )
+            if assignment:
+                return assignment[1]
         from importlib import metadata
 
         for distribution in metadata.distributions(name="sglang", path=[str(self.root.parent)]):
@@ -150,8 +152,8 @@ class Tree:
         if reference not in self._definitions:
             self._definitions[reference] = None  # what imports itself is not there
             try:
-                found = self._look_up(reference)
-                self._definitions[reference] = found and self._with_imported(found)
+                definition = self._look_up(reference)
+                self._definitions[reference] = definition and self._with_imported(definition)
             except BaseException:
                 del self._definitions[reference]
                 raise
@@ -204,13 +206,13 @@ class Tree:
         """With the constants that it reads from other files among its parts and values."""
         parts, values = [], dict(definition.values)
         for reference, name in sorted(definition.imports.items()):
-            found = self.definition(reference)
-            if found is None or found.is_class or found.is_function:
+            constant = self.definition(reference)
+            if constant is None or constant.is_class or constant.is_function:
                 continue
-            parts.append(f"{reference} {found.digest}")
-            values |= found.values
-            if name and reference in found.values:
-                values[f"{module_of(definition.reference)}:{name}"] = found.values[reference]
+            parts.append(f"{reference} {constant.digest}")
+            values |= constant.values
+            if name and reference in constant.values:
+                values[f"{module_of(definition.reference)}:{name}"] = constant.values[reference]
         if not parts:
             return definition
         digest = part_digest_of("\n".join(parts))

@@ -71,8 +71,8 @@ def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
     gone = lost(prospects, chosen)
     number = Counter(prospect.change for prospect in prospects)
     counts = ", ".join(f"{number[word]} {word}" for word in get_args(Change) if number[word])
-    said = f"chosen, and lost: {', '.join(gone)}" if gone else "no chosen patch is lost"
-    return f"{said} ({counts})"
+    losses = f"chosen, and lost: {', '.join(gone)}" if gone else "no chosen patch is lost"
+    return f"{losses} ({counts})"
 
 
 def _change(here: str, there: str) -> Change:

@@ -62,13 +62,13 @@ class Published:
 
     def unlike_default(self) -> Mapping[str, Any]:
         """As `model.feature.Server.unlike_default`."""
-        found = {}
+        changed = {}
         kind: Any = type(self._arguments)
         for name, default in _defaults(kind):
             value = getattr(self._arguments, name, default)
             if value is not default and value != default:
-                found[name] = value
-        return found
+                changed[name] = value
+        return changed
 
     def _derived(self, group: str, name: str) -> Any:
         """What the release computes of arguments: in a group of the context, not in a group's bag.
@@ -166,8 +166,8 @@ def _publishing_class() -> Any:
 
     0.5.14 has a context, though without them.
     """
-    found = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
-    return found if hasattr(found, "set_server_args") else None
+    context_class = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
+    return context_class if hasattr(context_class, "set_server_args") else None
 
 
 def _namespaces(kind: type) -> Mapping[str, str]:

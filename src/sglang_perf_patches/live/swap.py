@@ -200,14 +200,14 @@ class Slot:
         except TypeError:
             return
         self._parts = tuple(parts)
-        made = _of_kind(like, fronts)
-        look_like(made, like)
+        inert = _of_kind(like, fronts)
+        look_like(inert, like)
         for part, function in fronts.items():
             look_like(function, parts[part])
         for key, stock in self._stocks().items():
             self._board.add(key, stock)
         self.keys = tuple(f"{self._stem}{part}" for part in parts)
-        self._front = made
+        self._front = inert
 
     def _stocks(self) -> dict[str, Callable[..., Any]]:
         ground = self._inherited() if self.original is MISSING else self.original
@@ -306,9 +306,9 @@ class Slot:
         if value is not self.original and value is not self._front:
             self._assigned.append(value)
         setattr(self.owner, self.name, value)
-        named = getattr(type(value), "__set_name__", None)
-        if named is not None and value is not self.original:
-            named(value, self.owner, self.name)
+        set_name = getattr(type(value), "__set_name__", None)
+        if set_name is not None and value is not self.original:
+            set_name(value, self.owner, self.name)
 
     def _take_out(self) -> None:
         function, names = self.inside, self.inside.__globals__

@@ -96,11 +96,13 @@ class Verifier:
             *glimpse((*variant.targets, *variant.adds, *variant.depends)),
             *glimpse(
                 reference
-                for found in member.definitions.values()
-                for each in found.members
+                for definition in member.definitions.values()
+                for each in definition.members
                 for reference in (each.reference, *each.values)
             ),
-            *glimpse({name for found in member.definitions.values() for name in found.values}),
+            *glimpse(
+                {name for definition in member.definitions.values() for name in definition.values}
+            ),
             *(getattr(function, "__code__", None) for function in inside),
         ]
 

@@ -71,9 +71,9 @@ def lend_beside_wheels() -> None:
     """
     lend_packages()
     _lend_kernel_sources()
-    lent = lend_for_broken(*KERNELS)
+    stood_in = lend_for_broken(*KERNELS)
     for name in KERNELS:
-        if name not in lent:
+        if name not in stood_in:
             wheel: Any = importlib.import_module(name)
             wheel.__getattr__ = _Lent(name).__getattr__
 
@@ -96,8 +96,8 @@ def lend_for_broken(*names: str) -> tuple[str, ...]:
 
 def _lend_torchvision(torch: Any) -> None:
     """Define two operators where torchvision's library, which defines them, can't be loaded."""
-    found = importlib.util.find_spec("torchvision")
-    for folder in found.submodule_search_locations or () if found else ():
+    spec = importlib.util.find_spec("torchvision")
+    for folder in spec.submodule_search_locations or () if spec else ():
         for library in Path(folder).glob("_C*.so"):
             with contextlib.suppress(OSError):
                 torch.ops.load_library(library)
@@ -228,8 +228,8 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
         """The specification of a replaced module."""
         package, dot, _ = name.partition(".")
-        lent = isinstance(sys.modules.get(package), _Lent)
-        if name in self.names or (package in self.names and (lent or not dot)):
+        is_stood_in = isinstance(sys.modules.get(package), _Lent)
+        if name in self.names or (package in self.names and (is_stood_in or not dot)):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 

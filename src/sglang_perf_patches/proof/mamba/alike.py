@@ -41,11 +41,11 @@ def alike(
     bounds = [most(value) if callable(most) else most for value in inputs]
     with live(*patches):
         patched = [run(value) for value in inputs]
-    for value, (expected, _), (found, waits), bound in zip(
+    for value, (expected, _), (actual, waits), bound in zip(
         inputs, stock, patched, bounds, strict=True
     ):
         where = f"{names}, {value!r}"
-        require_same(where, expected, found)
+        require_same(where, expected, actual)
         allowed = bound is None or len(waits) <= bound
         require(allowed, f"{where}: waits at {', '.join(waits)}")
     if most is not None:

@@ -180,20 +180,20 @@ class Captured:
         for number, batch in enumerate(wanted.batches):
             if not runner.serves(len(batch.requests)):
                 raise AssertionError(f"{batch!r} replays no graph")
-            given = self.play.batch(batch)
+            forward_batch = self.play.batch(batch)
             self._feed(runner, number)
             self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
             with ExitStack() as stack:
                 if wanted.loads:
                     stack.enter_context(loading(self.play.rig.pool, batch, self.play.counter))
-                found = stack.enter_context(self.play.counting())
-                outputs.append(runner.replay(given).clone())
-            after.append(self._left(given))
+                waits = stack.enter_context(self.play.counting())
+                outputs.append(runner.replay(forward_batch).clone())
+            after.append(self._left(forward_batch))
             is_ours = _is_ours(self.play.rig.backend)
             if is_patched and wanted.left is not None and is_ours == (number in wanted.left):
                 raise AssertionError(f"{batch!r} is {'captured' if is_ours else 'left to stock'}")
             if is_ours or not is_patched:  # a batch that is left to stock waits as stock does
-                waited += found
+                waited += waits
         if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
             raise AssertionError(f"outputs of {wanted!r} are the same: nothing is computed")
         states = plain(self.play.rig.states())
@@ -210,9 +210,9 @@ class Captured:
 
     def _feed(self, runner: Runner, seed: int) -> None:
         drawn = self.play.rig.inputs(runner.bucket, seed)
-        for mine, given in zip(runner.inputs, drawn, strict=True):
-            for name, value in given.items():
-                mine[name].copy_(value)
+        for held, inputs in zip(runner.inputs, drawn, strict=True):
+            for name, value in inputs.items():
+                held[name].copy_(value)
 
     def _left(self, batch: Any) -> dict[str, Any]:
         """What Python holds after a forward, beside tensors."""

@@ -132,13 +132,13 @@ def alike(seeds: Sequence[int]) -> Counter[str]:
     with live(PATCH, ran=None):
         patched = [play(seed) for seed in seeds]
     counts: Counter[str] = Counter()
-    for seed, expected, found in zip(seeds, stock, patched, strict=True):
+    for seed, expected, actual in zip(seeds, stock, patched, strict=True):
         where = f"{PATCH}, episode {seed}"
-        require(not found.died, f"{where}: it dies in {found.where}: {found.died}")
+        require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         same = len(expected.log)
-        alike = found.log[:same] == expected.log
-        require(alike, f"{where}: {_first(expected.log, found.log)}")
-        ended = expected.died or len(found.log) == same
+        alike = actual.log[:same] == expected.log
+        require(alike, f"{where}: {_first(expected.log, actual.log)}")
+        ended = expected.died or len(actual.log) == same
         require(ended, f"{where}: stock drains after fewer steps")
         counts[expected.where or "lived"] += 1
     return counts
@@ -177,11 +177,11 @@ def _act(server: HybridServer, random: Random) -> None:
                 server.step()
 
 
-def _first(expected: Sequence[Any], found: Sequence[Any]) -> str:
-    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+def _first(expected: Sequence[Any], actual: Sequence[Any]) -> str:
+    for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
         if one != other:
             return f"entry {number} is {other}, on stock {one}"
-    return f"it ends after {len(found)} entries, stock's has {len(expected)}"
+    return f"it ends after {len(actual)} entries, stock's has {len(expected)}"
 
 
 def _place(error: BaseException) -> str:

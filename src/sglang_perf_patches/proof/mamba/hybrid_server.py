@@ -103,9 +103,9 @@ class HybridServer:
         self._settle()
         if len(self.running.reqs) < 2:
             return
-        given = takes(self.running.retract_decode, "server_args")
+        takes_arguments = takes(self.running.retract_decode, "server_args")
         retracted, *_ = self.running.retract_decode(
-            *([self.scheduler.server_args] if given else [])
+            *([self.scheduler.server_args] if takes_arguments else [])
         )
         self.waiting[:0] = retracted
         self.running.batch_is_full = False  # as wherever stock's batch gets smaller
@@ -286,8 +286,8 @@ class HybridServer:
 
     def _goes_on(self, req: Any, start: int, end: int) -> None:
         states, slot, ids = self._states(), int(held(req).mamba_pool_idx), _ids(req)
-        found = float(states[0, slot].flatten()[0])
-        if start and found != _told(ids[:start]):
+        state = float(states[0, slot].flatten()[0])
+        if start and state != _told(ids[:start]):
             raise Different(f"{req.rid} goes on after {start} tokens with another state")
         states[:, slot] = _told(ids[:end])
 

@@ -145,11 +145,11 @@ class Rig:
             for _ in self.layers
         ]
 
-    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """One layer of a forward whose metadata is there."""
         decodes = batch.forward_mode.is_decode()
         method = self.backend.forward_decode if decodes else self.backend.forward_extend
-        output: torch.Tensor = method(layer=layer, forward_batch=batch, **given)
+        output: torch.Tensor = method(layer=layer, forward_batch=batch, **inputs)
         return output
 
     # -- what all have ---------------------------------------------------------------------------
@@ -158,7 +158,8 @@ class Rig:
         """One forward: the metadata, then each layer."""
         self.backend.init_forward_metadata(batch)
         return [
-            self.run(layer, batch, given) for layer, given in zip(self.layers, inputs, strict=True)
+            self.run(layer, batch, of_layer)
+            for layer, of_layer in zip(self.layers, inputs, strict=True)
         ]
 
     def fill(self) -> None:
@@ -218,9 +219,9 @@ class Rig:
                 "mamba_prefill_track_mask_cpu": list(mask),
                 "mamba_track_seqlens_cpu": list(seqlens),
             }
-        made = called(info.ForwardBatch, **fields)
-        made.spec_info = None
-        return made
+        batch = called(info.ForwardBatch, **fields)
+        batch.spec_info = None
+        return batch
 
     def _pool(self, layers: list[int]) -> Any:
         return request_pool(
@@ -334,7 +335,7 @@ def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
         "sampling_backend": "pytorch",
         **options,
     }
-    made = stock.arguments(**{**own, **MORE})
-    made._mamba_cache_chunk_size = max(chunk, page)
-    stock.publish(made)
-    return made
+    server_args = stock.arguments(**{**own, **MORE})
+    server_args._mamba_cache_chunk_size = max(chunk, page)
+    stock.publish(server_args)
+    return server_args

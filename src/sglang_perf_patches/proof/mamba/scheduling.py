@@ -20,9 +20,9 @@ from .rig import Rig, alone
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""
     alone()
-    made = kv_allocator(64, 64 * 200, rig.device)
+    pages = kv_allocator(64, 64 * 200, rig.device)
     rig.pool.clear()
-    return _extending(rig, made, _tree(rig, made), requests)
+    return _extending(rig, pages, _tree(rig, pages), requests)
 
 
 def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
@@ -64,11 +64,11 @@ def decoding(rig: Rig, batch: Any) -> Any:
 
 def _forward_batch(rig: Rig, batch: Any) -> Any:
     info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
-    given = batch.get_model_worker_batch() if hasattr(batch, "get_model_worker_batch") else batch
+    batch_of_worker = getattr(batch, "get_model_worker_batch", lambda: batch)()
     runner = NoneByDefault(**vars(rig.runner) | _alone_and_plain(batch.model_config))
     return called(
         info.ForwardBatch.init_new,
-        batch=given,
+        batch=batch_of_worker,
         model_runner=runner,
         return_hidden_states_before_norm=False,
     )
@@ -115,7 +115,7 @@ def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
 
 def _tree(rig: Rig, pages: Any) -> Any:
     params = importlib.import_module("sglang.srt.mem_cache.cache_init_params")
-    made = called(
+    parameters = called(
         params.CacheInitParams,
         disable=True,
         req_to_token_pool=rig.pool,
@@ -123,8 +123,8 @@ def _tree(rig: Rig, pages: Any) -> Any:
         page_size=64,
     )
     try:
-        return importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache(made)
+        return importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache(parameters)
     except ModuleNotFoundError:  # since 0.5.22 or so
-        tree = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(made)
+        tree = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(parameters)
         tree.prefixes = {}
         return tree

@@ -126,16 +126,16 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
 
 def batch(worker: Any) -> Any:
     """The release's ``ScheduleBatch`` of running requests, empty."""
-    made = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
-    made.req_to_token_pool = worker.rows
-    made.token_to_kv_pool_allocator = worker.allocator
-    made.tree_cache = worker.tree_cache
-    made.model_config = SimpleNamespace(is_encoder_decoder=False)
-    made.spec_algorithm = stock.speculation().NONE
-    made.device = "cpu"
-    made.enable_overlap = False
-    made.filter_batch = worker.keep
-    return made
+    running = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
+    running.req_to_token_pool = worker.rows
+    running.token_to_kv_pool_allocator = worker.allocator
+    running.tree_cache = worker.tree_cache
+    running.model_config = SimpleNamespace(is_encoder_decoder=False)
+    running.spec_algorithm = stock.speculation().NONE
+    running.device = "cpu"
+    running.enable_overlap = False
+    running.filter_batch = worker.keep
+    return running
 
 
 def scheduler(worker: Any) -> Any:
@@ -190,7 +190,7 @@ def queue(worker: Any) -> Any:
     from sglang.srt.disaggregation.utils import TransferBackend
 
     kind = worker.decode.DecodePreallocQueue
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "req_to_token_pool": worker.rows,
         "token_to_kv_pool_allocator": worker.allocator,
         "draft_token_to_kv_pool": None,
@@ -218,12 +218,12 @@ def queue(worker: Any) -> Any:
     kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
     manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
     with mock.patch.object(kind, "_init_kv_manager", return_value=manager):
-        made = stock.called(kind, **given)
-    if worker.shape.layout == "stages" and hasattr(made, "pp_size"):
-        made.pp_size = 2
+        prealloc = stock.called(kind, **options)
+    if worker.shape.layout == "stages" and hasattr(prealloc, "pp_size"):
+        prealloc.pp_size = 2
     if worker.shape.layout == "replicas":
-        made.draft_token_to_kv_pool = object()
-    return made
+        prealloc.draft_token_to_kv_pool = object()
+    return prealloc
 
 
 def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:

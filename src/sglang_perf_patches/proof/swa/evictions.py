@@ -68,10 +68,10 @@ def episode(random: Random, policies: tuple[str, ...] = (*POLICIES, *UNSERVED)) 
     return Episode(shape, acts)
 
 
-def play(given: Episode) -> list[Any]:
+def play(wanted: Episode) -> list[Any]:
     """What came of each act, and what there was after it."""
-    tree = PrefixTree(given.shape)
-    return [(getattr(tree, name)(*words), tree.told()) for name, words in given.acts]
+    tree = PrefixTree(wanted.shape)
+    return [(getattr(tree, name)(*words), tree.told()) for name, words in wanted.acts]
 
 
 def crowded(leaves: int, policy: str = "lru", tokens: int = 4) -> PrefixTree:

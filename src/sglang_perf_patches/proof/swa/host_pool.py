@@ -135,11 +135,11 @@ class _Controller:
         self._group = self.mem_pool_host = group
         self.l2_transfer_engine = self
 
-    def _resolve_pool_transfers_allocation(self, transfers: Any, **named: Any) -> Any:
+    def _resolve_pool_transfers_allocation(self, transfers: Any, **options: Any) -> Any:
         """0.5.18: slots for what goes along, by stock's own method."""
         module = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
         stock = importlib.import_module(module).HybridCacheController
-        return stock._resolve_pool_transfers_allocation(self, transfers, **named)
+        return stock._resolve_pool_transfers_allocation(self, transfers, **options)
 
     def allocate_host_transfers(self, device_indices: Any, extra: Any, *, reclaim: Any) -> Any:
         """Slots in every pool, or in none; from 0.5.21 on this is the controller's."""
@@ -164,11 +164,11 @@ class _Controller:
 
     def _l2_transfers(self, host: Any, device: Any, pools: Sequence[Any] | None) -> list[Any]:
         anchor = self._group.anchor_entry
-        more = [
+        along = [
             (self._group.entry_map[each.name], each.host_indices, each.device_indices)
             for each in pools or ()
         ]
-        return [(anchor, host, device), *more]
+        return [(anchor, host, device), *along]
 
     _l2_load_transfers = _l2_transfers
 

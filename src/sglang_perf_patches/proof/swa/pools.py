@@ -50,9 +50,9 @@ def publish(**asked: Any) -> Any:
     Args:
         asked: arguments of the server, beside those that `stock.MORE` adds.
     """
-    made = stock.arguments(**{"device": "cpu"} | MORE | asked)
-    stock.publish(made)
-    return made
+    server_args = stock.arguments(**{"device": "cpu"} | MORE | asked)
+    stock.publish(server_args)
+    return server_args
 
 
 def pools(

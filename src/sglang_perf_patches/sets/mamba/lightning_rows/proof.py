@@ -34,10 +34,10 @@ def knowledge(_: Inputs) -> int:
     if not source_has(MODULE, "mamba_track"):
         return 0
     with live(PATCH, ran=False):
-        found = [gdn().tracks(requests) for requests in SCHEDULED]
-    known = all(mask == host and any(mask) for mask, host in found)
-    require(known, f"{PATCH}: of the scheduler's batches the host knows {found}")
-    return len(found)
+        tracks = [gdn().tracks(requests) for requests in SCHEDULED]
+    known = all(mask == host and any(mask) for mask, host in tracks)
+    require(known, f"{PATCH}: of the scheduler's batches the host knows {tracks}")
+    return len(tracks)
 
 
 def _forwards(kernel: str, scenarios: Sequence[tuple[Batch, ...]], own: int) -> int:

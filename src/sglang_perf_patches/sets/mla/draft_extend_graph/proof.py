@@ -44,10 +44,10 @@ def eager_and_replayed(inputs: Inputs) -> int:
     eager = [read(batch, graph=False) for batch in batches]
     with live(PATCH, ran=None):
         replayed = [read(batch, graph=True) for batch in batches]
-    for batch, expected, found in zip(batches, eager, replayed, strict=True):
+    for batch, expected, actual in zip(batches, eager, replayed, strict=True):
         if flash.HOST_LENGTHS:
-            del expected["width"], found["width"]
-        require_same(f"{PATCH}, {batch!r}", expected, found)
+            del expected["width"], actual["width"]
+        require_same(f"{PATCH}, {batch!r}", expected, actual)
     return len(batches)
 
 
@@ -59,16 +59,16 @@ def read(case: Case, *, graph: bool) -> dict[str, Any]:
         backend = flash.make(runner)
         if graph:
             backend.init_cuda_graph_state(CAPTURED, CAPTURED * flash.DRAFT)
-            made = flash.batch(runner, flash.EXTEND, case["lengths"], case["padding"])
-            metadata = flash.replayed(backend, runner, made)
+            padded = flash.batch(runner, flash.EXTEND, case["lengths"], case["padding"])
+            metadata = flash.replayed(backend, runner, padded)
         else:
             backend.init_forward_metadata(flash.batch(runner, flash.EXTEND, case["lengths"]))
             metadata = backend.forward_metadata
-        found = flash.read(metadata, page, count)
-        found["lengths"] = found["lengths"][:count]
-        found["starts"] = found["starts"][: count + 1]
-        found["queries"] = found["queries"][: count + 1]
-        return found
+        read_by_kernel = flash.read(metadata, page, count)
+        read_by_kernel["lengths"] = read_by_kernel["lengths"][:count]
+        read_by_kernel["starts"] = read_by_kernel["starts"][: count + 1]
+        read_by_kernel["queries"] = read_by_kernel["queries"][: count + 1]
+        return read_by_kernel
 
 
 CHECKS = {"eager and replayed": eager_and_replayed}

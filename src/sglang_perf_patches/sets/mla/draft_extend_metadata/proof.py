@@ -45,16 +45,16 @@ def replays(case: Case) -> list[Any]:
         runner = flash.runner_of(case["page"])
         backend = flash.make(runner)
         graphs = make(runner, backend)
-        found: list[Any] = []
+        read_by_kernel: list[Any] = []
         for lengths in case["rounds"]:
             read: list[Any] = []
             graphs.backend.read = read.append
             replay(graphs, runner, lengths)
             metadata = backend.draft_extend_metadata[read[0]]
-            found.append(flash.read(metadata, case["page"], len(lengths)))
+            read_by_kernel.append(flash.read(metadata, case["page"], len(lengths)))
             held = backend.forward_metadata is backend.draft_extend_metadata[graphs.bs]
-            found.append((held, backend.forward_metadata.max_seq_len_k))
-        return found
+            read_by_kernel.append((held, backend.forward_metadata.max_seq_len_k))
+        return read_by_kernel
 
 
 def make(runner: NoneByDefault, backend: Any, captured: int = CAPTURED) -> Any:

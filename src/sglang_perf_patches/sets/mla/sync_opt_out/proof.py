@@ -189,7 +189,7 @@ def build(case: Case, target: Any, batch: NoneByDefault, forward: Batch) -> dict
     total = batch.seq_lens_sum
     if total is None:  # as the workers do
         total = 0 if mask is not None else count * target.max_context_len
-    made = eagle_utils.build_tree_kernel_efficient(
+    tree = eagle_utils.build_tree_kernel_efficient(
         torch.arange(count),
         [],
         parents,
@@ -204,12 +204,12 @@ def build(case: Case, target: Any, batch: NoneByDefault, forward: Batch) -> dict
         positions,
     )
     verify = verify_input(DRAFT)
-    verify.custom_mask = made[0]
+    verify.custom_mask = tree[0]
     forward.spec_info = verify
     cells = []
     if case["kind"].endswith("triton"):
-        cells = cells_of(made[0], batch.seq_lens.tolist())
-    return {"cells": cells, "rest": [value.clone() for value in made[1:]]}
+        cells = cells_of(tree[0], batch.seq_lens.tolist())
+    return {"cells": cells, "rest": [value.clone() for value in tree[1:]]}
 
 
 def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
@@ -226,30 +226,30 @@ def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
         }
     metadata = acting.forward_metadata
     indptr = metadata.kv_indptr[: bs + 1].clone()
-    found = {
+    fields = {
         "kv_indptr": indptr,
         "kv_indices": metadata.kv_indices.flatten()[: int(indptr[-1])].clone(),
         "max_extend_len": metadata.max_extend_len,
     }
     if metadata.qo_indptr is not None:
-        found["qo_indptr"] = metadata.qo_indptr[: bs + 1].clone()
+        fields["qo_indptr"] = metadata.qo_indptr[: bs + 1].clone()
     if metadata.num_kv_splits is not None:
-        found["num_kv_splits"] = metadata.num_kv_splits[:bs].clone()
+        fields["num_kv_splits"] = metadata.num_kv_splits[:bs].clone()
     if metadata.mask_indptr is not None:
-        found["mask_indptr"] = metadata.mask_indptr[: bs + 1].clone()
+        fields["mask_indptr"] = metadata.mask_indptr[: bs + 1].clone()
         cells = cells_of(metadata.custom_mask, case["lengths"])
-        found["cells"] = cells
-    return found
+        fields["cells"] = cells
+    return fields
 
 
 def cells_of(mask: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
     """The DRAFT x DRAFT cells of each request in a mask that has prefix cells too."""
-    found, at = [], 0
+    cells, at = [], 0
     for length in lengths:
         rows = mask[at : at + DRAFT * (length + DRAFT)].reshape(DRAFT, length + DRAFT)
-        found.append(rows[:, length:].to(torch.uint8).clone())
+        cells.append(rows[:, length:].to(torch.uint8).clone())
         at += rows.numel()
-    return found
+    return cells
 
 
 def _write_trees(

@@ -19,17 +19,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import Different, stock
+from ..caches import kv_allocator
 from ..namespace import NoneByDefault
 from ..stock import MEMORY, called, takes
-from .hybrid_parts import (
-    VOCABULARY,
-    Shape,
-    arguments,
-    kv_allocator,
-    model_config,
-    prefix_cache,
-    state_pool,
-)
+from .hybrid_parts import VOCABULARY, Shape, arguments, model_config, prefix_cache, state_pool
 
 END = 2
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from .. import stock
+from ..caches import cache_params, kv_allocator
 from ..namespace import NoneByDefault
-from ..stock import called
+from ..stock import MEMORY, called
 from .cases import Request
-from .hybrid_parts import kv_allocator, model_config
+from .hybrid_parts import model_config
 from .rig import Rig, alone
 
 
@@ -114,17 +115,10 @@ def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
 
 
 def _tree(rig: Rig, pages: Any) -> Any:
-    params = importlib.import_module("sglang.srt.mem_cache.cache_init_params")
-    parameters = called(
-        params.CacheInitParams,
-        disable=True,
-        req_to_token_pool=rig.pool,
-        token_to_kv_pool_allocator=pages,
-        page_size=64,
-    )
+    params = cache_params(rig.pool, pages, 64, disable=True)
     try:
-        return importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache(parameters)
+        return importlib.import_module(f"{MEMORY}.chunk_cache").ChunkCache(params)
     except ModuleNotFoundError:  # since 0.5.22 or so
-        tree = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(parameters)
+        tree = importlib.import_module(f"{MEMORY}.radix_cache").RadixCache(params)
         tree.prefixes = {}
         return tree

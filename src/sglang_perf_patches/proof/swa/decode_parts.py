@@ -6,6 +6,7 @@ Stand-ins take the place of the scheduler around them and of the transfers. A `w
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from typing import Any
 from unittest import mock
 
 from .. import stock
-from ..stock import MORE
+from ..caches import cache_params, unified_cache
+from ..namespace import NoneByDefault
+from ..stock import MEMORY, MORE, called
 from .shape import LAYOUTS, Shape
 
 DECODE = "sglang.srt.disaggregation.decode"
@@ -69,7 +72,7 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
 
     names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
     dtype = names.get(kv_cache_dtype, torch.float32)
-    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
+    module = importlib.import_module(f"{MEMORY}.swa_memory_pool")
     kind = module.SWAKVPool
     plain = {"enable_kvcache_transpose": False}
     pool = kind(
@@ -85,7 +88,7 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
         **(plain if stock.takes(kind, "enable_kvcache_transpose") else {}),
     )
     if not hasattr(module, "SWATokenToKVPoolAllocator"):
-        module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
+        module = importlib.import_module(f"{MEMORY}.allocator.swa")
     allocator = module.SWATokenToKVPoolAllocator(
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
@@ -103,25 +106,12 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
 
     Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
     """
-    parameters = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams(
-        disable=True,
-        req_to_token_pool=rows,
-        token_to_kv_pool_allocator=allocator,
-        page_size=shape.page_size,
-        sliding_window_size=shape.window,
-    )
+    options = {"disable": True, "sliding_window_size": shape.window}
+    params = cache_params(rows, allocator, shape.page_size, **options)
     if not has_host_pool:
-        try:
-            chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
-        except ImportError:
-            pass  # now there is one cache for all
-        else:
-            return chunked.SWAChunkCache(parameters)
-    from sglang.srt.mem_cache.unified_cache.components import ComponentType
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
-    parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
-    return UnifiedRadixCache(parameters)
+        with contextlib.suppress(ImportError):  # now there is one cache for all
+            return importlib.import_module(f"{MEMORY}.chunk_cache").SWAChunkCache(params)
+    return unified_cache(params, "FULL", "SWA")
 
 
 def batch(worker: Any) -> Any:
@@ -139,7 +129,7 @@ def batch(worker: Any) -> Any:
 
 
 def scheduler(worker: Any) -> Any:
-    """In the place of a ``Scheduler``: what the queue reads of it."""
+    """In the place of a ``Scheduler``: what the queue reads of it; all else is off."""
     from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
     algorithm = stock.speculation()
@@ -156,10 +146,9 @@ def scheduler(worker: Any) -> Any:
         kv_cache_dtype_str="auto",
     )
     ranks = SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0)
-    return SimpleNamespace(
+    return NoneByDefault(
         running_batch=worker.batch,
         waiting_queue=[],
-        last_batch=None,
         server_args=worker.server_args,
         sliding_window_size=worker.shape.window,
         spec_algorithm=algorithm.EAGLE if worker.shape.over_allocation else algorithm.NONE,
@@ -167,20 +156,12 @@ def scheduler(worker: Any) -> Any:
         metadata_indices=ReqToMetadataIdxAllocator(4 * worker.shape.in_transfer),
         stream_output=output,
         output_streamer=SimpleNamespace(stream_output=output),
-        metrics_reporter=SimpleNamespace(enable_metrics=False),
+        metrics_reporter=NoneByDefault(),
         ps=ranks,
         pp_size=1,
         dp_rank=0,
         gpu_id=0,
         random_seed=0,
-        enable_hisparse=False,
-        enable_metrics=False,
-        enable_overlap=False,
-        enable_priority_scheduling=False,
-        enable_decode_hicache=False,
-        enable_lora=False,
-        decode_offload_manager=None,
-        kv_checksum_computer=None,
         retire_unadmitted_request=lambda req: None,
     )
 
@@ -218,7 +199,7 @@ def queue(worker: Any) -> Any:
     kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
     manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
     with mock.patch.object(kind, "_init_kv_manager", return_value=manager):
-        prealloc = stock.called(kind, **options)
+        prealloc = called(kind, **options)
     if worker.shape.layout == "stages" and hasattr(prealloc, "pp_size"):
         prealloc.pp_size = 2
     if worker.shape.layout == "replicas":

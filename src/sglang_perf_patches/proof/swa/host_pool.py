@@ -9,7 +9,7 @@ whose copies need a GPU's streams.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,22 +174,25 @@ class _Controller:
 
     def submit_device_to_host(self, transfers: Sequence[Any]) -> Any:
         """Copy from the device's pools."""
-        for entry, host, device in transfers:
-            pairs = zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True)
-            for kept, buffer in pairs:
-                kept[host] = buffer[device]
+        for kept, host, buffer, device in _pairs(transfers):
+            kept[host] = buffer[device]
         return _DONE
 
     def submit_host_to_device(self, transfers: Sequence[Any], **_: Any) -> Any:
         """Copy back."""
-        for entry, host, device in transfers:
-            pairs = zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True)
-            for kept, buffer in pairs:
-                buffer[device] = kept[host]
+        for kept, host, buffer, device in _pairs(transfers):
+            buffer[device] = kept[host]
         return _DONE
 
 
 _DONE = SimpleNamespace(finish_event=SimpleNamespace(synchronize=lambda: None))
+
+
+def _pairs(transfers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Each buffer of the host with its slots, and the device's with those."""
+    for entry, host, device in transfers:
+        for kept, buffer in zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True):
+            yield kept, host, buffer, device
 
 
 def _buffers(part: Any) -> list[Any]:

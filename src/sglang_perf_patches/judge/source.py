@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
@@ -228,37 +228,19 @@ class Tree:
 
 def _to_keep(definition: Definition) -> dict[str, Any]:
     """A definition as JSON can hold it; `_from_kept` makes it again."""
-    return {
-        "lines": definition.lines,
-        "own": definition.own,
-        "parts": dict(definition.parts),
-        "values": dict(definition.values),
-        "defaults": dict(definition.defaults),
-        "bases": definition.bases,
-        "imports": dict(definition.imports),
-        "decorators": definition.decorators,
-        "class": definition.is_class,
-        "function": definition.is_function,
-        "members": {member.reference: _to_keep(member) for member in definition.members},
-    }
+    known = {"reference", "path", "members"}
+    kept = {each.name: getattr(definition, each.name) for each in fields(definition)}
+    members = {member.reference: _to_keep(member) for member in definition.members}
+    return {**{name: kept[name] for name in kept if name not in known}, "members": members}
 
 
 def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
-    return Definition(
-        reference=reference,
-        path=path,
-        lines=tuple((int(first), int(last)) for first, last in kept["lines"]),
-        own=str(kept["own"]),
-        parts={str(name): str(part) for name, part in kept["parts"].items()},
-        values={str(name): str(text) for name, text in kept["values"].items()},
-        defaults={str(name): str(text) for name, text in kept["defaults"].items()},
-        bases=tuple(str(name) for name in kept["bases"]),
-        imports={str(name): str(local) for name, local in kept["imports"].items()},
-        decorators=int(kept["decorators"]),
-        is_class=kept["class"] is True,
-        is_function=kept["function"] is True,
-        members=tuple(_from_kept(name, path, member) for name, member in kept["members"].items()),
-    )
+    lists = {
+        "lines": tuple((int(first), int(last)) for first, last in kept["lines"]),
+        "bases": tuple(kept["bases"]),
+        "members": tuple(_from_kept(name, path, each) for name, each in kept["members"].items()),
+    }
+    return Definition(**{**kept, **lists, "reference": reference, "path": path})
 
 
 def _is_package(folder: Path) -> bool:

@@ -10,34 +10,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from .definition import OF_NAME, Span, part_digest_of, text_of
+from .definition import OF_NAME, Span, Surroundings, part_digest_of, text_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Named = _Function | ast.ClassDef
 _CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
-
-
-class Surroundings(NamedTuple):
-    """What is around a definition.
-
-    Attributes:
-        parts: what changed, in words → digest of the source of that.
-        values: reference → the ``repr`` of a literal that the definition reads.
-        defaults: its parameters that have a default: name → ``repr`` of a literal, `OF_NAME` and
-            the dotted name of another value, "" where it has none.
-        bases: of the class that it is, or is in: the last name of each base, "" where it is no
-            name.
-        imports: references of constants that it reads and that its file imports from sglang → the
-            name that the module has for it, "" where only a function has it.
-    """
-
-    parts: dict[str, str]
-    values: dict[str, str]
-    defaults: dict[str, str]
-    bases: tuple[str, ...]
-    imports: dict[str, str]
 
 
 def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
@@ -96,12 +74,13 @@ def surroundings(
     }
     if not isinstance(own[-1], _Named):
         literals[qualname] = _literal(own)
+    package = module if is_package else module.rpartition(".")[0]
     return Surroundings(
-        {name: part_digest_of(text) for name, text in texts.items()},
-        {f"{module}:{name}": text for name, text in literals.items() if text is not None},
-        _defaults(own[-1]),
-        _base_names([*classes, own[-1]]),
-        _imported(syntax, own, read, module if is_package else module.rpartition(".")[0], module),
+        parts={name: part_digest_of(text) for name, text in texts.items()},
+        values={f"{module}:{name}": text for name, text in literals.items() if text is not None},
+        defaults=_defaults(own[-1]),
+        bases=_base_names([*classes, own[-1]]),
+        imports=_imported(syntax, own, read, package, module),
     )
 
 

@@ -16,6 +16,7 @@ from ..model.state import Report
 from . import Different, Inputs, Missing
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @cache
@@ -89,7 +90,7 @@ def same(
     run: Callable[[T], Any],
     inputs: Sequence[T],
     *,
-    ran: bool = True,
+    ran: bool | None = True,
     stock: Callable[[T], Any] | None = None,
 ) -> int:
     """Run every input on stock and then with the patch; each pair of results must be equal.
@@ -107,14 +108,30 @@ def same(
     Raises:
         Different: two results differ in a bit, in shape, dtype or type.
     """
-    require(inputs, f"{patch}: no input was made")
-    _require_stock()
-    expected_of = [(stock or run)(value) for value in inputs]
-    with live(patch, ran=ran):
-        patched = [run(value) for value in inputs]
-    for value, expected, actual in zip(inputs, expected_of, patched, strict=True):
+    for value, expected, actual in both((patch,), run, inputs, ran=ran, stock=stock):
         require_same(f"{patch}, {value!r}", expected, actual)
     return len(inputs)
+
+
+def both(
+    patches: Sequence[str],
+    run: Callable[[T], R],
+    inputs: Sequence[T],
+    *,
+    ran: bool | None = True,
+    stock: Callable[[T], R] | None = None,
+) -> list[tuple[T, R, R]]:
+    """Run every input on stock and then with patches: each input with stock's and their result.
+
+    Raises:
+        Different: there is no input, or as `live`.
+    """
+    require(inputs, f"{', '.join(patches)}: no input was made")
+    _require_stock()
+    expected = [(stock or run)(value) for value in inputs]
+    with live(*patches, ran=ran):
+        actual = [run(value) for value in inputs]
+    return list(zip(inputs, expected, actual, strict=True))
 
 
 def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from .. import Different
-from ..comparing import live, require
+from ..comparing import both, require
 from .hybrid_parts import Shape, trees
 from .hybrid_server import HybridServer
 
@@ -128,11 +128,8 @@ def alike(seeds: Sequence[int]) -> Counter[str]:
     Raises:
         Different: patched, an episode goes another way than stock while that lives, or breaks.
     """
-    stock = [play(seed) for seed in seeds]
-    with live(PATCH, ran=None):
-        patched = [play(seed) for seed in seeds]
     counts: Counter[str] = Counter()
-    for seed, expected, actual in zip(seeds, stock, patched, strict=True):
+    for seed, expected, actual in both((PATCH,), play, seeds, ran=None):
         where = f"{PATCH}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         same = len(expected.log)

@@ -12,7 +12,7 @@ import torch
 
 from ..caches import cache_params, unified_cache
 from ..namespace import NoneByDefault
-from ..stock import MEMORY
+from ..stock import MEMORY, called, speculation
 from .rig import publish, request_pool
 
 VOCABULARY = 1000
@@ -101,6 +101,22 @@ def arguments(shape: Shape) -> Any:
         )
         _PUBLISHED.update(strategy=strategy, server_args=server_args)
     return _PUBLISHED["server_args"]
+
+
+def schedule_batch(
+    reqs: list[Any], pool: Any, kv: Any, tree: Any, vocabulary: int = VOCABULARY, **options: Any
+) -> Any:
+    """The release's own ``ScheduleBatch`` of these requests, pools and prefix cache."""
+    return called(
+        importlib.import_module("sglang.srt.managers.schedule_batch").ScheduleBatch.init_new,
+        reqs=reqs,
+        req_to_token_pool=pool,
+        token_to_kv_pool_allocator=kv,
+        tree_cache=tree,
+        model_config=model_config(vocabulary),
+        spec_algorithm=speculation().NONE,
+        **options,
+    )
 
 
 def model_config(vocabulary: int = VOCABULARY) -> Any:

@@ -21,8 +21,16 @@ from torch.overrides import TorchFunctionMode
 from .. import Different, stock
 from ..caches import kv_allocator
 from ..namespace import NoneByDefault
-from ..stock import MEMORY, called, takes
-from .hybrid_parts import VOCABULARY, Shape, arguments, model_config, prefix_cache, state_pool
+from ..stock import MEMORY, takes
+from .hybrid_parts import (
+    VOCABULARY,
+    Shape,
+    arguments,
+    model_config,
+    prefix_cache,
+    schedule_batch,
+    state_pool,
+)
 
 END = 2
 
@@ -53,7 +61,7 @@ class HybridServer:
         self.kv = kv_allocator(shape.page, shape.tokens)
         self.tree = prefix_cache(shape, self.pool, self.kv)
         self.scheduler = self._scheduler()
-        self.running = self._empty()
+        self.running = schedule_batch([], self.pool, self.kv, self.tree, enable_overlap=False)
         self._launched: list[Any] = []
 
     # -- requests --------------------------------------------------------------------------------
@@ -185,16 +193,14 @@ class HybridServer:
         """
         tree, shape = self.tree, self.shape
         tree.sanity_check()
-        for name, free, cached, locked, size in (
-            (
-                *("slots", self.slots.available_size(), tree.mamba_evictable_size()),
-                *(tree.mamba_protected_size(), shape.slots),
-            ),
-            (
-                *("tokens", self.kv.available_size(), tree.full_evictable_size()),
-                *(tree.full_protected_size(), shape.tokens),
-            ),
+        for pool, kind, name, size in (
+            (self.slots, "mamba", "slots", shape.slots),
+            (self.kv, "full", "tokens", shape.tokens),
         ):
+            free = pool.available_size()
+            cached, locked = (
+                getattr(tree, f"{kind}_{state}_size")() for state in ("evictable", "protected")
+            )
             if locked or free + cached != size:
                 raise Different(
                     f"after a drain {free} of {size} {name} are free, {cached} cached, "
@@ -306,18 +312,6 @@ class HybridServer:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _empty(self) -> Any:
-        return called(
-            self._batches.ScheduleBatch.init_new,
-            reqs=[],
-            req_to_token_pool=self.pool,
-            token_to_kv_pool_allocator=self.kv,
-            tree_cache=self.tree,
-            model_config=model_config(),
-            enable_overlap=False,
-            spec_algorithm=stock.speculation().NONE,
-        )
-
     def _scheduler(self) -> Any:
         module = importlib.import_module("sglang.srt.managers.scheduler")
 
@@ -340,8 +334,6 @@ class HybridServer:
         return Scheduler(
             server_args=arguments(self.shape),
             waiting_queue=[],
-            running_batch=None,
-            chunked_req=None,
             grammar_manager=SimpleNamespace(has_waiting_grammars=lambda: False),
             policy=SimpleNamespace(
                 calc_priority=lambda *_, **__: None,

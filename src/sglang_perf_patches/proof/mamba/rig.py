@@ -176,49 +176,43 @@ class Rig:
     def batch(self, wanted: Batch) -> Any:
         """A ForwardBatch; with tracking on, its host knowledge as the scheduler has it."""
         info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
-        requests = wanted.requests
-        count = len(requests)
-        new = [request.new for request in requests]
-        cached = [request.cached for request in requests]
+        tensor = functools.partial(torch.tensor, device=self.device)
+        count = len(wanted.requests)
+        new = [request.new for request in wanted.requests]
+        cached = [request.cached for request in wanted.requests]
         lens = [a + b for a, b in zip(new, cached, strict=True)]
-        where: dict[str, Any] = {"device": self.device}
-        starts = [sum(new[:row]) for row in range(count)]
+        rows = tensor(range(1, count + 1))
         mapping = self.pool.req_index_to_mamba_index_mapping
-        mapping[1 : count + 1] = torch.arange(1, count + 1, **where).to(mapping.dtype)
-        mask = [request.tracked for request in requests]
-        seqlens = [request.track_seqlen for request in requests]
+        mapping[1 : count + 1] = rows.to(mapping.dtype)
         fields: dict[str, Any] = {
             "forward_mode": info.ForwardMode[wanted.mode],
             "batch_size": count,
-            "input_ids": torch.zeros(wanted.tokens, dtype=torch.int64, **where),
-            "req_pool_indices": torch.arange(1, count + 1, dtype=torch.int64, **where),
-            "seq_lens": torch.tensor(lens, **where),
-            "out_cache_loc": torch.arange(wanted.tokens, dtype=torch.int64, **where),
+            "input_ids": tensor([0] * wanted.tokens),
+            "req_pool_indices": rows,
+            "seq_lens": tensor(lens),
+            "out_cache_loc": tensor(range(wanted.tokens)),
             "seq_lens_sum": sum(lens),
             "seq_lens_cpu": torch.tensor(lens),
         }
         if wanted.mode != "DECODE":
+            starts = [sum(new[:row]) for row in range(count)]
             fields |= {
                 "extend_num_tokens": wanted.tokens,
-                "extend_seq_lens": torch.tensor(new, dtype=torch.int32, **where),
-                "extend_prefix_lens": torch.tensor(cached, dtype=torch.int32, **where),
-                "extend_start_loc": torch.tensor(starts, dtype=torch.int32, **where),
-                "extend_prefix_lens_cpu": list(cached),
-                "extend_seq_lens_cpu": list(new),
+                "extend_seq_lens": tensor(new, dtype=torch.int32),
+                "extend_prefix_lens": tensor(cached, dtype=torch.int32),
+                "extend_start_loc": tensor(starts, dtype=torch.int32),
+                "extend_prefix_lens_cpu": cached,
+                "extend_seq_lens_cpu": new,
             }
         if wanted.tracking:
-            fields |= {
-                "mamba_track_mask": torch.tensor(mask, dtype=torch.bool, **where),
-                "mamba_track_indices": torch.arange(
-                    self.slots - count, self.slots, dtype=torch.int64, **where
-                ),
-            }
-        if wanted.tracking and wanted.mode != "DECODE":
-            fields |= {
-                "mamba_track_seqlens": torch.tensor(seqlens, dtype=torch.int64, **where),
-                "mamba_prefill_track_mask_cpu": list(mask),
-                "mamba_track_seqlens_cpu": list(seqlens),
-            }
+            mask = [request.tracked for request in wanted.requests]
+            fields["mamba_track_mask"] = tensor(mask)
+            fields["mamba_track_indices"] = tensor(range(self.slots - count, self.slots))
+            if wanted.mode != "DECODE":
+                seqlens = [request.track_seqlen for request in wanted.requests]
+                fields["mamba_track_seqlens"] = tensor(seqlens)
+                fields["mamba_track_seqlens_cpu"] = seqlens
+                fields["mamba_prefill_track_mask_cpu"] = mask
         batch = called(info.ForwardBatch, **fields)
         batch.spec_info = None
         return batch

@@ -14,7 +14,7 @@ from ..caches import cache_params, kv_allocator
 from ..namespace import NoneByDefault
 from ..stock import MEMORY, called
 from .cases import Request
-from .hybrid_parts import model_config
+from .hybrid_parts import schedule_batch
 from .rig import Rig, alone
 
 
@@ -37,17 +37,8 @@ def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
 
 
 def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
-    schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
-    batch = called(
-        schedule.ScheduleBatch.init_new,
-        reqs=[_request(pages, tree, wanted, n) for n, wanted in enumerate(requests)],
-        req_to_token_pool=rig.pool,
-        token_to_kv_pool_allocator=pages,
-        tree_cache=tree,
-        model_config=model_config(100),
-        enable_overlap=True,
-        spec_algorithm=stock.speculation().NONE,
-    )
+    reqs = [_request(pages, tree, wanted, n) for n, wanted in enumerate(requests)]
+    batch = schedule_batch(reqs, rig.pool, pages, tree, 100, enable_overlap=True)
     batch.prepare_for_extend()
     return batch, _forward_batch(rig, batch)
 

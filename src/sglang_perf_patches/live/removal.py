@@ -7,6 +7,7 @@ while it holds work (`model.patching.Patching.drain`). Every look tries again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..model.state import State
 from . import stacks
@@ -15,13 +16,12 @@ from .notices import Notices
 from .roster import Roster, with_dependents
 
 
+@dataclass(eq=False)
 class Removal:
     """Takes patches off; each step may be repeated after an interruption."""
 
-    def __init__(self, roster: Roster, notices: Notices) -> None:
-        """Have nothing to take off yet."""
-        self._roster = roster
-        self._notices = notices
+    _roster: Roster
+    _notices: Notices
 
     def lose(self, member: Member, state: State, reason: str) -> None:
         """Take a patch off for good and log it; patches that need it are taken off too."""

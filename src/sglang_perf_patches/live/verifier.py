@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,14 +19,17 @@ from .swap import Slot
 from .wrappers import describe
 
 
+@dataclass(eq=False)
 class Verifier:
-    """Looks at memory, and knows the slots of this process. It changes nothing."""
+    """Looks at memory, and knows the slots of this process. It changes nothing.
 
-    def __init__(self, board: Board, imports: Imports, compiled: Compiled) -> None:
-        """Take where the slots are shown, what has been imported, and what code is stock's."""
-        self.compiled = compiled
-        self._board = board
-        self._imports = imports
+    Attributes:
+        compiled: tells what code is stock's.
+    """
+
+    _board: Board
+    _imports: Imports
+    compiled: Compiled
 
     def verify(self, member: Member) -> list[str]:
         """Check every definition of a patch in memory.

@@ -119,10 +119,10 @@ def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
     return "\n".join(pieces)
 
 
-def differing(known: str, found: str) -> str:
+def differing(known: str, actual: str) -> str:
     """In which part two digests of a definition differ, in words; "" if they are the same."""
     before, after = (
-        dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, found)
+        dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, actual)
     )
     for name in ("", *PARTS):
         if before.get(name) != after.get(name):

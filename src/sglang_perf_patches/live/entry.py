@@ -153,7 +153,7 @@ class Entry:
                 slot.place()
             codes = [code for slot in slots for code in slot.codes()]
             patches = roster.board.table.patches | {member.patch.id}
-            done = roster.show(changes.values(), patches, codes, others)
+            is_shown = roster.show(changes.values(), patches, codes, others)
         except Exception as error:
             if not roster.is_on(member):
                 roster.settle(slots)
@@ -161,7 +161,7 @@ class Entry:
             self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
             return
         roster.settle(slots)
-        if not done:
+        if not is_shown:
             member.slots = {}
             reason = "a thread is in a call that it would change"
             self._notices.set_status(member, "pending", reason)

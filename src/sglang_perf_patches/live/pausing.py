@@ -109,9 +109,9 @@ class Pausing:
         for change in changes:
             if change.layers:
                 change.slot.place()
-        done = roster.show(changes, frozenset(shown), codes, concerned)
+        is_shown = roster.show(changes, frozenset(shown), codes, concerned)
         roster.settle(slots)
-        if done:
+        if is_shown:
             for slot in slots:
                 slot.forget_results()
             for member in coming:
@@ -119,7 +119,7 @@ class Pausing:
             for member in going:
                 self._off[member] = member.status[1]
                 self._notices.set_status(member, *PAUSED)
-        return done
+        return is_shown
 
     def _change(self, slot: Slot, shown: set[str]) -> Change:
         """What a slot shows of these patches: the same objects each time."""

@@ -55,10 +55,10 @@ class Published:
         if path is None:
             return getattr(self._arguments, name, MISSING)
         group, *parts = path.split(".")
-        held = self._context.config_bag(group)
+        bag = self._context.config_bag(group)
         for part in parts:
-            held = getattr(held, part)
-        return getattr(held, name)
+            bag = getattr(bag, part)
+        return getattr(bag, name)
 
     def unlike_default(self) -> Mapping[str, Any]:
         """As `model.feature.Server.unlike_default`."""
@@ -75,8 +75,8 @@ class Published:
 
         `MISSING` in a release that has no such name.
         """
-        held = getattr(self._context, group, None)
-        return getattr(held, name) if hasattr(type(held), name) else MISSING
+        group_of_context = getattr(self._context, group, None)
+        return getattr(group_of_context, name) if hasattr(type(group_of_context), name) else MISSING
 
 
 def published() -> Server:
@@ -86,8 +86,8 @@ def published() -> Server:
     """
     try:
         if is_loaded(CONTEXT) and _publishing_class() is not None:
-            held = sys.modules[CONTEXT].get_context()
-            return Published(held.server_args, held)
+            context = sys.modules[CONTEXT].get_context()
+            return Published(context.server_args, context)
         arguments = sys.modules[ARGUMENTS] if is_loaded(ARGUMENTS) else None
         if hasattr(arguments, "get_global_server_args"):
             return Published(arguments.get_global_server_args())  # type: ignore[union-attr]

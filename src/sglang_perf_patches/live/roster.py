@@ -79,9 +79,9 @@ class Roster:
             functions = change.slot.functions(change)
             table.__dict__.update(functions)
             keys += functions
-        held = list(holding)
+        members = list(holding)
         return self.board.exchange(
-            table, keys, codes, lambda: not any(member.waits_for() for member in held)
+            table, keys, codes, lambda: not any(member.waits_for() for member in members)
         )
 
     def settle(self, slots: Iterable[Slot]) -> None:

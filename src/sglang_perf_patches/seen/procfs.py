@@ -116,10 +116,10 @@ def table_of_ps() -> list[Process]:
     """The table as POSIX's ``ps`` gives it."""
     import subprocess
 
-    asked = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    words = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
+    listing = subprocess.run(words, capture_output=True, text=True, check=False)
     processes = []
-    for line in done.stdout.splitlines():
+    for line in listing.stdout.splitlines():
         pid, parent, group, resident, state, *born = line.split()
         processes.append(
             Process(
@@ -160,9 +160,9 @@ def _ps(pid: int, field: str) -> str:
     import subprocess  # only without /proc; other servers need not load it
 
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             ["ps", "-o", f"{field}=", "-p", str(pid)], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return answer.stdout.strip()

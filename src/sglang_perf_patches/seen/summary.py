@@ -56,5 +56,5 @@ def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) ->
 
 
 def _strength(state: str) -> int:
-    known = state in _STRONGEST_FIRST
-    return _STRONGEST_FIRST.index(state) if known else len(_STRONGEST_FIRST)
+    is_known = state in _STRONGEST_FIRST
+    return _STRONGEST_FIRST.index(state) if is_known else len(_STRONGEST_FIRST)

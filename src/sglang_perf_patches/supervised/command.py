@@ -47,7 +47,7 @@ class Supervised:
             OSError: there is no such command, or it can't be run.
         """
         life, self._life = os.pipe()
-        self._said, writer = os.pipe()
+        self._reader, writer = os.pipe()
         self._text = b""
         self._code: int | None = None
         self._left: tuple[int, ...] | None = None
@@ -66,7 +66,7 @@ class Supervised:
             )
         except BaseException:
             os.close(self._life)
-            os.close(self._said)
+            os.close(self._reader)
             raise
         finally:
             os.close(life)
@@ -134,7 +134,7 @@ class Supervised:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
         os.close(self._life)
-        os.close(self._said)
+        os.close(self._reader)
         self._life = -1
         return self._left
 
@@ -145,9 +145,9 @@ class Supervised:
 
     def _read(self, seconds: float | None) -> bool:
         """Read what the supervisor says, waiting so long; False if it said nothing."""
-        if self._life < 0 or not select.select([self._said], [], [], seconds)[0]:
+        if self._life < 0 or not select.select([self._reader], [], [], seconds)[0]:
             return False
-        heard = os.read(self._said, 4096)
+        heard = os.read(self._reader, 4096)
         if not heard:
             if self._code is None and self.pid:
                 self._code = -signal.SIGKILL

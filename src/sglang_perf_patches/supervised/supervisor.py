@@ -38,15 +38,15 @@ def main(words: Sequence[str]) -> None:
         words: the descriptor whose end is the sign; the one to write to; the seconds that the
             command gets to end by itself when it is asked to; the command.
     """
-    life, said, polite_s = int(words[0]), int(words[1]), float(words[2])
+    life, writer, polite_s = int(words[0]), int(words[1]), float(words[2])
     os.set_inheritable(life, False)
-    os.set_inheritable(said, False)
-    _Supervisor(life, said).run(words[3:], polite_s)
+    os.set_inheritable(writer, False)
+    _Supervisor(life, writer).run(words[3:], polite_s)
 
 
 class _Supervisor:
-    def __init__(self, life: int, said: int) -> None:
-        self.said = said
+    def __init__(self, life: int, writer: int) -> None:
+        self.writer = writer
         self.life: int | None = life
         self.is_urgent = False
         self.woken, waker = os.pipe()
@@ -163,7 +163,7 @@ class _Supervisor:
 
     def say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(self.said, f"{line}\n".encode())
+            os.write(self.writer, f"{line}\n".encode())
 
 
 def _send_all(processes: Iterable[procfs.Process], number: signal.Signals) -> None:

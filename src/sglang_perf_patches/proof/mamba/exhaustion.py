@@ -161,9 +161,9 @@ def _act(server: HybridServer, random: Random) -> None:
             for _ in range(random.randint(1, 3)):
                 _submit(server, random)
         case "abort":
-            there = [*server.waiting, *server.running.reqs]
-            if there:
-                server.abort(random.choice(there))
+            requests = [*server.waiting, *server.running.reqs]
+            if requests:
+                server.abort(random.choice(requests))
                 server.check_slots()
         case "retract":
             if len(server.running.reqs) > 1:

@@ -241,8 +241,8 @@ class HybridServer:
         chunked = self.scheduler.chunked_req
         excluded = [chunked] if chunked is not None else []
         batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
-        known = takes(batch.filter_batch, "reqs_to_exclude")
-        name = "reqs_to_exclude" if known else "chunked_req_to_exclude"
+        is_renamed = takes(batch.filter_batch, "reqs_to_exclude")
+        name = "reqs_to_exclude" if is_renamed else "chunked_req_to_exclude"
         batch.filter_batch(**{name: excluded})
         if excluded:
             self.running.batch_is_full = False

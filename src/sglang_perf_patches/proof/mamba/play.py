@@ -161,9 +161,9 @@ class Play:
         """
         with self._uncounted():
             _, prefill = scheduling.scheduled(self.rig, requests)
-            known = host.prefill(prefill)
+            prefill_known = host.prefill(prefill)
             mask = tuple(prefill.mamba_track_mask.tolist())
-        return mask, known and known.track and known.track.mask
+        return mask, prefill_known and prefill_known.track and prefill_known.track.mask
 
     def scheduled(self, requests: Sequence[Request]) -> Played:
         """As `metadata`, of batches that the release's own scheduler made.

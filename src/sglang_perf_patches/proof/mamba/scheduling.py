@@ -94,8 +94,8 @@ def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
         request.prefix_indices = pages.alloc(wanted.cached)
     if hasattr(request, "extend_end"):  # since 0.5.22 or so; a radix tree would know the prefix
         request.prefix_len, request.extend_end = wanted.cached, total
-        held = getattr(request, "prefix_indices", torch.empty(0, dtype=torch.int64))
-        tree.prefixes[request.rid] = held
+        indices = getattr(request, "prefix_indices", torch.empty(0, dtype=torch.int64))
+        tree.prefixes[request.rid] = indices
         tree.prefix_device_indices = lambda asked: tree.prefixes[asked.rid]
     elif hasattr(request, "set_extend_range"):  # since 0.5.16 or so
         request.set_extend_range(wanted.cached, total)

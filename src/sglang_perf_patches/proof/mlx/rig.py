@@ -134,11 +134,11 @@ class Player:
 
     def leave(self, who: str) -> None:
         """Remove a request; the next one may reuse its caches."""
-        held = self._held.pop(who)
+        length = self._held.pop(who)
         if self._pool is not None:
-            self._donated[who] = (self.tokens(who)[:held], self._pool.slots(who, 0, held))
+            self._donated[who] = (self.tokens(who)[:length], self._pool.slots(who, 0, length))
             if hasattr(self.runner, "release_request_row"):
-                self.runner.release_request_row(who, held)
+                self.runner.release_request_row(who, length)
         self.runner.remove_request(who)
 
     def decode(self, batch: list[str], steps: int = 1, *, chained: bool = False) -> None:
@@ -209,14 +209,14 @@ class Player:
 
     def extend(self, who: str, tokens: int) -> None:
         """Prefill `tokens` further tokens of a request's prompt."""
-        held = self._held[who]
-        new = self._words(f"{who}+{held}", tokens)
+        length = self._held[who]
+        new = self._words(f"{who}+{length}", tokens)
         self._held[who] += tokens
         if has_pool():
             slots = []
             if self._pool is not None:
-                self._pool.allocate(who, held, tokens)
-                slots = self._pool.slots(who, held, held + tokens)
+                self._pool.allocate(who, length, tokens)
+                slots = self._pool.slots(who, length, length + tokens)
             self.runner.extend(who, new, slots)
         else:
             # Without a pool, stock counts generated tokens as not yet fed in.

@@ -44,10 +44,10 @@ def admitted(
     reqs = worker.admit()
     order = [req.rid for req in reqs]
     require(order == [f"r{n}" for n in range(len(reqs))], f"not in order: {order}")
-    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
+    kept_tokens = [worker.allocated(req) - worker.evicted(req) for req in reqs]
     return {
         "admitted": len(reqs),
-        "held": sorted(set(held)),
+        "held": sorted(set(kept_tokens)),
         "refused": len(worker.rejected),
         "message": next(iter(worker.rejected.values()), ""),
     }

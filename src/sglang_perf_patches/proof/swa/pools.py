@@ -35,16 +35,16 @@ SETTINGS = {
 """Arguments of a server; each other one is None, or off."""
 
 
-def publish(**asked: Any) -> Any:
+def publish(**settings: Any) -> Any:
     """Say that this process is an ordinary server; a decode worker may have said otherwise.
 
     Returns:
         the release's ``ServerArgs``.
 
     Args:
-        asked: arguments of the server, beside those that `stock.MORE` adds.
+        settings: arguments of the server, beside those that `stock.MORE` adds.
     """
-    server_args = stock.arguments(**{"device": "cpu"} | MORE | asked)
+    server_args = stock.arguments(**{"device": "cpu"} | MORE | settings)
     stock.publish(server_args)
     return server_args
 

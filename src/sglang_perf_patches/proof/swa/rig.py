@@ -199,8 +199,8 @@ class DecodeWorker:
 
     def retract(self) -> list[Any]:
         """Retract as stock's scheduler does when the next step does not fit."""
-        known = stock.takes(self.batch.retract_decode, "server_args")
-        arguments = (self.server_args,) if known else ()
+        takes_arguments = stock.takes(self.batch.retract_decode, "server_args")
+        arguments = (self.server_args,) if takes_arguments else ()
         retracted, _, aborted = self.batch.retract_decode(*arguments)
         self.counts.retractions += len(retracted)
         self.counts.aborted += len(aborted)
@@ -321,18 +321,18 @@ class DecodeWorker:
         """
         import torch
 
-        held = self.allocated(req)
-        now, then = torch.tensor([held]), torch.tensor([held + tokens])
+        length = self.allocated(req)
+        now, then = torch.tensor([length]), torch.tensor([length + tokens])
+        last = self.slots(req, length - 1, length).long()
         if self.shape.page_size == 1:
             slots = self.allocator.alloc(tokens)
         elif tokens == 1:
-            slots = self.allocator.alloc_decode(then, then, self.slots(req, held - 1, held).long())
+            slots = self.allocator.alloc_decode(then, then, last)
         else:
-            last = self.slots(req, held - 1, held).long()
             slots = self.allocator.alloc_extend(now, now, then, then, last, tokens)
         assert slots is not None, "the pool is full"
-        self.rows.write((self._row(req), slice(held, held + tokens)), slots.to(torch.int32))
-        _record(req, "kv_allocated_len").kv_allocated_len = held + tokens
+        self.rows.write((self._row(req), slice(length, length + tokens)), slots.to(torch.int32))
+        _record(req, "kv_allocated_len").kv_allocated_len = length + tokens
 
     def _after_decode(self, req: Any, at: int) -> None:
         tokens = self.shape.draft[0] if self.shape.draft else 1

@@ -19,8 +19,8 @@ FEW = (PREFIX, FORWARDS["none"], FORWARDS["no mask"])
 
 def seg_la(inputs: Inputs) -> int:
     """Forwards of the ``seg_la`` kernel; without tracking, the patch changes nothing."""
-    more = some(inputs, (FORWARDS["half"], FORWARDS["chunks"]))
-    scenarios = prefills(MODULE, *FEW, *more)
+    further = some(inputs, (FORWARDS["half"], FORWARDS["chunks"]))
+    scenarios = prefills(MODULE, *FEW, *further)
     return _forwards("seg_la", scenarios, own=0) if len(scenarios) > 1 else 0
 
 

@@ -67,8 +67,8 @@ def prepared(runner: Any, mode: str, lengths: list[int], case: Case) -> list[Any
     if mode == "draft":
         steps = flash.DRAFT - 1
         draft = flash.module.FlashAttentionMultiStepBackend(runner, 1, steps)
-        given: Any = {"steps": steps}
-        batch = draft_batch(runner, lengths, padding, **given)
+        options: Any = {"steps": steps}
+        batch = draft_batch(runner, lengths, padding, **options)
         if not flash.HOST_LENGTHS:
             batch.seq_lens_cpu = None
         if not case["graph"]:
@@ -76,7 +76,7 @@ def prepared(runner: Any, mode: str, lengths: list[int], case: Case) -> list[Any
             return [step.forward_metadata for step in draft.attn_backends]
         draft.init_cuda_graph_state(CAPTURED, CAPTURED)
         bs = batch.batch_size
-        prepare(draft, draft_batch(runner, [1] * bs, **given), capture=True)
+        prepare(draft, draft_batch(runner, [1] * bs, **options), capture=True)
         prepare(draft, batch)
         return [step.decode_cuda_graph_metadata[bs] for step in draft.attn_backends]
     backend = flash.make(runner)

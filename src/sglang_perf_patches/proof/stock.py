@@ -64,6 +64,17 @@ def replaced(modules: Iterable[Any], stand_ins: Mapping[str, Any]) -> Iterator[N
         yield
 
 
+def state_ranks(**ranks: Any) -> None:
+    """Say which ranks this process has, to releases that keep a register of them."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return
+    register = get_parallel()
+    if hasattr(register, "override_permanently"):  # since 0.5.22 or so
+        register.override_permanently(**ranks)
+
+
 def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:
     """The release's own ``Req`` of a prompt, with those options that it knows.
 

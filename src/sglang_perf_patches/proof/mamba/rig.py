@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib
 import shutil
@@ -301,10 +300,7 @@ def alone() -> None:
         backend="gloo",
     )
     state.initialize_model_parallel()
-    with contextlib.suppress(ModuleNotFoundError):
-        parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
-        if hasattr(parallel, "override_permanently"):  # since 0.5.22 or so
-            parallel.override_permanently(tp_rank=0, attn_tp_rank=0)
+    stock.state_ranks(tp_rank=0, attn_tp_rank=0)
 
 
 @functools.cache  # a second publication would drop the process groups

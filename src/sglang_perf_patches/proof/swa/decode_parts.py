@@ -57,7 +57,13 @@ def publish(shape: Shape) -> Any:
             arguments,
             {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
         )
-    _state_ranks()
+    stock.state_ranks(
+        tp_rank=0,
+        pp_rank=0,
+        dp_rank=None,
+        attn_tp_rank=0,
+        attn_tp_group=SimpleNamespace(cpu_group=_gloo_group()),
+    )
     return arguments
 
 
@@ -220,20 +226,6 @@ def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
         return
     for name, value in resolved.items():
         setattr(arguments, name, value)
-
-
-def _state_ranks() -> None:
-    """Say, to releases that keep a register of it, that this process is the only one."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:
-        return
-    register = get_parallel()
-    if hasattr(register, "override_permanently"):
-        group = SimpleNamespace(cpu_group=_gloo_group())
-        register.override_permanently(
-            tp_rank=0, pp_rank=0, dp_rank=None, attn_tp_rank=0, attn_tp_group=group
-        )
 
 
 def _gloo_group() -> Any:

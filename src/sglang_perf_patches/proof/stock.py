@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 MEMORY = "sglang.srt.mem_cache"
 
-MORE: dict[str, Any] = {}
+EXTRA_ARGUMENTS: dict[str, Any] = {}
 """Arguments of a server that checks are played with beside those that they give themselves: set by
 who plays them in another set-up."""
 
-MADE: list[Any] = []
+PLAYED_ARGUMENTS: list[Any] = []
 """The server arguments that checks were played with, in the order in which they were made."""
 
 
@@ -43,8 +43,8 @@ def arguments(**settings: Any) -> Any:
 
 
 def noted(server_args: T) -> T:
-    """The same arguments; they are kept in `MADE`."""
-    MADE.append(server_args)
+    """The same arguments; they are kept in `PLAYED_ARGUMENTS`."""
+    PLAYED_ARGUMENTS.append(server_args)
     return server_args
 
 

@@ -15,7 +15,7 @@ import torch
 
 from .. import stock
 from ..namespace import NoneByDefault
-from ..stock import MORE, called
+from ..stock import EXTRA_ARGUMENTS, called
 from .cases import CHUNK, Batch
 
 ATTENTION = "sglang.srt.layers.attention"
@@ -325,7 +325,7 @@ def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
         "sampling_backend": "pytorch",
         **options,
     }
-    server_args = stock.arguments(**{**own, **MORE})
+    server_args = stock.arguments(**{**own, **EXTRA_ARGUMENTS})
     server_args._mamba_cache_chunk_size = max(chunk, page)
     stock.publish(server_args)
     return server_args

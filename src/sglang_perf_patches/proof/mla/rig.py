@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..namespace import NoneByDefault
-from ..stock import MORE, noted, replaced
+from ..stock import EXTRA_ARGUMENTS, noted, replaced
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -53,7 +53,7 @@ def server_args(**settings: Any) -> NoneByDefault:
         "cuda_graph_max_bs": REQUESTS,
         "get_attention_backends": lambda: ("triton", "triton"),
     }
-    return noted(NoneByDefault(**{**defaults, **settings, **MORE}))
+    return noted(NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS}))
 
 
 def model_runner(

@@ -18,7 +18,7 @@ from unittest import mock
 from .. import stock
 from ..caches import cache_params, unified_cache
 from ..namespace import NoneByDefault
-from ..stock import MEMORY, MORE, called
+from ..stock import EXTRA_ARGUMENTS, MEMORY, called
 from .shape import LAYOUTS, Shape
 
 DECODE = "sglang.srt.disaggregation.decode"
@@ -35,7 +35,7 @@ class Transfers:
 
 
 def publish(shape: Shape) -> Any:
-    """Publish the server that a worker is a rank of; what `stock.MORE` adds gives way to it."""
+    """Publish the server that a worker is a rank of; `EXTRA_ARGUMENTS` give way to its own."""
     own = {
         "page_size": shape.page_size,
         "disable_radix_cache": True,
@@ -49,7 +49,7 @@ def publish(shape: Shape) -> Any:
         own["speculative_algorithm"] = "EAGLE"
     if shape.backup != "default":
         own["disaggregation_decode_retraction_backup"] = shape.backup
-    arguments = stock.arguments(**{"chunked_prefill_size": 8192} | MORE | own)
+    arguments = stock.arguments(**{"chunked_prefill_size": 8192} | EXTRA_ARGUMENTS | own)
     stock.publish(arguments)
     if shape.draft:
         names = ("num_draft_tokens", "num_steps", "eagle_topk")

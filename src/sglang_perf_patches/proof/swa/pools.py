@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import stock
 from ..namespace import NoneByDefault
-from ..stock import MORE, replaced
+from ..stock import EXTRA_ARGUMENTS, replaced
 
 MODULE = "sglang.srt.model_executor.pool_configurator"
 GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
@@ -42,9 +42,9 @@ def publish(**settings: Any) -> Any:
         the release's ``ServerArgs``.
 
     Args:
-        settings: arguments of the server, beside those that `stock.MORE` adds.
+        settings: arguments of the server, beside those that `stock.EXTRA_ARGUMENTS` adds.
     """
-    server_args = stock.arguments(**{"device": "cpu"} | MORE | settings)
+    server_args = stock.arguments(**{"device": "cpu"} | EXTRA_ARGUMENTS | settings)
     stock.publish(server_args)
     return server_args
 

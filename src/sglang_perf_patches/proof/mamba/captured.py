@@ -47,9 +47,9 @@ class Replays:
     smaller: tuple[int, ...] = ()
 
 
-def replays_of(*batches: Batch, more: int = 0, **options: Any) -> Replays:
-    """Replays in the smallest bucket that takes the batches, or one with so many `more` tokens."""
-    return Replays(batches, max(batch.tokens for batch in batches) + more, **options)
+def replays_of(*batches: Batch, spare: int = 0, **options: Any) -> Replays:
+    """Replays in the smallest bucket that takes the batches, or one with so many `spare` tokens."""
+    return Replays(batches, max(batch.tokens for batch in batches) + spare, **options)
 
 
 _OVERFULL = replays_of(
@@ -68,7 +68,7 @@ EDGES = (
         Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
         Batch((Request(65),)),
         Batch((Request(30), Request(5, 64)), tracking=False),
-        more=5,
+        spare=5,
         loads=True,
         smaller=(64,),
     ),
@@ -81,10 +81,10 @@ EDGES = (
         smaller=(8,),
     ),
     replays_of(Batch((Request(1, tracked=False),))),
-    replays_of(Batch((Request(1, tracked=False),)), more=3),
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
     replays_of(Batch((Request(16, tracked=False),), tracking=False)),
     replays_of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
-    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), more=64, loads=True),
+    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), spare=64, loads=True),
     replays_of(
         Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED"),
         smaller=(64,),
@@ -99,17 +99,17 @@ BREAKS = (
         Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
         Batch((Request(64),)),
         Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
-        more=5,
+        spare=5,
         loads=True,
         smaller=(8,),
     ),
     _OVERFULL,
-    replays_of(Batch((Request(1, tracked=False),)), more=3),
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
     # kept at a chunk, at the end, and before the end
     replays_of(
         Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
         Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
-        more=64,
+        spare=64,
         loads=True,
     ),
 )

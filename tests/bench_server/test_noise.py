@@ -62,6 +62,14 @@ def test_what_is_steady_on_each_side_may_differ_by_little() -> None:
     assert change([100.0] * 3, [101.0] * 3).word == "more"
 
 
+def test_what_rounds_to_nothing_is_no_difference() -> None:
+    """A conclusion must not say ``better: host memory the same``."""
+    assert change([100.0] * 3, [100.4] * 3).word == "within"
+    assert change([1000.0, 1000.1], [999.0, 999.1]).word == "within"
+    assert change([100.0] * 5, [100.4] * 5).word == "within"
+    assert change([100.0] * 3, [100.6] * 3).word == "more"
+
+
 @pytest.mark.parametrize("turns", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", _DISTRIBUTIONS)
 def test_equal_sides_pass_as_seldom_as_the_rule_says(turns: int, name: str) -> None:

@@ -261,10 +261,19 @@ def test_amounts_are_for_people() -> None:
 
 def test_the_text_has_figures_tokens_and_patches() -> None:
     text = to_text(made())
-    assert re.search(r"TPOT +ms +10\.1 \(10\.0 to 10\.2\) +7\.05 .* 30 % less .* yes, better", text)
+    assert re.search(r"TPOT +ms +10\.1 \(10\.0-10\.2\) +7\.05 .* 30 % less .* yes, better", text)
     assert re.search(r"TTFT +ms .* no$", text, re.MULTILINE)
     assert "greedy tokens: equal for 1 prompt in 6 boots" in text
     assert "mlx.kv-arena: live in 3 scheduler processes, run in 3" in text
+
+
+def test_the_figures_are_at_most_100_columns_wide() -> None:
+    """As wide as they come: long spreads, and amounts with signs."""
+    sides = ([41_234.5, 70_812.5, 60_400.5], [72_200.5, 503_100.5, 97_600.5])
+    change = noise.change(*sides)
+    text = to_text(made(changes={"throughput": change, "TTFT p99": noise.change(*reversed(sides))}))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "60400 (41234-70812)" in text
 
 
 def test_a_restless_machine_is_named() -> None:

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from throwaway import Throwaway
 
+from sglang_perf_patches import bench as bench_room
+from sglang_perf_patches import sets
 from sglang_perf_patches.bench import mlx, swa, timing
+from sglang_perf_patches.model.patch import by_id
+
+COMMAND = "sglang-perf-patches bench server -- COMMAND"
 
 SETS = """
 import sys, types
@@ -28,8 +33,11 @@ for name in ("one", "two"):
     exec(MODULE, {"__name__": module.__name__, **vars(module)}, vars(module))
 """
 MODULE = """
+CHANGED_BY = {"one.step", "one.ten", "two.both"}
+
 def add_options(parser):
     parser.add_argument("--size", type=int, default=1)
+    parser.add_argument("--patches", default="")
 
 def tables(given, name=__name__.rpartition(".")[2]):
     import os, sys
@@ -37,6 +45,8 @@ def tables(given, name=__name__.rpartition(".")[2]):
     from sglang_perf_patches.bench.report import Table
     print("a library's own words")
     applying = [id for id, word in bench.words(name).items() if word == "applies"]
+    if HOW == "nothing":
+        return
     yield Table(name, "what applies", ("patch", "size"), tuple((id, given.size) for id in applying))
     if name == "two" and HOW == "differs":
         raise proof.Different("the third value")
@@ -69,10 +79,12 @@ def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[list[Any]]]:
 def test_every_set_and_one_closing_line(throwaway: Throwaway) -> None:
     done = bench(throwaway, "")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-3:] == [
+    assert done.stdout.splitlines()[-5:] == [
         "2 of 2 equal to stock and measured in 2 tables",
         "one: equal to stock; nothing was timed",
         "two: equal to stock; nothing was timed",
+        "two: not played: only a whole server shows what two.helper changes:",
+        f"  SGLANG_PERF_PATCHES=two.helper {COMMAND}",
     ]
     assert "library" not in done.stdout
     assert [line for line in done.stderr.splitlines() if line.startswith("[")] == [
@@ -117,6 +129,37 @@ def test_where_nothing_could_be_measured_it_is_exit_1(throwaway: Throwaway) -> N
     gone = bench(throwaway, "", "two.gone")
     assert gone.returncode == 1
     assert "two: skipped: two.gone is absent" in gone.stdout
+    assert gone.stdout.startswith("0 of 1 equal to stock and measured in 0 tables, 1 skipped")
+
+
+def test_what_only_a_whole_server_shows_is_refused_in_one_sentence(throwaway: Throwaway) -> None:
+    """At once, before anything is played, in whatever way it is named."""
+    said = [
+        "two: skipped: only a whole server shows what two.helper changes:",
+        f"  SGLANG_PERF_PATCHES=two.helper {COMMAND}",
+    ]
+    for words in (("two.helper",), ("two", "--patches", "two.helper")):
+        done = bench(throwaway, "dies", *words)
+        assert (done.returncode, done.stdout.splitlines()[1:]) == (1, said)
+        assert "last words" not in done.stderr
+    both = bench(throwaway, "", "two.both", "two.helper")
+    assert both.returncode == 0
+    assert both.stdout.splitlines()[-1] == f"  SGLANG_PERF_PATCHES=two.helper {COMMAND}"
+
+
+def test_a_bench_without_a_table_measured_nothing(throwaway: Throwaway) -> None:
+    done = bench(throwaway, "nothing", "two.both")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        "two: skipped: this machine can play nothing of it; "
+        "bench server measures it in your own server"
+    )
+
+
+def test_each_set_names_patches_of_its_own() -> None:
+    patches = by_id(sets.load())
+    for name in bench_room.NAMES:
+        assert bench_room.changed_by(name) <= {id for id in patches if patches[id].set == name}
 
 
 def test_a_traceback_is_shown_to_who_asks(throwaway: Throwaway) -> None:
@@ -149,11 +192,32 @@ def test_a_patch_is_played_alone_only_what_it_can_change() -> None:
     given = mlx_options(named=("mlx.last-row",))
     assert list(mlx._batches(given, False, can_chain=True, has_any=False)) == []
     assert len(list(mlx._batches(given, False, can_chain=True, has_any=True))) == 2
-    assert swa._selections(()) == swa.SELECTIONS
-    assert list(swa._selections(("swa.page-size-1",))) == ["stock", "patched"]
-    assert list(swa._selections(("swa.evict-before-retract",))) == [
-        *("stock", "patched", "+ evict-before-retract")
-    ]
+    every = swa.planned(swa.CHANGED_BY, (), swa.DECODING)
+    assert every.selections == swa.SELECTIONS
+    assert (every.admission, every.decoding) == (swa.ADMISSION, swa.DECODING)
+
+
+def test_bench_swa_plays_what_the_patches_of_a_release_can_change() -> None:
+    def planned(*applying: str, named: tuple[str, ...] = ()) -> swa.Plan:
+        return swa.planned(frozenset(f"swa.{name}" for name in applying), named, swa.DECODING)
+
+    unpaged = planned("page-size-1")
+    assert {load.page_size for load in unpaged.admission + unpaged.decoding} == {1}
+    assert unpaged.idle == ()
+    assert planned("tail-prealloc", "page-size-1").admission == swa.ADMISSION
+    idle = planned("idle-admission")
+    assert (idle.admission, idle.decoding, idle.idle) == ((), (), (64,))
+    assert planned("idle-admission", "page-size-1").idle == (1, 64)
+    # A policy can change any load that is decoded; the exact patches only what they reserve.
+    policy = planned("page-size-1", "evict-before-retract")
+    assert policy.decoding == swa.DECODING
+    assert list(policy.selections) == ["stock", "patched", "+ evict-before-retract"]
+    paged, unpaged_load = swa.DECODING[:2]
+    assert not policy.changes("patched", paged)
+    assert policy.changes("patched", unpaged_load)
+    assert policy.changes("+ evict-before-retract", paged)
+    alone = planned("page-size-1", "evict-before-retract", named=("swa.page-size-1",))
+    assert list(alone.selections) == ["stock", "patched"]
 
 
 def mlx_options(named: tuple[str, ...]) -> argparse.Namespace:

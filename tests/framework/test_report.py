@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches.bench import nvidia, page, report, timing
-from sglang_perf_patches.bench.report import Report, Table
+from sglang_perf_patches.bench.report import Counted, Report, Table
 from sglang_perf_patches.bench.timing import Ratio
 
 HALF = Ratio(2e-3, 1e-3, 0.5, 0.4, 0.6)
@@ -107,22 +107,37 @@ COUNTED = Table(
     "admitted",
     ("window", "pools", "prompt", "admitted, stock", "admitted, patched"),
     ((128, 0.25, 8192, 7, 64), (128, 0.5, 32_768, 0, 1), (4096, 0.5, 96, 96, 96)),
-    counted=("admitted, stock", "admitted, patched"),
+    counted=Counted(
+        "admitted",
+        (("prompt 8192", 7, 64), ("prompt 32768", 0, 1), ("prompt 96", 96, 96)),
+    ),
 )
 
 
 def test_counts_have_a_verdict_and_a_plot() -> None:
     counted = Report("0.5.23 at /x", {}, (COUNTED,), {"swa": "equal"})
-    assert report.verdict(counted, "swa") == "swa: more in 2 of 3 cases, at most 7 → 64"
+    assert report.verdict(counted, "swa") == "swa: admitted: more in 2 of 3 cases, at most 7 → 64"
     page = report.to_html(counted)
     assert page.count("<svg") == 3 + 1
-    assert "window 128, prompt 8192: 7 → 64" in page
+    assert "prompt 8192: 7 → 64" in page
     assert "same results" not in page
-    less = Report("", {}, (replace(COUNTED, rows=((1, 0.5, 2, 9, 4),)),), {"swa": "equal"})
-    assert report.verdict(less, "swa") == "swa: fewer in 1 of 1 case, at most 9 → 4"
+    assert "more to the right" in page
     untimed = Report("", {}, (replace(COUNTED, counted=None),), {"swa": "equal"})
     assert report.verdict(untimed, "swa") == "swa: equal to stock; nothing was timed"
     assert report.table_from_json(report.table_to_json(COUNTED)) == COUNTED
+
+
+def test_fewer_may_be_what_a_patch_is_for() -> None:
+    fewer = Counted("waits", (("half", 9, 4), ("all", 0, 0)), fewer_is_better=True)
+    found = Report("", {}, (COUNTED, replace(COUNTED, counted=fewer)), {"swa": "equal"})
+    assert report.verdict(found, "swa") == (
+        "swa: admitted: more in 2 of 3 cases, at most 7 → 64; "
+        "waits: fewer in 1 of 2 cases, at most 9 → 4"
+    )
+    page = report.to_html(found)
+    assert "waits, patched : stock; fewer to the left" in page
+    assert "<div class='said better'>9 → 4</div>" in page
+    assert "<div class='said none'>0 → 0</div>" in page
 
 
 def test_whole_numbers_are_whole_and_ratios_are_ratios_on_the_page() -> None:

@@ -49,13 +49,21 @@ def rig(
     )
 
 
-def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
+def measured(tmp_path: Path, *words: str, script: str, **more: str) -> Any:
+    """What a script of the rig finds out about a small model on this CPU."""
     model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
     out = tmp_path / "out.json"
-    done = rig(
+    sizes = ("device=cpu", "max_total_tokens=16384")
+    done = rig(tmp_path, out, model, *words, *sizes, script=script, **more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
+    found = measured(
         tmp_path,
-        *(out, model, "all,-mlx.kv-arena", "together", "ttft", "tpot"),
-        *("device=cpu", "max_total_tokens=16384"),
+        *("all,-mlx.kv-arena", "together", "ttft", "tpot"),
+        script="turns.py",
         ROUNDS="3",
         TOGETHER="3x20",
         CELLS="2x17",
@@ -63,8 +71,6 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
         TOKENS="12",
         PROMPT="16",
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(out.read_text(encoding="utf-8"))
     live = found["said"]["patches"]
     assert "mlx.kv-arena" in live
     assert found["off"] == {"stock": live, "all": [], "-mlx.kv-arena": ["mlx.kv-arena"]}
@@ -80,17 +86,7 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
 
 
 def test_a_first_token_is_followed_step_by_step(tmp_path: Path) -> None:
-    model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
-    out = tmp_path / "out.json"
-    done = rig(
-        tmp_path,
-        *(out, model, "device=cpu", "max_total_tokens=16384"),
-        script="timeline.py",
-        ROUNDS="8",
-        CELLS="1x17",
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(out.read_text(encoding="utf-8"))["1x17"]
+    found = measured(tmp_path, script="timeline.py", ROUNDS="8", CELLS="1x17")["1x17"]
     at = {step: ms for ms, step in found["steps"]}
     order = ("_send_one_request> 1", "process_input_requests> 1", "wait< 1", "stream_output> 1")
     times = [at[step] for step in (*order, "_handle_batch_output< 1")]

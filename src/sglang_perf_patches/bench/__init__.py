@@ -1,10 +1,11 @@
 """Comparisons of stock and patched on an operator's own machine: ``sglang-perf-patches bench``.
 
-A set's module makes its tables: ``add_options(parser)`` adds the sizes that it lets an operator
-choose, and ``tables(given)``, whose ``given.named`` has the patches that were named alone, first
-shows that stock and patched give the same, then yields each table as it is done. It raises
-`proof.Different` where they don't, `proof.Missing` where this machine can't. It imports torch,
-sglang and mlx in its functions only, because the command imports it to read its options. `measure`
+A set's module makes its tables: ``CHANGED_BY`` names the patches that can change what it plays,
+``add_options(parser)`` adds the sizes that it lets an operator choose, and ``tables(given)``, whose
+``given.named`` has the patches that were named alone, first shows that stock and patched give the
+same, then yields each table as it is done. It raises `proof.Different` where they don't,
+`proof.Missing` where this machine can't. It imports torch, sglang and mlx in its functions only,
+because the command imports it to read its options. `measure`
 runs one in a process of its own.
 """
 
@@ -32,6 +33,8 @@ NAMES = sets.NAMES
 TRACEBACK = "SGLANG_PERF_PATCHES_TRACEBACK"
 """Set for a child process: show the traceback of a failure."""
 
+_NOTHING = "this machine can play nothing of it; bench server measures it in your own server"
+
 
 def parser(set_name: str) -> argparse.ArgumentParser:
     """The options of a set's bench: ``--quick`` and its own sizes."""
@@ -42,6 +45,12 @@ def parser(set_name: str) -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     _module(set_name).add_options(made)
     return made
+
+
+def changed_by(set_name: str) -> frozenset[str]:
+    """The patches of a set that can change what its bench plays; the others need a whole server."""
+    found: frozenset[str] = _module(set_name).CHANGED_BY
+    return found
 
 
 def words(set_name: str) -> dict[str, str]:
@@ -88,10 +97,11 @@ def main(words: Sequence[str]) -> int:
         sets.load = lambda: only  # type: ignore[assignment]
     given = parser(set_name).parse_args(options)
     given.named = () if named == set_name else tuple(named.split(","))
-    ended, reason, trace = "equal", "", ""
+    ended, reason, trace = "skipped", _NOTHING, ""
     try:
         for table in _module(set_name).tables(given):
             worker.emit(json.loads(report.table_to_json(table)))
+            ended, reason = "equal", ""
     except Different as error:
         ended, reason = "different", str(error)
     except Missing as error:

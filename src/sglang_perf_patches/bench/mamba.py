@@ -22,11 +22,14 @@ from ..proof import Different, Missing, lent
 from ..proof.comparing import require_same, selected
 from . import mamba_captured
 from . import words as set_words
-from .report import Cell, Table
+from .report import Cell, Counted, Table
 from .timing import Ratio, call_time, in_turns, progress
 
 _SET = "mamba"
 _CHUNKS = "mamba.mamba2-chunk-indices"
+CHANGED_BY = frozenset(
+    {_CHUNKS, "mamba.zero-sync", "mamba.lightning-rows", "mamba.gdn-prefill-graph"}
+)
 _FORWARDS = 8
 """Forwards that a time is the median of."""
 _BUSY_CYCLES = 2_000_000
@@ -42,7 +45,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     """Waits of gated-delta-net forwards, with times on a GPU; then of Mamba2 and lightning.
 
     Raises:
-        Missing: torch is not here, or no patch of the set applies.
+        Missing: torch is not here.
         Different: outputs or states are not stock's, bit by bit.
     """
     try:
@@ -50,8 +53,6 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     except ImportError as error:
         raise Missing("it needs torch") from error
     words = set_words(_SET)
-    if "applies" not in words.values():
-        raise Missing("no patch of the set applies to this sglang")
     if torch.cuda.is_available() and not torch.version.hip:
         lent.lend_beside_wheels()
         yield from _on_gpu(torch, words, 0 if given.quick else max(0, given.rounds))
@@ -77,6 +78,9 @@ def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
             for name, each in progress(scenarios.items(), title)
             if _is_served(title, each, words)
         ]
+        rows = [row for row in rows if any(row[2:])]  # where stock does not wait, nothing changes
+        if not rows:
+            continue
         yield Table(
             _SET,
             f"waits of forwards with 2 {title} layers, counted on a CPU",
@@ -85,6 +89,11 @@ def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
             (
                 "A wait is a copy from the device, or a blocking copy to it. Outputs and states "
                 "of each row are equal bit by bit.",
+            ),
+            Counted(
+                f"waits of {title}",
+                tuple((name, stock, patched) for name, _, stock, patched in rows),
+                fewer_is_better=True,
             ),
         )
 
@@ -113,7 +122,7 @@ def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> boo
     return all(each.mode != "DECODE" and (tracks or not each.tracking) for each in batches)
 
 
-def _counted(name: str, rig: Any, batches: Sequence[Any]) -> tuple[Cell, ...]:
+def _counted(name: str, rig: Any, batches: Sequence[Any]) -> tuple[str, int, int, int]:
     expected, stock = rig.forwards(batches)
     with selected(_SET):
         found, waited = rig.forwards(batches)
@@ -185,16 +194,15 @@ def _others(
         kinds.Mamba2(device="cuda") if title == "Mamba2" else kinds.Lightning(kernel, device="cuda")
     )
     forwards = _Forwards(torch, made, projections=False)
-    return [
-        (
-            f"{title}, {name}",
-            each[0].tokens,
-            *forwards.counts(name, each[0]),
-            *_spread(forwards.times(each[0], rounds)),
-        )
-        for name, each in batches.FORWARDS.items()
-        if len(each) == 1 and _is_served(title, each, words)
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    for name, each in batches.FORWARDS.items():
+        if len(each) > 1 or not _is_served(title, each, words):
+            continue
+        counts = forwards.counts(name, each[0])
+        if any(counts):  # where stock does not wait, nothing changes
+            times = _spread(forwards.times(each[0], rounds))
+            rows.append((f"{title}, {name}", each[0].tokens, *counts, *times))
+    return rows
 
 
 def _chunk_table(torch: Any, rounds: int) -> Table:
@@ -319,7 +327,7 @@ class _Forwards:
             held = self.wide[width] = self.torch.randn(tokens, width, **like)
         return held
 
-    def counts(self, name: str, wanted: Any) -> tuple[Cell, ...]:
+    def counts(self, name: str, wanted: Any) -> tuple[int, int, int]:
         """Syncs on stock, patched, and patched in a trace.
 
         Raises:

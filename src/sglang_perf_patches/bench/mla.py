@@ -26,6 +26,11 @@ from .timing import Ratio, call_time, progress, ratio, turns
 QUEUED_S = 2.8e-3
 """Work on the GPU that a call finds queued."""
 
+CHANGED_BY = frozenset(
+    f"mla.{name}"
+    for name in ("draft-metadata", "draft-extend-metadata", "page-table-bound", "sync-opt-out")
+)
+
 _WHEELS = ("sgl_kernel", "sgl_kernel.flash_attn", "flashinfer")
 _COLUMNS = (
     *("case", "stock, us", "patched, us", "patched : stock"),
@@ -44,20 +49,20 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     """A table for each patch that applies to the installed sglang.
 
     Raises:
-        Missing: there is no NVIDIA GPU, or no patch of the set applies.
+        Missing: there is no NVIDIA GPU.
         Different: a patch leaves other values for a kernel.
         RuntimeError: a piece could not be run; the tables of the others come first.
     """
     _need_gpu()
     stood_in = lent.lend_for_broken(*_WHEELS)
-    applying = _applying(given.patches)
+    applying = [
+        id for id, word in set_words("mla").items() if word == "applies" and id in CHANGED_BY
+    ]
     found = import_module(f"{__package__}.mla_pieces").pieces(given.quick)
     rounds = 2 if given.quick else max(2, given.rounds)
     failed = []
     for patch in progress(applying, "patches"):
         mine = [piece for piece in found if piece.patch == patch]
-        if not mine:
-            continue  # only whole Engines show it
         try:
             yield _table(patch, mine, rounds, stood_in)
         except Different:
@@ -76,18 +81,6 @@ def _need_gpu() -> None:
         raise Missing("it needs torch") from error
     if not torch.cuda.is_available() or torch.version.hip:
         raise Missing("it needs an NVIDIA GPU")
-
-
-def _applying(chosen: str) -> list[str]:
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    words = set_words("mla")
-    unknown = sorted(set(names) - set(words))
-    if unknown:
-        raise Missing(f"there is no patch {unknown[0]}")
-    applying = [id for id, word in words.items() if word == "applies" and id in (names or words)]
-    if not applying:
-        raise Missing("no patch of the set applies to this sglang")
-    return applying
 
 
 @dataclass

@@ -20,11 +20,15 @@ from ..proof import Different, Missing
 from ..sets.mlx import device
 from .mlx_models import MODELS
 from .mlx_sides import COMPARED_STEPS, SET, SHORT, Batch, Prefills, Side, Switch
-from .report import Cell, Table
+from .report import Cell, Counted, Table
 from .timing import progress, ratio, turns
 
 DECODE = ("mlx.kv-arena", "mlx.merged-cache")
 """The patches of the decode step; the one that applies decides whether steps can be chained."""
+
+CHANGED_BY = frozenset(
+    {*DECODE, "mlx.decode-context", "mlx.last-row", "mlx.pool-write", "mlx.first-buffer"}
+)
 
 _OF_STEPS = frozenset({*DECODE, "mlx.decode-context"})
 _OF_PROMPTS = frozenset({"mlx.last-row"})
@@ -126,6 +130,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
                     f"Where they are different, each side runs up to {_REPEATS} times more, and "
                     "the tokens after them are compared.",
                 ),
+                _megabytes(f"MB kept by {requests} requests", rows, named=4, stock=11),
             )
     if different:
         raise Different(f"other logits than stock's with {different[0]}")
@@ -165,7 +170,16 @@ def _prefill_table(
             "A prompt is built and launched, then its token is read, as in the overlap loop. The "
             "peak is above the weights and the pool.",
         ),
+        _megabytes("MB at a prefill's peak", rows, named=1, stock=4),
     )
+
+
+def _megabytes(what: str, rows: list[tuple[Any, ...]], *, named: int, stock: int) -> Counted:
+    """Memory for the verdict, in whole megabytes: the columns `stock` and the one after it."""
+    pairs = tuple(
+        (", ".join(map(str, row[:named])), round(row[stock]), round(row[stock + 1])) for row in rows
+    )
+    return Counted(what, pairs, fewer_is_better=True)
 
 
 def _numbers(text: str) -> list[int]:

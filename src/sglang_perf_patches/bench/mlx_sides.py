@@ -118,6 +118,7 @@ class Switch:
         import sglang_perf_patches
 
         self._put(self._live)
+        gc.collect()  # what holds a request's buffers would keep a patch from coming off
         sglang_perf_patches.deactivate()
 
     @staticmethod

@@ -31,6 +31,21 @@ class PageError(OperatorError, RuntimeError):
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What was counted on both sides, where there are no times.
+
+    Attributes:
+        what: of what, in a word or two.
+        pairs: stock's and patched's count of each case, with the name of the case.
+        fewer_is_better: whether a patch is to bring the number down.
+    """
+
+    what: str
+    pairs: tuple[tuple[str, float, float], ...]
+    fewer_is_better: bool = False
+
+
+@dataclass(frozen=True)
 class Table:
     """One comparison.
 
@@ -40,8 +55,7 @@ class Table:
         columns: their headings, with units.
         rows: one cell a column.
         notes: what a reader must know: conditions, and what was not measured.
-        counted: the columns of stock and patched that count something of which more is better,
-            where there are no times.
+        counted: the verdict's counts, where there are no times.
     """
 
     set: str
@@ -49,7 +63,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    counted: tuple[str, str] | None = None
+    counted: Counted | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +126,9 @@ def table_from_json(text: str) -> Table:
         tuple(Ratio(**cell) if isinstance(cell, dict) else cell for cell in row)
         for row in data["rows"]
     )
-    counted = data["counted"] and (data["counted"][0], data["counted"][1])
+    counted = data["counted"] and Counted(
+        **{**data["counted"], "pairs": tuple(map(tuple, data["counted"]["pairs"]))}
+    )
     texts = tuple(data["columns"]), rows, tuple(data["notes"])
     return Table(data["set"], data["title"], *texts, counted)
 
@@ -188,10 +204,9 @@ def verdict(report: Report, name: str) -> str:
         return f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")
     tables = [table for table in report.tables if table.set == name]
     ratios = [ratio for table in tables for ratio in _ratios(table)]
-    counts = [pair for table in tables for pair in _counts(table)]
     said = [
         *([headline(ratios)] if ratios else []),
-        *([_counted(counts)] if counts else []),
+        *(_counts(table.counted) for table in tables if table.counted),
     ]
     return f"{name}: {'; '.join(said) or 'equal to stock; nothing was timed'}"
 
@@ -214,27 +229,19 @@ def headline(ratios: Sequence[Ratio]) -> str:
     return "; ".join([*said, *([f"no difference beyond the spread in {rest}"] if rest else [])])
 
 
-def _counted(pairs: Sequence[tuple[float, float]]) -> str:
-    """Counts of stock and patched in a line: ``more in 5 of 6 cases, at most 7 → 64``."""
+def _counts(counted: Counted) -> str:
+    """Counts in a line: ``admitted: more in 5 of 6 cases, at most 7 → 64``."""
+    pairs = [pair for _, *pair in counted.pairs]
     more = [pair for pair in pairs if pair[1] > pair[0]]
     less = [pair for pair in pairs if pair[1] < pair[0]]
-    if not more and not less:
-        return f"no more and no fewer than stock in {_cases(len(pairs))}"
     said = []
     for found, word in ((more, "more"), (less, "fewer")):
         if found:
             stock, patched = max(found, key=lambda pair: abs(pair[1] - pair[0]))
             ends = f"{page.number(stock)} → {page.number(patched)}"
             said.append(f"{word} in {len(found)} of {_cases(len(pairs))}, at most {ends}")
-    return "; ".join(said)
-
-
-def _counts(table: Table) -> list[tuple[float, float]]:
-    """Stock's and patched's count of each row."""
-    if table.counted is None:
-        return []
-    stock, patched = map(table.columns.index, table.counted)
-    return [(row[stock], row[patched]) for row in table.rows]  # type: ignore[misc]
+    same = f"no more and no fewer than stock in {_cases(len(pairs))}"
+    return f"{counted.what}: {'; '.join(said) or same}"
 
 
 def require_writable(path: Path) -> None:
@@ -289,12 +296,12 @@ def _table_parts(table: Table) -> str:
         what = column.replace("patched : stock", "").strip(", ") or "time"
         parts.append(page.plot(bars, f"{what}, patched : stock; faster to the left", page.ratio))
     if table.counted is not None:
-        bars = [
-            _counted_bar(_named(table, row), *pair)
-            for row, pair in zip(table.rows, _counts(table), strict=True)
-        ]
-        what = table.counted[1].replace(", patched", "")
-        parts.append(page.plot(bars, f"{what}, patched : stock; more to the right", page.ratio))
+        counted = table.counted
+        bars = [_counted_bar(*pair, counted.fewer_is_better) for pair in counted.pairs]
+        axis = f"{counted.what}, patched : stock; " + (
+            "fewer to the left" if counted.fewer_is_better else "more to the right"
+        )
+        parts.append(page.plot(bars, axis, page.ratio))
     rows = [[(_for_people(cell), not isinstance(cell, str)) for cell in row] for row in table.rows]
     parts.append(page.table(table.columns, rows))
     return "".join(parts)
@@ -307,8 +314,9 @@ def _bar(name: str, ratio: Cell) -> page.Bar:
     return page.Bar(name, *ends, tone, _for_people(ratio))
 
 
-def _counted_bar(name: str, stock: float, patched: float) -> page.Bar:
-    tone: page.Tone = "better" if patched > stock else "worse" if patched < stock else "none"
+def _counted_bar(name: str, stock: float, patched: float, fewer_is_better: bool) -> page.Bar:
+    gained = stock - patched if fewer_is_better else patched - stock
+    tone: page.Tone = "better" if gained > 0 else "worse" if gained < 0 else "none"
     change = patched / stock - 1 if stock else math.inf if patched else 0.0
     text = f"{page.number(stock)} → {page.number(patched)}"
     return page.Bar(name, change, change, change, tone, text)
@@ -323,12 +331,6 @@ def _naming(table: Table) -> int:
     times = [at for at, cell in enumerate(row) if isinstance(cell, Ratio)]
     values = [at for at, cell in enumerate(row) if isinstance(cell, float)]
     return min([*sides, *times] or [*values, len(row)])
-
-
-def _named(table: Table, row: Sequence[Cell]) -> str:
-    """The name of a row, each cell with its heading."""
-    cells = zip(table.columns[: _naming(table)], row, strict=False)
-    return ", ".join(f"{head} {cell}" for head, cell in cells if not isinstance(cell, float))
 
 
 def _name(row: Sequence[Cell]) -> str:

@@ -1,8 +1,8 @@
 """``bench swa``: what the swa patches let a decode server admit, on this machine's sglang and CPU.
 
 The queue, the pools, the allocator and the batch are the installed sglang's own; no model runs and
-no GPU is used. Each row is one load, played on stock and then with each selection of patches. First
-it is shown that where memory does not bind, all do the same.
+no GPU is used. Each row is one load, played on stock and then with each selection of patches that
+can change it on this release. First it is shown that where memory does not bind, all do the same.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from ..proof.comparing import selected
 from ..proof.swa import prepare
 from ..proof.swa.rig import DecodeWorker
 from ..proof.swa.shape import Shape
-from .report import Cell, Table
+from . import words as set_words
+from .report import Cell, Counted, Table
 from .timing import progress
 
 EXACT = "swa"
-POLICIES = "swa,swa.window-bounded-admission,swa.evict-before-retract"
+_IDLE, _UNPAGED = "swa.idle-admission", "swa.page-size-1"
+_BOUNDED, _EVICTS = "swa.window-bounded-admission", "swa.evict-before-retract"
 SELECTIONS = {
     "stock": "none",
     "patched": EXACT,
-    "+ window-bounded-admission": "swa,swa.window-bounded-admission",
-    "+ evict-before-retract": "swa,swa.evict-before-retract",
-    "with policies": POLICIES,
+    "+ window-bounded-admission": f"{EXACT},{_BOUNDED}",
+    "+ evict-before-retract": f"{EXACT},{_EVICTS}",
+    "with policies": f"{EXACT},{_BOUNDED},{_EVICTS}",
 }
+CHANGED_BY = frozenset({"swa.tail-prealloc", _UNPAGED, _IDLE, _BOUNDED, _EVICTS})
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class Load:
     full_tokens: int
     prompt: int
     output: int = 128
+
+    @property
+    def reserved_by(self) -> str:
+        """The exact patch that decides what one of its requests in transfer holds."""
+        return _UNPAGED if self.page_size == 1 else "swa.tail-prealloc"
 
     @property
     def ratio(self) -> float:
@@ -86,6 +94,37 @@ DECODING = (
 QUICK_DECODING = (Load(32, 1, 1024, 65_536, 200, 60),)
 
 
+IDLE_PAGES = (1, 64)
+"""Page sizes of an idle server whose pool is smaller than what stock wants to keep free.
+
+At page size 1 a request fits only if it holds its window alone, as swa.page-size-1 lets it.
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the patches that apply, of those that were asked for, can change.
+
+    Attributes:
+        selections: what is compared, stock first: name → the choice of patches.
+        admission: loads that empty pools admit.
+        idle: page sizes of an idle server.
+        decoding: loads decoded to the end.
+        applying: the patches.
+    """
+
+    selections: dict[str, str]
+    admission: tuple[Load, ...]
+    idle: tuple[int, ...]
+    decoding: tuple[Load, ...]
+    applying: frozenset[str]
+
+    def changes(self, name: str, load: Load) -> bool:
+        """Whether a selection can change how a load is decoded."""
+        policies = set(self.selections[name].split(",")) - {EXACT}
+        return name == "stock" or bool(self.applying & {load.reserved_by, *policies})
+
+
 def add_options(_: argparse.ArgumentParser) -> None:
     """``--quick`` is all there is: it decodes one small load."""
 
@@ -97,13 +136,15 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         Different: with room for everything, the patches change an order or a step's tokens.
         Missing: sglang's decode queue can't be had here.
     """
-    decoding = QUICK_DECODING if given.quick else DECODING
+    words = set_words("swa")
+    applying = frozenset(id for id in CHANGED_BY if words[id] == "applies")
+    plan = planned(applying, given.named, QUICK_DECODING if given.quick else DECODING)
     found = {}
     try:
         prepare()
-        for name, selection in progress(_selections(given.named).items(), "bench swa"):
+        for name, selection in progress(plan.selections.items(), "bench swa"):
             with selected(selection):
-                found[name] = _measured(decoding)
+                found[name] = _measured(plan, name)
     except Different:
         raise
     except Exception as error:
@@ -113,28 +154,50 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
             raise Different(
                 f"{name}: order or tokens differ from stock although memory is not the limit"
             )
-    yield _admission_table(found)
-    yield _decoding_table(found, decoding)
+    if plan.admission:
+        yield _admission_table(found, plan)
+    if plan.idle:
+        yield _idle_table(found, plan)
+    if plan.decoding:
+        yield _decoding_table(found, plan)
 
 
-def _selections(named: Sequence[str]) -> dict[str, str]:
-    """What is compared: of the policies only those that were named, if any patch was."""
-    if not named:
-        return SELECTIONS
-    return {
+def planned(applying: frozenset[str], named: Sequence[str], decoding: Sequence[Load]) -> Plan:
+    """What there is to play.
+
+    Args:
+        applying: the patches that apply here, of those in `CHANGED_BY`.
+        named: patches that were asked for alone; then of the policies only those.
+        decoding: the loads that may be decoded.
+    """
+    policies = {_BOUNDED, _EVICTS} & (applying & set(named) if named else applying)
+    selections = {
         name: selection
         for name, selection in SELECTIONS.items()
-        if set(selection.split(",")) <= {"none", EXACT, *named}
+        if set(selection.split(",")) <= {"none", EXACT, *policies}
     }
+    return Plan(
+        selections,
+        tuple(load for load in ADMISSION if load.reserved_by in applying),
+        tuple(
+            page for page in IDLE_PAGES if _IDLE in applying and (page > 1 or _UNPAGED in applying)
+        ),
+        tuple(load for load in decoding if policies or load.reserved_by in applying),
+        applying,
+    )
 
 
-def _measured(decoding: Sequence[Load]) -> dict[str, Any]:
-    """What every load gives with the patches that are live."""
+def _measured(plan: Plan, name: str) -> dict[str, Any]:
+    """What every load gives with the patches that are live; None for what they can't change."""
     cases = import_module("..proof.swa.cases", __package__)  # needs torch, as --help does not
+    is_exact = name in {"stock", "patched"}
     return {
         "unbound": [cases.history(window=100, page_size=page) for page in (1, 64)],
-        "admission": [_admission(cases, load) for load in ADMISSION],
-        "decoding": [_decoding(load) for load in decoding],
+        "admission": [_admission(cases, load) for load in plan.admission if is_exact],
+        "idle": [cases.alone_without_limit(page) for page in plan.idle if is_exact],
+        "decoding": [
+            _decoding(load) if plan.changes(name, load) else None for load in plan.decoding
+        ],
     }
 
 
@@ -165,17 +228,21 @@ def _decoding(load: Load) -> dict[str, float]:
     }
 
 
-def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
+def _admission_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for index, load in enumerate(ADMISSION):
-        stock, patched = (found[name]["admission"][index] for name in ("stock", "patched"))
+    pairs = []
+    for load, stock, patched in zip(
+        plan.admission, *(found[name]["admission"] for name in ("stock", "patched")), strict=True
+    ):
         rows.append(
             (
                 *(load.window, load.page_size, load.ratio, load.prompt),
-                *(max(found["held"], default=0) for found in (stock, patched)),
+                *(max(each["held"], default=0) for each in (stock, patched)),
                 *(stock["admitted"], patched["admitted"], load.bound),
             )
         )
+        case = f"window {load.window}, page {load.page_size}, prompt {load.prompt}"
+        pairs.append((case, stock["admitted"], patched["admitted"]))
     return Table(
         "swa",
         f"requests that empty pools admit, of {REQUESTS} in the queue",
@@ -190,18 +257,48 @@ def _admission_table(found: dict[str, dict[str, Any]]) -> Table:
             "tokens, a sliding-window pool of rF, and a tail of the window's pages.",
             "If everything fits, the order of admission and the tokens of each step are the same.",
         ),
-        counted=("admitted, stock", "admitted, patched"),
+        Counted("admitted", tuple(pairs)),
     )
 
 
-def _decoding_table(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) -> Table:
+def _idle_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
+    pairs = [
+        (f"page {page}", stock["finished"], patched["finished"])
+        for page, stock, patched in zip(
+            plan.idle, *(found[name]["idle"] for name in ("stock", "patched")), strict=True
+        )
+    ]
+    return Table(
+        "swa",
+        "answers of an idle server to 3 requests, two of them without max_tokens",
+        ("page", "answered, stock", "answered, patched"),
+        tuple((page, *pair[1:]) for page, pair in zip(plan.idle, pairs, strict=True)),
+        (
+            "A window of 128 and a pool of 1024 tokens for 2 running requests. Stock waits until "
+            "min(max_tokens, 4096) tokens more are free, which never happens.",
+        ),
+        Counted("answered", tuple(pairs)),
+    )
+
+
+def _decoding_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for index, load in enumerate(decoding):
+    pairs = []
+    for index, load in enumerate(plan.decoding):
         shape = (load.window, load.page_size, load.swa_tokens, load.prompt, load.output)
+        stock = found["stock"]["decoding"][index]
         for name, result in found.items():
             told = result["decoding"][index]
+            if told is None:
+                continue
             counts = (told["finished"], told["retractions"], told["tokens_per_step"])
             rows.append((name, *shape, *counts))
+            if name != "stock":
+                case = f"{name}, page {load.page_size}, pool {load.swa_tokens}"
+                pairs.append((case, stock["tokens_per_step"], told["tokens_per_step"]))
+    notes = []
+    if "with policies" in found:
+        notes.append(f"'with policies' is SGLANG_PERF_PATCHES={SELECTIONS['with policies']}.")
     return Table(
         "swa",
         f"{REQUESTS} requests decoded to the end",
@@ -210,5 +307,6 @@ def _decoding_table(found: dict[str, dict[str, Any]], decoding: Sequence[Load]) 
             *("finished", "retractions", "tokens/step"),
         ),
         tuple(rows),
-        (f"'with policies' is SGLANG_PERF_PATCHES={POLICIES}.",),
+        tuple(notes),
+        Counted("tokens/step", tuple(pairs)),
     )

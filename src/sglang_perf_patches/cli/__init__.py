@@ -23,12 +23,16 @@ _VERBS = {
     "list": ("listing", "what will happen here, or what each patch would do to another sglang"),
     "explain": ("explaining", "a patch or a set: why, how, its gain, what it changes"),
     "status": ("status", "what is live in your running sglang servers"),
-    "doctor": ("doctoring", "what an upgrade to another sglang would do to the patches"),
+    "doctor": ("doctoring", "whether all is well here, or what an upgrade would change"),
     "verify": (
         "verifying",
         "compare each patch that applies with stock on this machine, bit by bit",
     ),
-    "bench": ("benching", "time stock and patched in turns, after a check that they give the same"),
+    "bench": (
+        "benching",
+        "time stock and patched in turns, after a check that they give the same; "
+        "bench server: your own server, with any two settings",
+    ),
     "report": ("reporting", "write one redacted file for an issue; nothing is sent"),
     "run": (
         "running",

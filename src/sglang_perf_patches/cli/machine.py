@@ -18,6 +18,11 @@ def needs(patch: Patch) -> tuple[str, ...]:
     return (*_OF_SET.get(patch.set, ()), *with_flashinfer)
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU that sglang may run on."""
+    return _has(_GPU)
+
+
 def lacking(patch: Patch) -> list[str]:
     """What this machine lacks of that."""
     return [what for what in needs(patch) if not _has(what)]

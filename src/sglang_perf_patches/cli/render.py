@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 _CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 _PAGE = 96
+_LABEL = 12  # characters of a heading that stands in front of each cell; below a longer one, none
 
 
 def be_tolerant() -> None:
@@ -33,19 +34,32 @@ def paint(text: str, colour: str) -> str:
     return text if os.environ.get("TERM") == "dumb" else f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
+def filled(text: str, start: str = "", then: str | None = None) -> str:
+    """A text wrapped at the terminal's edge, or at a page's width.
+
+    Args:
+        text: without line breaks that matter; a word that is longer than a line stays whole.
+        start: what the first line begins with.
+        then: what the others begin with; as the first for None.
+    """
+    return textwrap.fill(
+        " ".join(text.split()),
+        min(_PAGE, width() or _PAGE),
+        initial_indent=start,
+        subsequent_indent=start if then is None else then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def paragraph(title: str, text: str) -> str:
     """A heading and a text below it, indented and wrapped."""
-    columns = min(_PAGE, width() or _PAGE)
-    body = textwrap.fill(
-        " ".join(text.split()), columns, initial_indent="  ", subsequent_indent="  "
-    )
-    return f"{title}:\n{body}"
+    return f"{title}:\n{filled(text, '  ')}"
 
 
 def item(text: str) -> str:
     """An entry of a list below a paragraph, wrapped like it."""
-    columns = min(_PAGE, width() or _PAGE)
-    return textwrap.fill(text, columns, initial_indent="  - ", subsequent_indent="    ")
+    return filled(text, "  - ", "    ")
 
 
 def table(
@@ -77,7 +91,7 @@ def table(
             cells[column] = paint(cells[column], (colours or {}).get(row[column], ""))
         last = [row[-1]]
         if room is not None and room - indent >= _LEAST:
-            last = textwrap.wrap(row[-1], room - indent, break_on_hyphens=False) or [""]
+            last = _wrapped(row[-1], room - indent)
         elif room is not None:  # below the row
             start = " " * 4
             under = textwrap.wrap(
@@ -88,6 +102,11 @@ def table(
         lines.append("  ".join([*cells, last[0]]).rstrip())
         lines += [" " * indent + text for text in last[1:]]
     return "\n".join(lines)
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Lines of words that stay whole."""
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _stacked(
@@ -103,12 +122,13 @@ def _stacked(
             cells[column] = paint(cells[column], colours.get(row[column], ""))
         lines.append("  ".join(cells).rstrip())
         if number:
-            named = zip(heads, row[-below:], strict=True)
-            text = "; ".join(f"{head}: {cell}" for head, cell in named if cell not in ("", "-"))
-            start = " " * 4
-            lines += textwrap.wrap(
-                text, max(_LEAST, room), initial_indent=start, subsequent_indent=start
-            )
+            named = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
+            text = "; ".join(f"{head}: {cell}" for head, cell in named if len(head) <= _LABEL)
+            alone = [cell for head, cell in named if len(head) > _LABEL]
+            for each in [text, *alone]:
+                lines += textwrap.wrap(
+                    each, max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
+                )
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ Change = Literal[
     "gained",
     "ours again",
     "becomes built-in",
-    "not needed there",
+    "not there",
     "refused too",
     "applies as before",
     "built-in as before",
@@ -41,7 +41,7 @@ class Prospect:
         there: the verdict on the other one.
         change: ``lost``: refused there, and it applies or is built in here; ``gained``: it applies
             there only; ``ours again``: it applies there, and upstream has it here, as where the
-            other tree is an older one; ``becomes built-in``: upstream takes over; ``not needed
+            other tree is an older one; ``becomes built-in``: upstream takes over; ``not
             there``: the code that it is about is here, and not there; ``refused too``: refused
             there, and of no use here either; the others say what both trees have.
     """
@@ -70,14 +70,23 @@ def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
     """The answer in a sentence: which chosen patches are lost, and how many there are of each."""
     gone = lost(prospects, chosen)
     number = Counter(prospect.change for prospect in prospects)
-    counts = ", ".join(f"{number[word]} {word}" for word in get_args(Change) if number[word])
+    counts = ", ".join(
+        f"{number[word]} {_several(word) if number[word] > 1 else word}"
+        for word in get_args(Change)
+        if number[word]
+    )
     losses = f"chosen, and lost: {', '.join(gone)}" if gone else "no chosen patch is lost"
     return f"{losses} ({counts})"
 
 
+def _several(word: Change) -> str:
+    """The word after a number above one."""
+    return word.replace("applies", "apply").replace("becomes", "become")
+
+
 def _change(here: str, there: str) -> Change:
     if there == "absent":
-        return "absent as before" if here == "absent" else "not needed there"
+        return "absent as before" if here == "absent" else "not there"
     if there == "refused":
         return "lost" if here in {"applies", "built-in"} else "refused too"
     if there == "built-in":

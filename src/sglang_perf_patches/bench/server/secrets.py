@@ -32,10 +32,15 @@ _SETTINGS = (
     ),
     *("MLX_", "OMP_", "MKL_", "HIP_", "ROCR_", "VLLM_", "TOKENIZERS_", "UCX_", "GLOO_", "NUMEXPR_"),
 )
-_TAKE_SCRIPTS = {"-c", "-lc", "-ic", "-ec", "--load"}
+OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})
+"""The options of a shell that take a script."""
+
+VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+"""A variable of the environment and its value, as ``env`` and shells take it."""
+
+_TAKE_SCRIPTS = OF_SHELLS | {"--load"}
 _TAKE_SIDES = {"--a", "--b", "--c", "--d"}
 _TAKE_LOGINS = {"-u", "--user"}
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _HEADER = re.compile(r"[A-Za-z][\w-]*:\s+(?=\S)")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://\S*")
 _PIECES = re.compile(r"[\w+/.~-]+={0,2}(?!\w)")
@@ -100,7 +105,7 @@ def _word(word: str, *, is_script: bool = False) -> tuple[str, str]:
     header = _HEADER.match(word)
     if header and not is_script:
         return f"{header[0]}{HIDDEN}", word[header.end() :]
-    variable = _VARIABLE.fullmatch(word)
+    variable = VARIABLE.fullmatch(word)
     if variable and not is_script:
         name = variable[1]
         is_setting = name.startswith(_SETTINGS) and not _is_secret(name, variable[2])

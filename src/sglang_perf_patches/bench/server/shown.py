@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +24,7 @@ def to_text(found: Outcome) -> str:
     if found.is_described:
         parts.append("\n".join(f"{name}: {adds}" for name, adds in described(found)))
     if found.changes:
-        parts.append(table(rows(found)))
+        parts.append(table([[*map(_narrow, row)] for row in rows(found)]))
     parts.append("\n".join(facts(found)))
     if found.changes:
         parts.append("\n".join(_wrapped(note) for note in notes(found)))
@@ -33,7 +34,7 @@ def to_text(found: Outcome) -> str:
 def rows(found: Outcome) -> list[list[str]]:
     """A heading, and a line for each figure."""
     names = [side.name for side in found.sides]
-    lines = [["figure", "unit", *names, f"{names[1]} is", "beyond the noise"]]
+    lines = [["figure", "unit", *names, f"{names[1]} is", "beyond noise"]]
     for figure in FIGURES:
         change = found.changes.get(figure.name)
         if change is not None:
@@ -117,6 +118,11 @@ def spread(values: Sequence[float]) -> str:
     if number(ordered[0]) == number(ordered[-1]):
         return number(middle)
     return f"{number(middle)} ({number(ordered[0])} to {number(ordered[-1])})"
+
+
+def _narrow(cell: str) -> str:
+    """Both ends of a spread with a dash, unless one has a sign: a line has 100 columns at most."""
+    return re.sub(r"(?<=\d) to (?=\d)", "-", cell)
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:

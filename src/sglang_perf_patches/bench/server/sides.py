@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from ...model.switch import VARIABLE, is_off
 from . import UsageError, secrets
@@ -14,9 +14,7 @@ from . import UsageError, secrets
 NAMES = ("a", "b", "c", "d")
 """What sides are called that an operator describes; the others are compared to the first."""
 
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
-_SHELLS = ("-c", "-lc", "-ic", "-ec")
 
 
 @dataclass(frozen=True)
@@ -82,16 +80,13 @@ def described(
         for at, (name, text) in enumerate(zip(NAMES, texts, strict=True))
         if text is not None or at == 0
     ]
-    if any(side.flags for side in found) and set(_SHELLS) & set(command):
+    if any(side.flags for side in found) and secrets.OF_SHELLS & set(command):
         raise UsageError(
             "flags can't be put at the end of a shell's script: name the server itself after --"
         )
-    for at, one in enumerate(found):
-        for other in found[:at]:
-            if (one.selection, one.variables, one.flags) == (
-                *(other.selection, other.variables, other.flags),
-            ):
-                raise UsageError(f"--{other.name} and --{one.name} are the same server")
+    for other, one in combinations(found, 2):
+        if replace(one, name=other.name, needs_live=other.needs_live) == other:
+            raise UsageError(f"--{other.name} and --{one.name} are the same server")
     return tuple(found)
 
 
@@ -101,7 +96,7 @@ def _side(name: str, text: str, selection: str) -> Side:
     except ValueError as error:
         raise UsageError(f"--{name}: {error}") from error
     variables: dict[str, str] = {}
-    while words and (found := _VARIABLE.fullmatch(words[0])):
+    while words and (found := secrets.VARIABLE.fullmatch(words[0])):
         variables[found[1]] = found[2]
         del words[0]
     if words and not words[0].startswith("-"):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import bench, sets
 from ...bench import report
 from ...judge import source
+from ...judge.verdict import Verdict
 from ...model.patch import by_id
 from ...model.selection import SelectionError
 from .. import last_bench
@@ -24,6 +26,8 @@ PARSER: dict[str, Any] = {
     "Exit code 1: stock and patched differ, something failed, or nothing could be measured.",
     "add_help": False,
 }
+
+_SERVER = ": SGLANG_PERF_PATCHES={} sglang-perf-patches bench server -- COMMAND"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +65,9 @@ def run(args: argparse.Namespace) -> int:
     with progress(len(chosen), in_lines=True) as shown:  # a set's own lines come in between
         for name, patches in chosen.items():
             shown.step(f"bench {' '.join(patches) or name}")
-            unfit = [patch_id for patch_id in patches if verdicts[patch_id].word != "applies"]
+            unfit = _unfit(name, patches, verdicts)
             if unfit:
-                verdict = verdicts[unfit[0]]
-                ended[name] = "skipped"
-                reasons[name] = f"{unfit[0]} is {verdict.word}: {verdict.reason}"
+                ended[name], reasons[name] = "skipped", unfit
             else:
                 for made in bench.measure(name, args.options, patches):
                     shown.clear()
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
                     tables.append(made)
                     if not args.json:
                         print(f"{report.to_text(made)}\n", flush=True)
-            if not args.json and ended[name] != "equal":
+            if not args.json and ended[name] != "equal" and len(chosen) > 1:
                 shown.clear()
                 print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
     command = shlex.join(["sglang-perf-patches", "bench", *args.names, *args.options])
@@ -86,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_closing(ended, tables))
         for name in ended:
-            print(report.verdict(whole, name))
+            print(_filled(report.verdict(whole, name)))
+            left = _left(name, chosen[name], verdicts)
+            if left and ended[name] == "equal":
+                print(_filled(f"{name}: not played: {_needs_server(left)}"))
     if args.html:
         report.write_page(args.html, whole)
     nothing = "equal" not in ended.values()
@@ -105,11 +110,50 @@ def _report(
     )
 
 
+def _unfit(name: str, patches: Sequence[str], verdicts: Mapping[str, Verdict]) -> str:
+    """Why nothing can be measured of a set, or of patches of it; empty if something can."""
+    for patch_id in patches:
+        if verdicts[patch_id].word != "applies":
+            return f"{patch_id} is {verdicts[patch_id].word}: {verdicts[patch_id].reason}"
+    if patches and not bench.changed_by(name) & set(patches):
+        return _needs_server(patches)
+    if any(verdicts[patch_id].word == "applies" for patch_id in bench.changed_by(name)):
+        return ""
+    left = _left(name, patches, verdicts)
+    none = "no patch that it plays applies to this sglang"
+    return f"{none}; {_needs_server(left)}" if left else none
+
+
+def _left(name: str, patches: Sequence[str], verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Patches that apply and that the bench of their set doesn't play."""
+    return [
+        patch_id
+        for patch_id, verdict in verdicts.items()
+        if verdict.patch.set == name
+        and verdict.word == "applies"
+        and patch_id not in bench.changed_by(name)
+        and patch_id in (patches or verdicts)
+    ]
+
+
+def _needs_server(patches: Sequence[str]) -> str:
+    named = ",".join(patches)
+    return f"only a whole server shows what {', '.join(patches)} changes{_SERVER.format(named)}"
+
+
+def _filled(text: str) -> str:
+    """For a terminal: a command stays whole, on a line of its own."""
+    said, command, named = text.partition(_SERVER.partition("{")[0])
+    lines = textwrap.wrap(said, report.WIDTH - 1, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines) + (f":\n  {command[2:]}{named}" if command else "")
+
+
 def _closing(ended: dict[str, str], tables: Sequence[report.Table]) -> str:
     """One line for all: ``2 sets equal and measured in 5 tables, 1 skipped``."""
     words = list(ended.values())
     equal = words.count("equal")
-    parts = [f"{equal} of {len(words)} equal to stock and measured in {len(tables)} tables"]
+    count = f"{len(tables)} table{'' if len(tables) == 1 else 's'}"
+    parts = [f"{equal} of {len(words)} equal to stock and measured in {count}"]
     parts += [
         f"{words.count(word)} {word}"
         for word in ("different", "failed", "skipped")
@@ -142,9 +186,12 @@ def _chosen(named: Sequence[str], options: Sequence[str]) -> dict[str, tuple[str
     if len(chosen) == 1:
         (of_set,) = chosen
         given = bench.parser(of_set).parse_args(list(options))  # reports the error and exits
-        for name in filter(None, (getattr(given, "patches", None) or "").split(",")):
+        listed = [name for name in (getattr(given, "patches", None) or "").split(",") if name]
+        for name in listed:
             if name != of_set and (name not in patches or patches[name].set != of_set):
                 raise SelectionError(f"--patches: {of_set} has no patch {name!r}")
+        if listed and of_set not in listed:
+            chosen[of_set] = tuple(listed)
     elif set(options) - {"--quick"}:
         raise SelectionError(f"{options[0]}: this option needs the name of one set before it")
     return chosen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import sys
@@ -32,10 +31,9 @@ from ...bench.server.page import to_html
 from ...bench.server.shown import to_text
 from ...judge import source
 from ...model.selection import Selection
-from .. import last_bench
+from .. import entry_point, last_bench
 from ..flags import shown_flags
 from . import add_json, selected, tree_at
-from .listing import ENTRY_POINT
 
 _EPILOG = """
 Any other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
@@ -225,9 +223,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prefix(tree: source.Tree) -> tuple[str, ...]:
     """What brings patches into a release, or a server, that does not load this plugin."""
-    named = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
-    loads_plugins = tree.path("sglang.srt.plugins") is not None
-    if loads_plugins and (not any(named) or ENTRY_POINT in named):
+    if not entry_point.obstacle(tree):
         return ()
     return (sys.executable, "-m", "sglang_perf_patches", "run")
 

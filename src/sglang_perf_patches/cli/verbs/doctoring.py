@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                 prospect.there.reason,
             ]
             rows.append([prospect.here.patch.id, *words])
-        print(f"{upgrade.conclusion(prospects, chosen.ids)}\n")
+        print(f"{render.filled(upgrade.conclusion(prospects, chosen.ids))}\n")
         print(f"from sglang {here.version} at {here.root}")
         print(f"to   sglang {there.version} at {there.root}")
         if shown:

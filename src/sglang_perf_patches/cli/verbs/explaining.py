@@ -34,6 +34,8 @@ from . import (
 from .listing import verdict_data
 
 PARSER: dict[str, Any] = {}
+_NEEDS = "needs"
+"""The role of a definition that a patch relies on and does not change."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         prospects = listing.prospects(chosen, everything, is_here=is_here)
         where = "HERE" if is_here else f"ON {tree.version}"
-        print(f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}\n")
+        said = f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}"
+        print(f"{render.filled(said)}\n")
         print(listing.table(verdicts, prospects, where=where, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(chosen, verdicts) else 0
@@ -156,7 +159,7 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict, words: Mapping[
     """All about a patch; `words` has the verdict on each patch."""
     patch = judged.patch
     parts = [
-        f"{patch.id} ({patch.kind}): {patch.summary}",
+        render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
         f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
         *_said(patch, judged.variant.note if judged.variant else ""),
     ]
@@ -169,7 +172,11 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict, words: Mapping[
         for reference, role, file, line in _places(tree, judged)
     ]
     if places:
-        parts.append(f"Definitions, below {tree.root.parent}:\n{render.table(places)}")
+        shown = [place for place in places if place[0] != f"  {_NEEDS}"]
+        more = len(places) - len(shown)
+        lines = [f"Definitions, below\n{tree.root.parent}:", *([render.table(shown)] * bool(shown))]
+        lines += [f"  {_NEEDS}    {more} as they are: explain {patch.id} --json"] * bool(more)
+        parts.append("\n".join(lines))
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
@@ -230,7 +237,7 @@ def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | N
         return []
     roles = [(reference, "changes") for reference in variant.targets]
     roles += [(reference, "adds") for reference in variant.adds]
-    roles += [(reference, "needs") for reference in variant.depends]
+    roles += [(reference, _NEEDS) for reference in variant.depends]
     places: list[tuple[str, str, Path | None, int]] = []
     for reference, role in roles:
         definition = tree.definition(reference)

@@ -13,10 +13,9 @@ from ... import __version__
 from ...judge.source import Tree
 from ...model.selection import Selection
 from ...seen import records, summary
-from .. import render
+from .. import entry_point, machine, render
 from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at
 
-_GROUP = "sglang.srt.plugins"
 _COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
 
 
@@ -46,7 +45,7 @@ def run(*, as_json: bool) -> int:
     """
     chosen, tree = selected(), tree_at()
     checks = [_installed(tree), _loaded(tree), *_chosen(tree, chosen), *_servers()]
-    switches = stock_switches.of(tree)
+    switches = stock_switches.of(tree, with_gpu=machine.has_gpu())
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {
@@ -79,14 +78,13 @@ def _installed(tree: Tree) -> Check:
 
 def _loaded(tree: Tree) -> Check:
     """Whether a server loads the plugin by itself."""
-    (note, *_) = (*listing.notes(tree), "")
+    note = entry_point.obstacle(tree)
     if note:
         return Check("loaded", "look", "a server does not load the plugin by itself", note)
-    found = metadata.entry_points(group=_GROUP, name=listing.ENTRY_POINT)
-    if not found:
+    if not metadata.entry_points(group=entry_point.GROUP, name=entry_point.NAME):
         change = "install this package with pip, or start the server with `sglang-perf-patches run`"
-        return Check("loaded", "look", f"no entry point {listing.ENTRY_POINT} is installed", change)
-    return Check("loaded", "ok", f"a server loads the entry point {listing.ENTRY_POINT}")
+        return Check("loaded", "look", f"no entry point {entry_point.NAME} is installed", change)
+    return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
 
 
 def _chosen(tree: Tree, chosen: Selection) -> Iterator[Check]:

@@ -92,7 +92,7 @@ class Hints:
     def text(self) -> str:
         """For an operator."""
         said = self.states.text if self.states else self.pools.text
-        return f"{said}\nmeasure: {self.measure}" if self.measure else said
+        return f"{said}\n\nmeasure: {self.measure}" if self.measure else said
 
     @property
     def measure(self) -> str:

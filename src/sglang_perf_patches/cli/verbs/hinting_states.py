@@ -99,17 +99,17 @@ class StateHint:
             split = line.split
             numbers = (line.slots_each, split.slots, split.tokens, split.in_flight)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock's defaults)"])
-        return "\n".join(
-            [
-                f"states and KV with sglang {self.release}: {load.requests:,} requests of "
-                f"{load.context:,} tokens, {cells.state / 2**20:.1f} MiB a state, {cells.token:,} "
-                "bytes a token",
-                render.table(rows),
-                f"Give --max-running-requests {load.requests} as well. Not for speculative "
-                "decoding, which keeps more states.",
-                *(f"costs: {cost}" for cost in self.costs),
-            ]
+        said = (
+            f"states and KV with sglang {self.release}: {load.requests:,} requests of "
+            f"{load.context:,} tokens, {cells.state / 2**20:.1f} MiB a state, {cells.token:,} "
+            "bytes a token"
         )
+        note = (
+            f"Give --max-running-requests {load.requests} as well. Not for speculative decoding, "
+            "which keeps more states."
+        )
+        costs = [render.filled(f"costs: {cost}", "", "  ") for cost in self.costs]
+        return "\n\n".join([render.filled(said), render.table(rows), "\n".join([note, *costs])])
 
 
 def hint(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +14,13 @@ from ...judge import source
 from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.selection import Selection
-from .. import machine, page, render
+from .. import entry_point, machine, page, render
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Without --all it hides what does not concern this machine and this release. "
     "`ready` means that a server which uses what the patch is for has it."
 }
-ENTRY_POINT = "perf_patches"
-"""The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
 
 READY, REFUSED, BUILT_IN, ABSENT = "ready", "refused", "built-in", "absent"
 OFF, OPT_IN, SUPERSEDED, NEEDS = "off (not chosen)", "off (opt-in)", "superseded", "needs"
@@ -176,8 +173,7 @@ def _text(
     shown = [one for one in verdicts if show_all or found[one.patch.id][0] in _CONCERN]
     parts = [
         f"{counts(word for word, _ in found.values())}\n"
-        f"on sglang {tree.version} at {tree.root}, "
-        f"with SGLANG_PERF_PATCHES={chosen.text}"
+        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text}\nat {tree.root}"
     ]
     if shown:
         where = "HERE" if is_here else f"ON {tree.version}"
@@ -190,7 +186,7 @@ def _text(
         ]
     if len(shown) < len(verdicts):
         parts.append(f"{len(verdicts) - len(shown)} more: sglang-perf-patches list --all")
-    return "\n\n".join([*parts, *(notes(tree) if is_here else [])])
+    return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
 
 
 def counts(words: Iterable[str]) -> str:
@@ -231,19 +227,3 @@ def _data(
             {**verdict_data(chosen, one), "here": found[one.patch.id][0]} for one in verdicts
         ],
     }
-
-
-def notes(tree: source.Tree) -> list[str]:
-    """What keeps a server of the installed sglang from loading this plugin by itself."""
-    allowed = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
-    if tree.path("sglang.srt.plugins") is None:
-        return [
-            "This release loads no plugins: start the server with "
-            "`sglang-perf-patches run COMMAND ...`."
-        ]
-    if any(allowed) and ENTRY_POINT not in allowed:
-        return [
-            f"SGLANG_PLUGINS does not name {ENTRY_POINT}, so sglang will not load this plugin: "
-            "add the name, or start the server with `sglang-perf-patches run COMMAND ...`."
-        ]
-    return []

@@ -9,8 +9,8 @@ import argparse
 import json
 import platform
 import re
-import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -21,15 +21,23 @@ from ...bench import report as bench_report
 from ...judge.source import TreeError
 from ...model.errors import OperatorError
 from ...seen import procfs, records
-from .. import last_bench
+from .. import last_bench, render
 from . import judged, selected, tree_at
 from .listing import verdict_data
 
 PARSER: dict[str, Any] = {
     "description": "Writes versions, verdicts, states, server flags and the last bench to one "
-    "file, and prints it. It holds numbers, versions and known names; any other text is replaced "
-    "by hidden or other. Nothing is sent."
+    "file, and says what is in it. It holds numbers, versions and known names; any other text is "
+    "replaced by hidden or other. Nothing is sent."
 }
+
+
+_SAID_FIRST = ("sglang", "sglang-perf-patches", "python")
+
+_NEXT = (
+    "Nothing was sent. Read it, then attach it to your issue, with the server's command, what you "
+    "expected and what came, and the log line in which sglang-perf-patches says what is live."
+)
 
 
 class ReportError(OperatorError, OSError):
@@ -48,20 +56,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file and print what it holds."""
-    text = json.dumps(_data(), indent=1)
-    print(text, flush=True)
+    """Write the file and say what it holds; print it whole for ``--output -``."""
+    data = _data()
+    text = json.dumps(data, indent=1)
     if str(args.output) == "-":
+        print(text, flush=True)
         return 0
     try:
         args.output.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{args.output} can't be written: {error.strerror}") from error
-    print(
-        f"\nThis is what {args.output} holds. Read it before you send it anywhere.",
-        file=sys.stderr,
-    )
+    print(f"{args.output} holds, and nothing else:\n")
+    print(render.table([*map(list, _contents(data))]))
+    print(f"\n{render.filled(_NEXT)}")
     return 0
+
+
+def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What there is in a report, a line each."""
+    versions = {"sglang": data["sglang"] or "none", **data["versions"]}
+    others = [f"{name} {said}" for name, said in versions.items() if name not in _SAID_FIRST]
+    yield "versions", ", ".join([f"{name} {versions[name]}" for name in _SAID_FIRST] + others)
+    yield "machine", ", ".join(f"{name} {said}" for name, said in data["machine"].items())
+    words = Counter(found["verdict"] for found in data["verdicts"])
+    said = ", ".join(f"{count} {word}" for word, count in words.items())
+    yield "verdicts", f"{said or 'none, without sglang'}; of {data['selection']}"
+    live = {
+        patch["id"]
+        for each in data["processes"]
+        for patch in each["patches"]
+        if "live" in patch["state"]
+    }
+    yield "processes", f"{len(data['processes'])}, live patches: {len(live)}"
+    last = data["last_bench"]
+    yield "last bench", f"with sglang {last.get('sglang')}" if last else "none"
 
 
 def _data() -> dict[str, Any]:

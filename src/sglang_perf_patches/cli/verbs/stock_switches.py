@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...judge.source import Tree, TreeError
+from .. import render
 from . import measured_by
 
 _ENVIRON = "sglang.srt.environ"
@@ -25,6 +26,7 @@ class Switch:
         name: how an operator turns it on.
         gains: what it does for whom.
         costs: what it costs, or where it has no effect.
+        of_gpu: whether a machine without a GPU has nothing that it could switch.
         module: whose source says that a release has it.
         marker: the text that says so, and that it is off.
     """
@@ -34,6 +36,7 @@ class Switch:
     costs: str
     module: str
     marker: str
+    of_gpu: bool = True
 
     @property
     def command(self) -> str:
@@ -41,8 +44,9 @@ class Switch:
         return measured_by(self.name)
 
 
-def _off(variable: str, gains: str, costs: str) -> Switch:
-    return Switch(f"{variable}=1", gains, costs, _ENVIRON, f"{variable} = EnvBool(False)")
+def _off(variable: str, gains: str, costs: str, *, of_gpu: bool = True) -> Switch:
+    marker = f"{variable} = EnvBool(False)"
+    return Switch(f"{variable}=1", gains, costs, _ENVIRON, marker, of_gpu)
 
 
 SWITCHES = (
@@ -70,6 +74,7 @@ SWITCHES = (
         "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
         "a hybrid model's running request holds one state slot less, so that more may run",
         "the state of a matched prefix may be evicted while its request decodes; unified tree only",
+        of_gpu=False,
     ),
     Switch(
         "--mamba-max-states-per-path 1",
@@ -78,6 +83,7 @@ SWITCHES = (
         "the first request that forks from the middle of a prefix computes it again",
         _CACHE_ACTIONS,
         "class MambaEvictExcessPathStates",
+        of_gpu=False,
     ),
     Switch(
         "--cuda-graph-backend-prefill full",
@@ -91,8 +97,13 @@ SWITCHES = (
 )
 
 
-def of(tree: Tree) -> list[Switch]:
-    """The switches that a tree has; none of a file that can't be read."""
+def of(tree: Tree, *, with_gpu: bool = True) -> list[Switch]:
+    """The switches that a tree has; none of a file that can't be read.
+
+    Args:
+        tree: of a release.
+        with_gpu: whether those are meant too that work on a GPU alone.
+    """
     found = []
     for switch in SWITCHES:
         try:
@@ -100,7 +111,7 @@ def of(tree: Tree) -> list[Switch]:
             text = path.read_text(encoding="utf-8") if path else ""
         except (TreeError, OSError, UnicodeDecodeError):
             continue
-        if switch.marker in text:
+        if switch.marker in text and (with_gpu or not switch.of_gpu):
             found.append(switch)
     return found
 
@@ -109,8 +120,8 @@ def text(switches: Sequence[Switch], where: str = "there") -> str:
     """What ``doctor`` says of them; empty for none."""
     if not switches:
         return ""
-    lines = [f"Stock's own switches {where}, all off by default, as its code says:"]
+    lines = [f"Stock's own switches {where}, off by default; what measures each, and what it is:"]
     for switch in switches:
-        lines += [f"  {switch.name}", f"    gains: {switch.gains}", f"    costs: {switch.costs}"]
-        lines.append(f"    measure: {switch.command}")
+        said = f"gains: {switch.gains}; costs: {switch.costs}"
+        lines += [f"  {switch.command}", render.filled(said, " " * 6)]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +14,7 @@ from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
 from ...proof import verify
+from .. import render
 from ..progress import progress
 from . import add_json, judged, names_of_patches, names_of_today, tree_at
 
@@ -50,14 +52,16 @@ def run(args: argparse.Namespace) -> int:
     plan = verify.plan([found for found in judged(tree) if found.patch.id in named.ids])
     show = not args.json
     if show:
-        print(f"sglang {tree.version} at {tree.root}\n", flush=True)
+        print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
 
     def take(outcome: verify.Outcome) -> None:
         outcomes.append(outcome)
         if show:
-            print(f"{outcome.patch:<{width}}  {_text(outcome)}", flush=True)
+            start = f"{outcome.patch:<{width}}  {outcome.word:<9}  "
+            print(render.filled(_text(outcome), start, "    "))
+            sys.stdout.flush()
             if args.traceback and outcome.traceback:
                 print(outcome.traceback, flush=True)
 
@@ -100,10 +104,10 @@ def _named(names: Sequence[str]) -> Selection:
 def _text(outcome: verify.Outcome) -> str:
     if outcome.word == "equal" and outcome.device:
         return (
-            f"equal      {outcome.compared} comparisons in {outcome.seconds:.0f} s on "
+            f"{outcome.compared} comparisons in {outcome.seconds:.0f} s on "
             f"{verify.ON[outcome.device]}: {outcome.reason}"
         )
-    return f"{outcome.word:<9}  {outcome.reason}"
+    return outcome.reason
 
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:

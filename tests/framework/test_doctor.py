@@ -184,6 +184,8 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
     [
         ("--kv-gib", "20"),
         ("--context", "20"),
+        ("--hicache-size", "20"),
+        ("--hicache-ratio", "2"),
         ("--sglang-version", "../x"),
         ("--sglang-version", "two"),
         ("--sglang-path", "/nowhere"),
@@ -533,6 +535,9 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         (json.dumps(HYBRID), OF_SERVER, "give --context"),
         (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
         (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "give --max-running-requests"),
+        (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-size", "0"), "above 0"),
+        (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-ratio", "2"), "is not known here"),
+        (json.dumps(MODEL), (*OF_SERVER, "--hicache-ratio", "2"), "that of a hybrid model"),
         (json.dumps({**HYBRID, "architectures": None}), OF_HYBRID, "does not describe"),
         (json.dumps({**HYBRID, "mamba_ssm_dtype": "int3"}), OF_HYBRID, "of type int3"),
     ],

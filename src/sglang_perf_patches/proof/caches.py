@@ -9,21 +9,15 @@ from .namespace import NoneByDefault
 from .stock import MEMORY, called
 
 
-def kv_allocator(page: int, tokens: int, device: str = "cpu") -> Any:
-    """The allocator of KV in pages of 1 token or more; none is behind it, only what is asked."""
+def kv_allocator(page: int, tokens: int, **options: Any) -> Any:
+    """The allocator of KV in pages of 1 token or more; without a ``kvcache`` none is behind it."""
     import torch
 
     kinds = importlib.import_module(f"{MEMORY}.allocator")
     kind = kinds.PagedTokenToKVPoolAllocator if page > 1 else kinds.TokenToKVPoolAllocator
-    return called(
-        kind,
-        size=tokens,
-        page_size=page,
-        dtype=torch.float16,
-        device=device,
-        kvcache=NoneByDefault(),
-        need_sort=False,
-    )
+    plain = {"dtype": torch.float16, "device": "cpu", "kvcache": NoneByDefault()}
+    sizes = {"size": tokens, "page_size": page, "need_sort": False}
+    return called(kind, **sizes, **{**plain, **options})
 
 
 def cache_params(rows: Any, allocator: Any, page: int, **options: Any) -> Any:

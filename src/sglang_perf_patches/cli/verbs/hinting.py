@@ -16,7 +16,7 @@ from ...judge.source import Tree, TreeError
 from ...model.errors import OperatorError
 from ...sets.mamba import state_split
 from ...sets.swa.pool_ratio import hint as pool_hint
-from . import hinting_states, measured_by, tree_at
+from . import hinting_host, hinting_states, measured_by, tree_at
 
 _Found = TypeVar("_Found")
 
@@ -46,6 +46,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a request, prompt and reply, on average (required for a hybrid model)",
     )
+    host = group.add_mutually_exclusive_group()
+    host.add_argument(
+        "--hicache-size",
+        type=_above_zero,
+        metavar="GB",
+        help="of a hybrid model's hierarchical cache: what the host's pools take on one GPU",
+    )
+    host.add_argument(
+        "--hicache-ratio", type=_above_zero, metavar="R", help="... over the device's"
+    )
     group.add_argument("--page-size", type=_positive, default=1, metavar="N")
     group.add_argument("--tp-size", type=_positive, default=1, metavar="N")
     group.add_argument("--chunked-prefill-size", type=_positive, default=8192, metavar="N")
@@ -57,7 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def require_none(args: argparse.Namespace) -> None:
     """Say that an option about a model needs one."""
-    for option in ("max_running_requests", "kv_gib", "context"):
+    named = ("max_running_requests", "kv_gib", "context", "hicache_size", "hicache_ratio")
+    for option in named:
         if getattr(args, option) is not None:
             args.parser.error(f"--{option.replace('_', '-')} needs --model")
 
@@ -69,10 +80,12 @@ class Hints:
     Attributes:
         pools: on the sliding-window pool.
         states: on slots for states; None for a model without any, or with some of an unknown kind.
+        host: on the host's pools; None where nothing is asked, or the release's rule is not known.
     """
 
     pools: pool_hint.Hint
     states: hinting_states.StateHint | None
+    host: hinting_host.HostHint | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace, tree: Tree | None = None) -> Hints:
@@ -86,12 +99,15 @@ class Hints:
             ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from,
                 or an option or a release is missing, or no request fits.
         """
-        return cls(_pools(args), _states(args, tree))
+        pools, states = _pools(args), _states(args, tree)
+        return cls(pools, states, _host(args, states))
 
     @property
     def text(self) -> str:
         """For an operator."""
         said = self.states.text if self.states else self.pools.text
+        if self.host:
+            said = f"{said}\n\n{self.host.text}"
         return f"{said}\n\nmeasure: {self.measure}" if self.measure else said
 
     @property
@@ -110,6 +126,7 @@ class Hints:
         return {
             "hint": asdict(self.pools),
             "states": self.states and asdict(self.states),
+            "host": self.host and asdict(self.host),
             "measure": self.measure,
         }
 
@@ -163,6 +180,25 @@ def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.State
     return told
 
 
+def _host(
+    args: argparse.Namespace, states: hinting_states.StateHint | None
+) -> hinting_host.HostHint | None:
+    """None where nothing is asked of the host."""
+    host = hinting_host.Host(args.hicache_ratio or 0, args.hicache_size or 0)
+    if not (host.ratio or host.gigabytes):
+        return None
+    if states is None or args.disable_radix_cache:
+        raise ModelError("the host's split is that of a hybrid model with a prefix cache")
+    found = hinting_host.hint(
+        *(states.release, states.cells, states.lines[0].split, host),
+        context=args.context,
+        chunk=args.chunked_prefill_size,
+    )
+    if found is None:
+        raise ModelError(f"how {states.release} divides the host's memory is not known here")
+    return found
+
+
 def _bytes(args: argparse.Namespace) -> int:
     """Of memory for KV and states."""
     if args.kv_gib is None:
@@ -183,6 +219,13 @@ def _read(args: argparse.Namespace, say: Callable[[Any], _Found]) -> _Found:
         raise ModelError(f"{path} is not a model's config.json: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError("it must be above 0")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -14,6 +14,7 @@ CASES = tuple(
         "lightning-rows": "outputs and states of lightning-attention forwards",
         "slot-exhaustion": "what a server with few slots decides and holds, step by step, until "
         "stock dies",
+        "host-states": "the host's pools, and the KV and states that requests find there",
     }.items()
 )
 

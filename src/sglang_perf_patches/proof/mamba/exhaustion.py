@@ -71,9 +71,9 @@ def play(seed: int) -> Told:
     server = HybridServer(shape(random))
     try:
         for _ in range(random.randint(2, 6)):
-            _submit(server, random)
+            submit(server, random)
         for _ in range(ACTIONS):
-            _act(server, random)
+            act(server, random)
     except AssertionError as error:
         return _death(server, error)
     return drained(server)
@@ -147,7 +147,8 @@ def _death(server: HybridServer, error: AssertionError) -> Told:
     return Told(server.log, str(error), _place(error))
 
 
-def _submit(server: HybridServer, random: Random) -> None:
+def submit(server: HybridServer, random: Random) -> None:
+    """Queue a drawn request, which often shares a prefix with others."""
     family, shared = random.randint(0, 2), random.choice((0, 64, 130, 200))
     unique = random.choice((1, 17, 64, 100, 300))
     ids = [10 + family] * shared
@@ -155,11 +156,12 @@ def _submit(server: HybridServer, random: Random) -> None:
     server.submit(ids, random.choice((1, 2, 5, 20, 70)))
 
 
-def _act(server: HybridServer, random: Random) -> None:
+def act(server: HybridServer, random: Random) -> None:
+    """Do what is drawn: queue requests, run some steps, abort or retract."""
     match random.choice(("submit", "submit", "run", "run", "run", "abort", "retract")):
         case "submit":
             for _ in range(random.randint(1, 3)):
-                _submit(server, random)
+                submit(server, random)
         case "abort":
             requests = [*server.waiting, *server.running.reqs]
             if requests:

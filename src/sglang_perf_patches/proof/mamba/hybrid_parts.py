@@ -70,10 +70,15 @@ def bare_state_pool(shape: Shape) -> Any:
     return request_pool(widths, [0], torch.float32, shape.rows, shape.slots, tracked=shape.tracked)
 
 
+def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
+    """What a prefix cache over them is made of."""
+    options = {"disable": False, "enable_mamba_extra_buffer": shape.tracked}
+    return cache_params(pool, kv, shape.page, **options)
+
+
 def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
     """The prefix cache over them."""
-    options = {"disable": False, "enable_mamba_extra_buffer": shape.tracked}
-    params = cache_params(pool, kv, shape.page, **options)
+    params = prefix_params(shape, pool, kv)
     if shape.tree == "radix":
         return importlib.import_module(f"{MEMORY}.mamba_radix_cache").MambaRadixCache(params)
     return unified_cache(params, "FULL", "MAMBA")

@@ -56,13 +56,24 @@ class HybridServer:
         self.log: list[Any] = []
         self._made = 0
         self._batches = importlib.import_module("sglang.srt.managers.schedule_batch")
-        self.pool = state_pool(shape)
+        self.pool = self._make_pool()
         self.slots = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
-        self.kv = kv_allocator(shape.page, shape.tokens)
-        self.tree = prefix_cache(shape, self.pool, self.kv)
+        self.kv = self._make_kv()
+        self.tree = self._make_tree()
         self.scheduler = self._scheduler()
         self.running = schedule_batch([], self.pool, self.kv, self.tree, enable_overlap=False)
         self._launched: list[Any] = []
+
+    # -- what it is made of ----------------------------------------------------------------------
+
+    def _make_pool(self) -> Any:
+        return state_pool(self.shape)
+
+    def _make_kv(self) -> Any:
+        return kv_allocator(self.shape.page, self.shape.tokens)
+
+    def _make_tree(self) -> Any:
+        return prefix_cache(self.shape, self.pool, self.kv)
 
     # -- requests --------------------------------------------------------------------------------
 

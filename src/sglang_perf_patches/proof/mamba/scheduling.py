@@ -21,7 +21,7 @@ from .rig import Rig, alone
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""
     alone()
-    pages = kv_allocator(64, 64 * 200, rig.device)
+    pages = kv_allocator(64, 64 * 200, device=rig.device)
     rig.pool.clear()
     return _extending(rig, pages, _tree(rig, pages), requests)
 

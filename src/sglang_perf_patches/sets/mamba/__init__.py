@@ -2,6 +2,7 @@
 
 from ...model.patch import Patch
 from .gdn_prefill_graph import PATCH as GDN_PREFILL_GRAPH
+from .host_states import PATCH as HOST_STATES
 from .lightning_rows import PATCH as LIGHTNING_ROWS
 from .mamba2_chunk_indices import PATCH as CHUNK_INDICES
 from .slot_exhaustion import PATCH as SLOT_EXHAUSTION
@@ -15,4 +16,5 @@ PATCHES: tuple[Patch, ...] = (
     CHUNK_INDICES,
     LIGHTNING_ROWS,
     SLOT_EXHAUSTION,
+    HOST_STATES,
 )

@@ -1,0 +1,84 @@
+"""How the host's memory is divided between cached states and KV, and what of it can be used.
+
+With the hierarchical cache, stock backs up the KV of each cached prefix and, one a node of the
+radix cache, the state that its last token left. A request goes on from the host only where both
+are. Stock gives the host's pools the proportion of the device's, whose slots follow from how many
+requests run at once. This gives them the proportion in which prefixes need them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .state_split import Cells
+
+GIGABYTE = 10**9
+"""What ``--hicache-size`` counts in."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What two pools hold, on the device or on the host."""
+
+    states: int
+    tokens: int
+
+    def bytes(self, cells: Cells) -> int:
+        """Of both."""
+        return self.states * cells.state + self.tokens * cells.token
+
+    def prefixes(self, tokens: int, states: int) -> int:
+        """How many prefixes fit, with both.
+
+        Args:
+            tokens: of one.
+            states: of one.
+        """
+        return min(self.states // states, self.tokens // tokens)
+
+
+def stock(cells: Cells, device: Pools, *, ratio: float = 0.0, gigabytes: float = 0.0) -> Pools:
+    """What stock's hierarchical cache makes on the host.
+
+    Args:
+        cells: of the model.
+        device: the device's pools.
+        ratio: ``--hicache-ratio``; what is given if `gigabytes` is 0.
+        gigabytes: ``--hicache-size``.
+    """
+    if gigabytes:
+        ratio = gigabytes * GIGABYTE / device.bytes(cells)
+    return Pools(int(device.states * ratio), int(device.tokens * ratio))
+
+
+def divided(cells: Cells, total: int, device: Pools, tokens_per_state: int) -> Pools | None:
+    """As many states as their KV fits beside.
+
+    Neither pool is smaller than the device's, because what is on the device is on the host too.
+
+    Args:
+        cells: of the model.
+        total: bytes for both.
+        device: the device's pools.
+        tokens_per_state: tokens of KV that a cached state comes with.
+
+    Returns:
+        the pools; None where the host has less memory than the device.
+    """
+    if total < device.bytes(cells):
+        return None
+    states = total // (cells.state + tokens_per_state * cells.token)
+    most = (total - device.tokens * cells.token) // cells.state
+    states = min(max(states, device.states), most)
+    return Pools(states, (total - states * cells.state) // cells.token)
+
+
+def states_of(context: int, chunk: int, *, reply_is_cached: bool) -> int:
+    """States that stock caches of a request: one a prefill chunk, and one of a long reply.
+
+    Args:
+        context: tokens of prompt and reply.
+        chunk: most tokens of a prefill.
+        reply_is_cached: whether the reply is as long as the interval at which states are tracked.
+    """
+    return -(-context // chunk) + reply_is_cached

@@ -1,0 +1,179 @@
+"""``mamba.host-states``: the host's memory is divided by what cached prefixes need.
+
+Stock makes the host's pools in `build_hybrid_mamba_stack`, each as large as the device's times a
+ratio, or times what makes both as large as ``--hicache-size``. Both constructors take a size in
+gigabytes too. While stock's function runs, they are given other sizes, of the same sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import host_split
+from ..host_split import GIGABYTE, Pools
+from ..state_split import Cells
+from . import CONTEXT, HOST_STATES, KV, STACK
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+logger = logging.getLogger("sglang_perf_patches")
+
+VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
+"""How many tokens of KV a cached state comes with, as an operator says it."""
+
+_PLAYED = {
+    "hicache_write_policy": ("write_through",),
+    "hicache_storage_backend": (None,),
+    "hicache_host_memory_mode": ("cache",),
+    "hicache_mem_layout": ("page_first",),
+    "hicache_io_backend": ("kernel",),
+}
+"""Argument of the hierarchical cache → values with which the patch was played."""
+
+
+def install(patching: Patching) -> None:
+    """From 0.5.21 on."""
+    _install(patching, unserved)
+
+
+def install_between_dense_layers(patching: Patching) -> None:
+    """0.5.20, where a host hit ends the scheduler if some layers have neither KV nor states."""
+
+    def not_dense(given: dict[str, Any], memory: Any) -> str | None:
+        layers = {*given["full_layer_mapping"], *given["mamba_layer_mapping"]}
+        if len(layers) != max(layers) + 1:  # it counts layers: sgl-project/sglang#39876
+            return "some layers have neither KV nor states"
+        return unserved(given, memory)
+
+    _install(patching, not_dense)
+
+
+def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str | None]) -> None:
+    """Give stock's constructors other sizes while it makes the host's pools.
+
+    Args:
+        patching: as an install gets it.
+        unserved: see the function of that name.
+    """
+    patching.anytime("pools keep the sizes that they were made with, whoever computed them")
+    sizes: list[tuple[float, float]] = []  # of KV and states in gigabytes; empty for stock's own
+
+    def make_stack(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def build_hybrid_mamba_stack(**given: Any) -> Any:
+            memory = patching.module(CONTEXT).get_memory()
+            tokens = tokens_per_state()
+            reason = unserved(given, memory) or (tokens if isinstance(tokens, str) else None)
+            planned = None
+            if reason is None and isinstance(tokens, int):
+                planned = plan(given, memory, tokens)
+                reason = None if planned else "the host's pools are smaller than the device's"
+            if planned is None:
+                patching.gate(reason or "")
+                return inner(**given)
+            patching.ran.seen = True
+            sizes.append(planned)
+            try:
+                return inner(**given)
+            finally:
+                sizes.clear()
+
+        return build_hybrid_mamba_stack
+
+    def make_kv(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def build_kv_host_pool(**given: Any) -> Any:
+            return inner(**{**given, "host_size": sizes[0][0]} if sizes else given)
+
+        return build_kv_host_pool
+
+    def make_states(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def __init__(  # noqa: N807
+            self: Any, pool: Any, ratio: float, size: float, *args: Any, **given: Any
+        ) -> None:
+            inner(self, pool, ratio, sizes[0][1] if sizes else size, *args, **given)
+
+        return __init__
+
+    patching.override(STACK, make_stack)
+    patching.override(KV, make_kv)
+    patching.override(f"{HOST_STATES}.__init__", make_states)
+
+
+def tokens_per_state() -> int | str:
+    """What `VARIABLE` says; a text, why it says nothing."""
+    said = os.environ.get(VARIABLE, "").strip()
+    if not said:
+        return f"{VARIABLE} is not given"
+    return int(said) if said.isdecimal() and int(said) else f"{VARIABLE} is no number above 0"
+
+
+def unserved(given: dict[str, Any], memory: Any) -> str | None:
+    """Why a server gets stock's pools; None if the patch serves it.
+
+    Args:
+        given: what stock's function is called with.
+        memory: the server's arguments about memory.
+    """
+    for name, values in _PLAYED.items():
+        value = getattr(memory, name, values[0])
+        if value not in values:
+            return f"it was not played with {name}={value}"
+    cached = given["params"].token_to_kv_pool_allocator.get_kvcache()
+    for pool, name in ((cached, "HybridLinearKVPool"), (_kv(given), "MHATokenToKVPool")):
+        # Sparse attention keeps indices besides; latent KV and that of 4 bits have other pools.
+        if type(pool).__name__ != name:
+            return f"KV is in a {type(pool).__name__}"
+    if getattr(given["mamba_pool"], "_slot_siblings", ()):
+        return "slots hold more than states"
+    if _kv(given).post_capture_active:
+        return "pools get their sizes after graphs were captured"
+    return None
+
+
+def plan(given: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
+    """Gigabytes for KV and for states; None if they must be stock's.
+
+    Args:
+        given: what stock's function is called with.
+        memory: the server's arguments about memory.
+        tokens: of KV that a cached state comes with.
+    """
+    kv, states = _kv(given), given["mamba_pool"]
+    cells = Cells(state_bytes(states), kv_bytes(kv))
+    device = Pools(int(states.size), int(kv.size))
+    size = memory.hicache_size
+    stocks = host_split.stock(
+        cells, device, ratio=0 if size else memory.hicache_ratio, gigabytes=size
+    )
+    total = int(size * GIGABYTE) if size else stocks.bytes(cells)
+    found = host_split.divided(cells, total, device, tokens)
+    if found is None:
+        return None
+    logger.info(
+        "mamba.host-states: %d states and KV for %d tokens on the host, instead of %d and %d",
+        *(found.states, found.tokens, stocks.states, stocks.tokens),
+    )
+    return found.tokens * cells.token / GIGABYTE, found.states * cells.state / GIGABYTE
+
+
+def kv_bytes(pool: Any) -> int:
+    """Of one token, over all layers of a pool."""
+    return sum(int(rows[0].nbytes) for rows in (*pool.k_buffer, *pool.v_buffer))
+
+
+def state_bytes(pool: Any) -> int:
+    """Of one slot, over all layers of a pool."""
+    cache = pool.mamba_cache
+    return sum(int(rows[:, 0].nbytes) for rows in (*cache.conv, cache.temporal))
+
+
+def _kv(given: dict[str, Any]) -> Any:
+    """The device's pool of KV; from 0.5.22 on the first that is declared."""
+    return given["kv_pool"] if "kv_pool" in given else given["decls"][0].device_pool

@@ -1,0 +1,102 @@
+"""A hybrid model's server with the hierarchical cache, on the release on PYTHONPATH.
+
+`on_release` plays ``gates`` and ``broken``, and the tests judge them.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+warnings.simplefilter("ignore")
+
+from sglang_perf_patches.proof import mamba
+
+mamba.prepare()
+
+import sglang_perf_patches
+from sglang_perf_patches.proof import comparing
+from sglang_perf_patches.proof.mamba import hosted_server
+from sglang_perf_patches.proof.mamba.hosted_server import Hosted, HostedServer
+from sglang_perf_patches.sets.mamba import host_split
+from sglang_perf_patches.sets.mamba.host_states import body, proof
+
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "served": ("190", {}),
+    "by gigabytes": ("190", {"gigabytes": 84e-6}),
+    "not told": ("", {}),
+    "no number": ("many", {}),
+    "zero": ("0", {}),
+    "written back": ("190", {"policy": "write_back"}),
+    "a direct copy": ("190", {"more": (("hicache_io_backend", "direct"),)}),
+    "a small host": ("190", {"ratio": 0.7}),
+    "layers of a third kind": ("190", {"kv_layer": 3}),
+}
+"""What an operator says, and the server."""
+
+
+def gates() -> Any:
+    """Which servers get stock's pools, and why."""
+    found = {}
+    for name, (said, options) in SERVERS.items():
+        with mock.patch.dict(os.environ, {body.VARIABLE: said}):
+            stock = _pools(options)
+            with comparing.selected(proof.PATCH):
+                ours = _pools(options)
+                state = sglang_perf_patches.activate(proof.PATCH).of(proof.PATCH)
+        found[name] = {"same": ours == stock, "state": state.state, "reason": state.reason}
+    return found
+
+
+def _pools(options: dict[str, Any]) -> tuple[int, int]:
+    shape = Hosted("unified", tracked=True, slots=9, tokens=64 * 40, rows=2, **options)
+    return HostedServer(shape).host_pools()
+
+
+def broken() -> Any:
+    """What the patch's own checks say of it with a part broken on purpose."""
+    divided, plan = host_split.divided, body.plan
+
+    def too_many(cells: Any, total: int, device: Any, tokens: int) -> Any:
+        found = divided(cells, total, device, tokens)
+        return found and host_split.Pools(found.states + 100, found.tokens)
+
+    def too_few(cells: Any, total: int, device: Any, tokens: int) -> Any:
+        return divided(cells, total, device, 3 * tokens)
+
+    def no_less_than_nothing(cells: Any, total: int, _: Any, tokens: int) -> Any:
+        return divided(cells, total, host_split.Pools(0, 0), tokens)
+
+    def exchanged(*given: Any) -> Any:
+        found = plan(*given)
+        return found and found[::-1]
+
+    breaks: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "more than stock has": (host_split, "divided", too_many),
+        "too few states": (host_split, "divided", too_few),
+        "less than the device has": (host_split, "divided", no_less_than_nothing),
+        "exchanged": (body, "plan", exchanged),
+        "other bytes of a state": (body, "state_bytes", lambda pool: 4),
+        "other bytes of a token": (body, "kv_bytes", lambda pool: 4),
+        "none is served": (body, "unserved", lambda *_: "no server"),
+        # What the checks themselves look at.
+        "no state comes back": (hosted_server, "_load_states", lambda *_, **__: None),
+        "no KV comes back": (hosted_server, "_load_kv", lambda *_, **__: None),
+    }
+    said = {}
+    for name, (owner, function, wrong) in breaks.items():
+        with mock.patch.object(owner, function, wrong):
+            try:
+                said[name] = f"equal: {[check(_seeds) for check in proof.CHECKS.values()]}"
+            except AssertionError as different:
+                said[name] = f"different: {different}"
+    return said
+
+
+def _seeds(_draw: Any, count: int | None = None) -> list[int]:
+    return list(range(count or 0))

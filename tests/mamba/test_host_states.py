@@ -1,0 +1,95 @@
+"""``mamba.host-states`` on the released code: whom it serves, and that what is broken is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from matrix import applying, newest_of_each_group
+from sglang_perf_patches.cli.verbs import hinting_host
+from sglang_perf_patches.cli.verbs.hinting_host import Host
+from sglang_perf_patches.sets.mamba import host_split, state_split
+from sglang_perf_patches.sets.mamba.host_split import Pools
+from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE
+from sglang_perf_patches.sets.mamba.state_split import Cells, Load
+
+Found = Callable[..., Any]
+
+PATCH = "mamba.host-states"
+RELEASES = tuple(each for each in newest_of_each_group("mamba") if PATCH in applying("mamba", each))
+EACH = pytest.mark.parametrize("release", RELEASES)
+SIZES = st.integers(1, 1 << 20)
+
+
+@EACH
+def test_only_what_was_played_is_served(found: Found, release: str) -> None:
+    gates = found(release, "host_jobs", "gates")
+    served = {"served", "by gigabytes"} | ({"layers of a third kind"} - _dense_only(release))
+    for name, each in gates.items():
+        assert each["state"] == ("live" if name in served else "gated"), (name, each)
+        assert each["same"] is (name not in served), (name, each)
+    said = {name: each["reason"] for name, each in gates.items()}
+    assert "TOKENS_PER_STATE is not given" in said["not told"]
+    assert "no number above 0" in said["no number"]
+    assert "no number above 0" in said["zero"]
+    assert "hicache_write_policy=write_back" in said["written back"]
+    assert "hicache_io_backend=direct" in said["a direct copy"]
+    assert "smaller than the device's" in said["a small host"]
+
+
+def _dense_only(release: str) -> set[str]:
+    return {"layers of a third kind"} if release == "0.5.20" else set()
+
+
+@pytest.mark.whole_matrix
+@EACH
+def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+    for name, said in found(release, "host_jobs", "broken").items():
+        assert said.startswith("different: "), (name, said)
+
+
+@given(SIZES, SIZES, SIZES, SIZES, st.integers(1, 1 << 16), st.floats(1, 8))
+def test_the_host_is_divided_as_prefixes_need_it(
+    state: int, token: int, slots: int, tokens: int, per_state: int, ratio: float
+) -> None:
+    cells, device = Cells(state, token), Pools(slots, tokens)
+    stock = host_split.stock(cells, device, ratio=ratio)
+    total = stock.bytes(cells)
+    ours = host_split.divided(cells, total, device, per_state)
+    assert ours is not None
+    assert ours.bytes(cells) <= total
+    assert total - ours.bytes(cells) < token
+    assert ours.states >= slots
+    assert ours.tokens >= tokens
+    if ours.states > slots and ours.tokens > tokens + state // token:
+        # Neither pool is at its least, so prefixes of this length use up both.
+        assert ours.states * per_state <= ours.tokens
+        assert (ours.states + 1) * per_state * token >= (ours.tokens * token) - state
+        assert ours.prefixes(per_state, 1) >= stock.prefixes(per_state, 1)
+
+
+@pytest.mark.parametrize("context", [600, 4096, 16_384, 100_000])
+def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
+    cells = Cells(state=66_000_000, token=20_480)
+    device = state_split.stock(cells, Load(64, context), available=34 << 30, slots_each=5)
+    for host in (Host(2, 0), Host(0, 90)):
+        hint = hinting_host.hint("0.5.23", cells, device, host, context=context, chunk=8192)
+        assert hint is not None
+        stock, few, more = hint.lines
+        assert few.short >= stock.short
+        assert more.long >= stock.long
+        assert f"{hinting_host.VARIABLE}={context // -(-context // 8192)}" in few.give
+        assert host.given in hint.text
+        assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
+    assert hinting_host.VARIABLE == VARIABLE
+    assert hinting_host.hint("0.5.19", cells, device, host, context=context, chunk=8192) is None
+
+
+def test_a_host_smaller_than_the_device_is_stocks() -> None:
+    cells, device = Cells(10, 1), Pools(10, 100)
+    assert host_split.divided(cells, device.bytes(cells) - 1, device, 10) is None
+    assert host_split.divided(cells, device.bytes(cells), device, 10) == device

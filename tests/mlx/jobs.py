@@ -1078,6 +1078,24 @@ def whose_turn() -> dict[str, Any]:
         found["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
         found["in other slots"] = continued(again, elsewhere)
         found["after a flush"] = continued(again, flushed)
+        # What 0.5.22 and later say of a request that has ended, before they remove it.
+        if hasattr(rig.Player(made, radix=True).runner, "release_request_row"):
+
+            def ended(player: Any) -> None:
+                held = player._held.pop("a")
+                slots = player._pool.slots("a", 0, held)
+                player._donated["a"] = player.tokens("a")[:held], slots
+                player.runner.release_request_row("a", held)
+
+            beside: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
+            found["ended, and not removed yet"] = continued(beside, ended)
+            player = rig.Player(made, radix=True)
+            player.play(beside[:-1], ends=False)
+            ended(player)
+            player.play(beside[-1:], ends=False)
+            found["running after that"] = sorted(player.runner._req_caches)
+            player.runner.remove_request("a")  # as stock does at the next step
+            player.decode(["x", "b"], 2)
         player = rig.Player(made, radix=True)
         player.play(turn, ends=False)
         sglang_perf_patches.deactivate()

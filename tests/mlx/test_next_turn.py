@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,6 +33,9 @@ def test_who_continues_a_turn(found: Found, release: str) -> None:
     # K and V of a turn of 256 tokens, 2 heads of 32, in 4 layers in float32.
     assert of["freed by a flush"] >= 2 * 256 * 2 * 32 * 4 * 4
     assert of["of stock when taken off"] is True
+    if release == "0.5.23":
+        assert of["ended, and not removed yet"] == 1
+        assert of["running after that"] == ["b", "x"]
 
 
 @pytest.mark.whole_matrix  # a server each
@@ -70,9 +74,11 @@ def test_a_flush_and_another_tenant_in_a_real_server(release: str, tmp_path: Pat
         assert not has_continued()
         assert _post(server, "/flush_cache", None).startswith("Cache flushed")
         again = first + _words(words, 40)
-        say(again, "a")
+        # From 0.5.22 on a conversation is continued that has the server for itself.
+        last = say if release != "0.5.23" else partial(_generate, server)
+        last(again, "a")
         assert not has_continued()
-        say(again + _words(words, 40), "a")
+        last(again + _words(words, 40), "a")
         assert has_continued()
 
 

@@ -8,11 +8,13 @@ of 2,040 tokens, and one of prompts of 16,300 (`TOLD`). All have the hierarchica
 release's defaults and HOST_GB (18) for it, dummy weights of `gdn-24`, and DEVICE_GIB (6) for states
 and KV on the device, divided as stock does by default.
 
-Unique prompts fill the caches until the device has given most of them up. Then all come again, one
-at a time: in the same order, then in a random one, then each twice at the same moment. For each
-class of hits (device, host, none): how many, the first token's median and 99th percentile, and how
-many replies, of greedy tokens, equal those of the first pass, and those of the Engine without a
-cache. The sides take turns, load by load, while the processes of the others are stopped, until
+Unique prompts fill the caches until the device has given most of them up. The newest ones come
+again while it has them. Then all come, one at a time: in the same order, then in a random one, then
+each twice at the same moment. For each class of hits (device, host, none): how many, the first
+token's median and 99th percentile, and how many replies, of greedy tokens, equal those of the first
+pass, those of the Engine without a cache, and those that the device's own states gave. A hit
+computes another chunk than a whole prompt, so that the first two may differ by rounding; the last
+must not. The sides take turns, load by load, while the processes of the others are stopped, until
 LIMIT_S (480). OUT.json is rewritten after each part. Run it with the release, its packages and
 ``src`` on PYTHONPATH.
 """
@@ -50,6 +52,8 @@ REPLY = int(os.environ.get("REPLY", "8"))
 CHUNK = 8192
 """Tokens of a prefill. As many prompts are sent at once as it has room for, where nothing is timed:
 of one that it cuts, another state would be kept."""
+
+NEWEST = 12
 
 LOADS: dict[str, tuple[int, int]] = {
     name: (int(count), int(length))
@@ -141,7 +145,8 @@ def main(out: Path, names: Sequence[str]) -> None:
         said: list[Any] | None = boot.ask(what, *LOADS[load], seconds=left)
         line: dict[str, Any] = {"side": boot.name, "load": load, "part": what}
         if said is not None:
-            line |= judged(said, *(replies.get(f"{who} {load}") for who in (boot.name, "no cache")))
+            known = (f"{boot.name} {load}", f"no cache {load}", f"{boot.name} {load} newest")
+            line |= judged(said, *map(replies.get, known))
         line["seconds"] = round(time.monotonic() - started, 1)
         result["parts"].append(line)
         print(json.dumps(line), flush=True)
@@ -158,6 +163,8 @@ def main(out: Path, names: Sequence[str]) -> None:
             sides = [boot for boot in up if boot not in reference and boot.serves(length)]
             for boot in sides:
                 replies[f"{boot.name} {load}"] = tokens(part(boot, load, "fill"))
+            for boot in sides:
+                replies[f"{boot.name} {load} newest"] = tokens(part(boot, load, "newest"))
             for what in ("in order", "at random", "twice"):
                 for boot in sides:
                     part(boot, load, what)
@@ -177,7 +184,10 @@ def tokens(said: Sequence[Reply] | None) -> dict[int, Any]:
 
 
 def judged(
-    said: Sequence[Reply], before: Mapping[int, Any] | None, without: Mapping[int, Any] | None
+    said: Sequence[Reply],
+    before: Mapping[int, Any] | None,
+    without: Mapping[int, Any] | None,
+    device: Mapping[int, Any] | None,
 ) -> dict[str, Any]:
     """What a part found, by class of hits.
 
@@ -185,6 +195,7 @@ def judged(
         said: of each request.
         before: tokens of the first pass.
         without: tokens of the Engine without a cache.
+        device: tokens of prompts that went on from the device.
     """
     classes: dict[str, list[Reply]] = {"device": [], "host": [], "none": []}
     for each in said:
@@ -203,17 +214,21 @@ def judged(
             "cached": round(statistics.mean(each["device"] + each["host"] for each in members)),
             "as before": _equal(members, before),
             "as without a cache": _equal(members, without),
+            "as on the device": _equal(
+                [each for each in members if each["number"] in (device or {})], device
+            ),
         }
     found["first ms"] = round(statistics.median(each["first"] for each in said), 1)
     return found
 
 
 def _equal(members: Sequence[Reply], others: Mapping[int, Any] | None) -> list[int]:
-    """How many whole replies are equal, and how many first tokens."""
+    """How many whole replies are equal, how many first tokens, and of how many."""
     pairs = [(each["tokens"], (others or {}).get(each["number"])) for each in members]
     return [
         sum(one == other for one, other in pairs),
         sum(bool(one and other) and one[0] == other[0] for one, other in pairs),
+        len(pairs),
     ]
 
 
@@ -233,6 +248,10 @@ class Seat:
         """Empty the caches and send all prompts for the first time."""
         self.server.flush()
         return self._send(self._numbered(count, length), max(1, CHUNK // length))
+
+    def newest(self, count: int, length: int) -> list[Reply]:
+        """Send again what the device still has: it has room for 16 of the longest."""
+        return self._send(self._numbered(count, length)[-NEWEST:], 1)
 
     def in_order(self, count: int, length: int) -> list[Reply]:
         """Send all again, one at a time."""
@@ -304,6 +323,7 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
         mine = Seat(plan)
         does = {
             "fill": mine.fill,
+            "newest": mine.newest,
             "in order": mine.in_order,
             "at random": mine.at_random,
             "twice": mine.twice,

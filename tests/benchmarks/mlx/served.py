@@ -37,6 +37,9 @@ from linux_mlx.server import running_server  # noqa: E402
 _SHIMS = str(_ROOT / "tests" / "harness" / "linux_mlx" / "shims")
 _SIDES = ("none", "mlx")
 _FIGURES = ("median_ttft_ms", "median_tpot_ms", "output_throughput")
+SHAPES = ("tiny", "window", "0.6b", "0.6b-4bit")
+"""Random weights: Qwen3 for a CPU, the same size in gpt-oss' layers, Qwen3-0.6B."""
+
 _Load = tuple[str, int, list[str]]
 _CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
@@ -60,7 +63,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=16_384, help="of the server's pool, in tokens")
     parser.add_argument("--loads", default="", help="comma-separated; all three by default")
     parser.add_argument("--warm", action="store_true", help="send all loads once unmeasured first")
-    parser.add_argument("--shape", choices=("tiny", "0.6b"), default="tiny")
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--here", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep model and logs here")
     parser.add_argument("--client", nargs=3, metavar=("URL", "MODEL", "OUT"))
@@ -214,16 +217,24 @@ def _write_model(environment: Any, model: Path, shape: str, paths: Sequence[str]
 
 
 def write(folder: str, shape: str) -> None:
-    """Write config, weights and tokenizer; runs where mlx is."""
+    """Write config, weights and tokenizer; runs where mlx is.
+
+    No reply ends early: the end's logit is 0, which is never the largest.
+    """
     import mlx.core as mx
 
     where = Path(folder)
-    if shape == "tiny":
+    path = str(where / "model.safetensors")
+    end = tiny_model._SPECIAL.index("<eos>")
+    if shape in ("tiny", "window"):
         tiny_model.write_tiny_model(where)
+        weights = mx.load(path) if shape == "tiny" else _with_windows(where)
+        weights["lm_head.weight"][end] = 0
     else:
-        from sglang_perf_patches.bench.mlx import MODELS
+        from sglang_perf_patches.bench.mlx_models import MODELS
 
-        sizes = MODELS[shape]
+        base, _, bits = shape.partition("-")
+        sizes = MODELS[base]
         tiny_model._VOCABULARY = (
             *tiny_model._SPECIAL,
             *(f"w{number}" for number in range(sizes["vocab_size"] - len(tiny_model._SPECIAL))),
@@ -235,16 +246,57 @@ def write(folder: str, shape: str) -> None:
         )
         tiny_model._KV_HEADS, tiny_model._HEAD_DIM = sizes["num_key_value_heads"], sizes["head_dim"]
         tiny_model._CONFIG |= sizes | {"torch_dtype": "bfloat16"}
+        if bits:
+            tiny_model._CONFIG["quantization"] = {"bits": 4, "group_size": 64}
         tiny_model.write_tiny_model(where)
-        weights = mx.load(str(where / "model.safetensors"))
+        weights = mx.load(path)
         del weights["lm_head.weight"]  # tied
+        weights["model.embed_tokens.weight"][end] = 0
         weights = {name: value.astype(mx.bfloat16) for name, value in weights.items()}
-        mx.eval(weights)
-        path = str(where / "model.safetensors")
-        mx.save_safetensors(path, weights, metadata={"format": "pt"})
+        if bits:
+            weights = _in_4_bits(weights)
+    mx.eval(weights)
+    mx.save_safetensors(path, weights, metadata={"format": "pt"})
     described = json.loads((where / "tokenizer_config.json").read_text())
     described["chat_template"] = _CHAT
     (where / "tokenizer_config.json").write_text(json.dumps(described))
+
+
+def _with_windows(folder: Path) -> dict[str, Any]:
+    """Weights of gpt-oss' layers, every other one with a window of 128, and their config."""
+    from mlx.utils import tree_flatten
+
+    from sglang_perf_patches.proof.mlx import models
+
+    sizes = {
+        name: tiny_model._CONFIG[name]
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    }
+    sizes |= {"num_key_value_heads": tiny_model._KV_HEADS, "head_dim": tiny_model._HEAD_DIM}
+    sizes |= {"intermediate_size": sizes["hidden_size"], "sliding_window": 128}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * (tiny_model._LAYERS // 2)}
+    with models.model("gpt_oss", "float32", **sizes) as made:
+        config = {name: value for name, value in made.config.items() if name != "rope_scaling"}
+        config |= {"architectures": ["GptOssForCausalLM"], "torch_dtype": "float32"}
+        config |= {name: tiny_model._CONFIG[name] for name in ("bos_token_id", "eos_token_id")}
+        config |= {"max_position_embeddings": tiny_model._CONTEXT, "hidden_act": "silu"}
+        (folder / "config.json").write_text(json.dumps(config))
+        return dict(tree_flatten(made.model.parameters()))
+
+
+def _in_4_bits(weights: dict[str, Any]) -> dict[str, Any]:
+    """The same weights with each matrix as mlx-lm has it in 4 bits."""
+    import mlx.core as mx
+
+    found = {}
+    for name, value in weights.items():
+        if value.ndim < 2:
+            found[name] = value
+            continue
+        parts = mx.quantize(value, group_size=64, bits=4)
+        for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
+            found[f"{name.removesuffix('weight')}{part}"] = array
+    return found
 
 
 def _variables(paths: Sequence[str]) -> dict[str, str]:

@@ -77,6 +77,15 @@ TALKING = schedule(
 """A conversation of several turns, one of which restarts at an earlier point, and another
 request beside it."""
 
+THINKING = schedule(
+    """
+    join a 40, decode a 45, leave a, hit b a 40 9, join x 9, chain bx 40, leave b, hit c b 49 6,
+    extend c 20, decode cx 50, leave c, hit d c 75 3, chain d 3, leave d, hit e d 60 5, decode e 2
+    """
+)
+"""A conversation whose replies are longer than `models.WINDOW` and not in the next prompt, one of
+whose prompts is in two chunks, and which restarts at an earlier point."""
+
 FAR = schedule(
     """
     join a 600, join b 9, join c 12, chain abc 4, join d 5, chain bdca 3, leave a, chain bdc 3

@@ -5,8 +5,20 @@ from ....model.releases import between
 from ..proven import ANY, SAMPLING
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, MLX, RUNNER
 
+_ENDS = f"{RUNNER}.prefill_finalize", f"{RUNNER}.extend_finalize"
+"""What commits a prompt."""
 
-def _variant(first: str, last: str, install: str, cache: str, note: str = "") -> Variant:
+
+def _variant(
+    first: str,
+    last: str,
+    install: str,
+    cache: str,
+    note: str = "",
+    *,
+    ends: tuple[str, ...] = (),
+    depends: tuple[str, ...] = (),
+) -> Variant:
     return Variant(
         releases=between(first, last),
         install=f"{__name__}.body:{install}",
@@ -15,20 +27,23 @@ def _variant(first: str, last: str, install: str, cache: str, note: str = "") ->
             f"{RUNNER}._release_cache",
             f"{RUNNER}._acquire_cache",
             f"{RUNNER}.prefill_start",
+            *ends,
         ),
         depends=(
             f"{RUNNER}.clear",
             f"{RUNNER}._sync_new_kv_to_pool",
             f"{RUNNER}._sync_decode_kv_to_pool",
-            f"{RUNNER}.prefill_finalize",
+            *(() if ends else _ENDS[:1]),
             cache,
             f"{MLX}.kv_cache.attention_kv_cache:WindowedAttentionKVCache",
+            *depends,
         ),
         note=note,
     )
 
 
 _RECURRENT = "stock's code runs for models with a recurrent state"
+_WINDOWS = "also with a sliding window, where stock prefills the whole conversation again"
 
 PATCH = Patch(
     id="mlx.next-turn",
@@ -43,9 +58,19 @@ PATCH = Patch(
         _variant("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION, _RECURRENT),
         _variant("0.5.15", "0.5.17", "install", ATTENTION, _RECURRENT),
         _variant(
-            *("0.5.18", "0.5.23", "install", ATTENTION),
-            "also with a sliding window, where stock prefills the whole conversation again; "
-            + _RECURRENT,
+            *("0.5.18", "0.5.21", "install_windows", ATTENTION),
+            f"{_WINDOWS}; {_RECURRENT}",
+            ends=_ENDS,
+        ),
+        _variant(
+            *("0.5.22", "0.5.23", "install_rows", ATTENTION),
+            f"{_WINDOWS}; {_RECURRENT}",
+            ends=_ENDS,
+            depends=(
+                f"{RUNNER}.release_request_row",
+                f"{MLX}.tp_worker:MlxTpModelWorker._cleanup_stale_rids",
+                f"{MLX}.tp_worker:MlxTpModelWorker.prepare_for_kv_cache_release",
+            ),
         ),
     ),
 )

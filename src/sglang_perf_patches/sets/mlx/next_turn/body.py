@@ -27,15 +27,25 @@ MOST_BYTES = 2 << 30
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: finished requests that were ``kept``, prefills ``continued`` from one,
-and kept requests ``let go`` for others."""
+those of them that were ``rewound`` to its prompt's end, and kept requests ``let go`` for others."""
 
 _WORTH = 64
 """Minimum advantage in tokens over the radix cache's prefix, for a prefill to use it."""
 
 
 def install(patching: Patching) -> None:
-    """Serve releases from 0.5.15 on, whose batched decode grows a buffer."""
+    """Serve 0.5.15 to 0.5.17, whose batched decode grows a buffer."""
     _install(patching, lambda runner, caches: None)
+
+
+def install_windows(patching: Patching) -> None:
+    """Serve releases from 0.5.18 on, which have models with a sliding window."""
+    _note_ends(patching, _install(patching, lambda runner, caches: None))
+
+
+def install_rows(patching: Patching) -> None:
+    """Serve releases from 0.5.22 on, which say when a request has ended."""
+    _note_ends(patching, _install(patching, lambda runner, caches: None, _remove_ended))
 
 
 def install_contiguous(patching: Patching) -> None:
@@ -54,12 +64,49 @@ def _install_without_growth(patching: Patching, cache: str) -> None:
     _install(patching, lambda runner, caches: ending.widen(caches, runner._max_seq_len))
 
 
-def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> None:
+def _remove_ended(runner: Any) -> None:
+    """Remove requests that have ended, as stock does at the next step of another request.
+
+    Without it a conversation that has the server for itself would continue the turn before its
+    last one. Stock has finished every step before it starts a prompt, and removing twice is no
+    error.
+    """
+    for req_id in [each for each in runner._req_caches if each not in runner._req_pool_idx]:
+        runner.remove_request(req_id)
+
+
+def _note_ends(patching: Patching, turns_of: Callable[[Any], _Turns]) -> None:
+    """Copy what a prompt's end left in the windows, while stock waits for its token."""
+    core: Any = patching.module("mlx.core")
+
+    def make(inner: Callable[..., int]) -> Callable[..., int]:
+        def finalize(self: Any, pending: Any) -> int:
+            """Commit a prompt, or a chunk of one; the last chunk's end stays."""
+            end = _End.of(core, pending.cache)
+            if end is not None:
+                turns_of(self).ends[pending.req_id] = end
+            return inner(self, pending)
+
+        return finalize
+
+    patching.override(f"{RUNNER}.prefill_finalize", make)
+    patching.override(f"{RUNNER}.extend_finalize", make)
+
+
+def _install(
+    patching: Patching,
+    widen: Callable[[Any, list[Any]], None],
+    remove_ended: Callable[[Any], None] = lambda runner: None,
+) -> Callable[[Any], _Turns]:
     """Keep caches, hand them to prefills, and drop them when stock flushes its cache.
 
     Args:
         patching: names in, changes out.
         widen: called with a runner and the caches that a prefill of it gets.
+        remove_ended: called with a runner before a prefill.
+
+    Returns:
+        what gives a runner's turns.
     """
     ran = patching.ran
     # Here and on no object of stock's: kept turns are no requests, and go with the patch.
@@ -76,9 +123,9 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
         def remove_request(self: Any, req_id: str) -> None:
             """Note the tokens of the request whose caches stock is about to release."""
             turns = turns_of(self)
-            slots = turns.slots.pop(req_id, None)
+            slots, end = turns.slots.pop(req_id, None), turns.ends.pop(req_id, None)
             if slots:
-                turns.leaving = list(self._req_token_ids.get(req_id, ())), slots
+                turns.leaving = list(self._req_token_ids.get(req_id, ())), slots, end
             try:
                 inner(self, req_id)
             finally:
@@ -119,6 +166,7 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
             """Run only the tokens that are new since the previous turn."""
             turns, prefix = turns_of(self), len(prefix_slot_ids)
             tokens = list(full_token_ids)
+            remove_ended(self)
             _watch(self, turns)
             turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
             found = turns.find(tokens, prefix_slot_ids)
@@ -147,6 +195,55 @@ def _install(patching: Patching, widen: Callable[[Any, list[Any]], None]) -> Non
     patching.override(f"{RUNNER}._release_cache", make_release)
     patching.override(f"{RUNNER}._acquire_cache", make_acquire)
     patching.override(f"{RUNNER}.prefill_start", make_prefill)
+    return turns_of
+
+
+@dataclass(frozen=True)
+class _End:
+    """What the windows held when a request's prompt was computed.
+
+    A chat's template may leave out of the next prompt what the model has thought. A window that has
+    moved past the prompt's end can't be cut back to it.
+
+    Attributes:
+        length: tokens of the prompt.
+        windows: by layer, K and V of the last tokens that a window covers, each
+            (1, n_kv_heads, tokens, head_dim); None for full attention.
+    """
+
+    length: int
+    windows: list[tuple[Any, Any] | None]
+
+    @classmethod
+    def of(cls, core: Any, caches: Sequence[Any]) -> _End | None:
+        """That of caches to which a prompt is written; None without windows."""
+        if not any(hasattr(cache, "window") for cache in caches):
+            return None
+        windows: list[tuple[Any, Any] | None] = []
+        for cache in caches:
+            if not hasattr(cache, "window"):
+                windows.append(None)
+                continue
+            held = slice(max(0, cache._local - cache.window), cache._local)
+            # Copies: a part of the buffer would keep all of it, and have the next step copy it.
+            keys, values = (
+                core.contiguous(array[:, :, held]) for array in (cache.keys, cache.values)
+            )
+            windows.append((keys, values))
+        core.async_eval([both for both in windows if both is not None])
+        return cls(caches[0].offset, windows)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(array.nbytes for both in self.windows if both for array in both)
+
+    def put_into(self, caches: Sequence[Any]) -> None:
+        """Give caches the windows of the prompt's end; others stay."""
+        for cache, both in zip(caches, self.windows, strict=True):
+            if both is not None:
+                cache.keys, cache.values = both
+                cache._local, cache.offset = both[0].shape[2], self.length
 
 
 @dataclass(eq=False)
@@ -157,13 +254,27 @@ class _Turn:
         tokens: the tokens that its caches were computed from.
         slots: the radix cache's slots of its prompt, or of the prompt's first chunk.
         caches: stock's caches, by layer.
-        size: size of the caches, in bytes.
+        end: its prompt's end; None without windows.
+        size: size of all that, in bytes.
     """
 
     tokens: list[int]
     slots: list[int]
     caches: list[Any]
+    end: _End | None
     size: int
+
+    def start(self, common: int, prefix: int) -> tuple[int, bool]:
+        """The token at which to start a prompt, and whether the windows are its prompt's end's.
+
+        Args:
+            common: tokens of the prompt that the turn has too.
+            prefix: tokens of it that the radix cache has.
+        """
+        start = _start(self.caches, common, prefix)
+        if not start and self.end is not None and 0 < self.end.length <= common:
+            return self.end.length, True
+        return start, False
 
 
 class _Turns:
@@ -171,14 +282,16 @@ class _Turns:
 
     Attributes:
         slots: for each running request, those of its prompt.
-        leaving: tokens and slots of the request that stock is removing; None at other times.
+        ends: for each running request with windows, its prompt's end.
+        leaving: tokens, slots and end of the request that stock is removing; None at other times.
         handed: the caches for the current prefill.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, _Turn] = OrderedDict()
         self.slots: dict[str, list[int]] = {}
-        self.leaving: tuple[list[int], list[int]] | None = None
+        self.ends: dict[str, _End] = {}
+        self.leaving: tuple[list[int], list[int], _End | None] | None = None
         self.handed: list[Any] | None = None
         self.watched: Callable[[], Any] = lambda: None
 
@@ -186,8 +299,11 @@ class _Turns:
         """Drop all turns, also those of requests that are still to be removed."""
         self._kept.clear()
         self.slots.clear()
+        self.ends.clear()
 
-    def keep(self, tokens: Sequence[int], slots: list[int], caches: list[Any]) -> bool:
+    def keep(
+        self, tokens: Sequence[int], slots: list[int], end: _End | None, caches: list[Any]
+    ) -> bool:
         """Keep caches that start at the first token; False if they can't be continued."""
         lengths = {cache.offset for cache in caches if hasattr(cache, "offset")}
         # A layer without an offset has a recurrent state, which can't be truncated to a prefix.
@@ -201,7 +317,8 @@ class _Turns:
             if leave is not None:
                 leave()
         size = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
-        turn = _Turn(list(tokens[:length]), slots[:length], caches, size)
+        size += 0 if end is None else end.size
+        turn = _Turn(list(tokens[:length]), slots[:length], caches, end, size)
         self._kept[id(turn)] = turn
         COUNTS["kept"] += 1
         return True
@@ -232,18 +349,21 @@ class _Turns:
         Returns:
             None where stock runs as few tokens by itself.
         """
-        best, most, prefix = None, 0, len(prefix_slots)
+        best, most, is_end, prefix = None, 0, False, len(prefix_slots)
         for turn in self._kept.values():
             seen = min(len(turn.slots), prefix)
             if not seen or turn.slots[:seen] != list(prefix_slots[:seen]):
                 continue
             common = min(_common(turn.tokens, prompt), len(prompt) - 1)
-            start = _start(turn.caches, common, prefix)
+            start, of_end = turn.start(common, prefix)
             if start > most:
-                best, most = turn, start
+                best, most, is_end = turn, start, of_end
         if best is None:
             return None
         del self._kept[id(best)]
+        if is_end and best.end is not None:
+            COUNTS["rewound"] += 1
+            best.end.put_into(best.caches)
         for cache in best.caches:
             _cut_back(cache, most)
         return most, best.caches

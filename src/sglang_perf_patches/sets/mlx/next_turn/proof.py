@@ -58,19 +58,25 @@ def sampled(_: Inputs) -> int:
 
 
 def window(_: Inputs) -> int:
-    """A model with a sliding window, where the release serves one."""
+    """A model with a sliding window, where the release serves one.
+
+    Some next prompts are without replies that are longer than the window.
+    """
     if "gpt_oss" not in further_models():
         return 0
+    compared = 0
     with models.model("gpt_oss", "float32") as made:
-        COUNTS.clear()
-        expected = _logits(made, cases.TALKING)
-        with live(PATCH):
-            found = _logits(made, cases.TALKING)
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
-        require(close, f"{PATCH}, with a window: logits {number} are not close")
-    require(COUNTS["continued"], f"{PATCH}: no turn was continued with a window")
-    return len(found)
+        for schedule, count in ((cases.TALKING, "continued"), (cases.THINKING, "rewound")):
+            COUNTS.clear()
+            expected = _logits(made, schedule)
+            with live(PATCH):
+                found = _logits(made, schedule)
+            for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+                close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
+                require(close, f"{PATCH}, with a window: logits {number} are not close")
+            require(COUNTS[count], f"{PATCH}: no turn was {count} with a window")
+            compared += len(found)
+    return compared
 
 
 def _hits(inputs: Inputs) -> list[tuple[Step, ...]]:

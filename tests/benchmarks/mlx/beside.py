@@ -1,0 +1,303 @@
+"""Three real servers by turns: stock sglang, sglang with the set, and mlx_lm.server.
+
+    python3 tests/benchmarks/mlx/beside.py --release 0.5.23 --turns 2
+
+boots the servers of the release's environment on this CPU, each as often as there are turns, with
+the same model and the same prompts, and sends each boot the same loads from 1, 4 and 16 clients:
+
+- unique: prompts that have nothing in common;
+- shared: prompts whose first half is the same;
+- turns: conversations, each prompt being all that was said before and new words;
+- thoughts: the same without the replies, as where a template drops what a model has thought.
+
+A client of its own streams ``/v1/completions``, which all three have. It prints one line of JSON
+for each load of each boot, then a table: tokens per second and the first token's median of each
+boot. With ``--here`` it takes this interpreter, on a Mac for example, and ``--model`` serves a
+model of your own in place of one with random weights. `results/mlx.md` says what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import json
+import os
+import platform
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[3]
+_HARNESS = _ROOT / "tests" / "harness"
+_SIDES = ("stock", "patched", "mlx-lm")
+_READY_S = 600
+_REPLY_S = 600
+_WORDS = 480  # the tiny model knows as many
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One request's: seconds to the first text and to the end, tokens, and the text."""
+
+    first_s: float
+    all_s: float
+    tokens: int
+    text: str
+
+
+def main() -> int:
+    """Boot and load by turns."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--release", default="0.5.23")
+    parser.add_argument("--here", action="store_true", help="this interpreter's packages")
+    parser.add_argument("--model", default="", help="a folder or a name; random weights without it")
+    parser.add_argument("--shape", default="tiny", help="of random weights: see served.py")
+    parser.add_argument("--selection", default="mlx", help="of the patched side")
+    parser.add_argument("--sides", default=",".join(_SIDES))
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--clients", default="1,4,16")
+    parser.add_argument("--each", type=int, default=3, help="requests of a client")
+    parser.add_argument("--words", type=int, default=192, help="of a prompt")
+    parser.add_argument("--replies", type=int, default=32, help="tokens of a reply, at most")
+    parser.add_argument("--said", type=int, default=3, help="turns of a conversation")
+    parser.add_argument("--loads", default="unique,shared,turns")
+    parser.add_argument("--slots", type=int, default=16_384, help="of sglang's pool, in tokens")
+    parser.add_argument("--hold", type=float, default=0, help="seconds to keep each server after")
+    parser.add_argument("--keep", type=Path, help="keep model and logs here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mlx-beside-") as scratch:
+        _measure(given, given.keep or Path(scratch))
+    return 0
+
+
+def _measure(given: argparse.Namespace, folder: Path) -> None:
+    python = _python(given)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = given.model or str(folder / "model")
+    if not given.model and not Path(model).exists():
+        code = (
+            "import sys; sys.path += sys.argv[3:]; from served import write; write(*sys.argv[1:3])"
+        )
+        search = [str(Path(__file__).parent), str(_HARNESS)]
+        words = [python, "-W", "ignore", "-c", code, model, given.shape, *search]
+        subprocess.run(words, env=_variables("none"), check=True)
+    sides = given.sides.split(",")
+    found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
+    for turn in range(given.turns):
+        for side in sides[:: -1 if turn % 2 else 1]:
+            with _server(python, side, model, given, folder / f"{turn}-{side}.log") as port:
+                _load(port, "unique", 2, 1, given, seed="warm up")
+                for load in given.loads.split(","):
+                    for clients in map(int, given.clients.split(",")):
+                        row = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
+                        found.setdefault((load, clients), {}).setdefault(side, []).append(row)
+                        told = {"turn": turn, "side": side, "load": load, "clients": clients}
+                        print(json.dumps(told | row), flush=True)
+                time.sleep(given.hold)
+    for line in table(found, sides):
+        print(line)
+
+
+def table(
+    found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]], sides: Sequence[str]
+) -> Iterator[str]:
+    """Lines of Markdown: a row for each load and number of clients."""
+    heads = [f"{side}, {figure}" for figure in ("tokens/s", "first token, ms") for side in sides]
+    others = [side for side in sides if side != "patched"] if "patched" in sides else []
+    heads += [f"patched : {side}" for side in others] + ["replies, to stock's"]
+    yield f"| load | clients | {' | '.join(heads)} |"
+    yield f"| --- {'| --- ' * (len(heads) + 1)}|"
+    for (load, clients), by_side in found.items():
+        cells = [load, str(clients)]
+        for figure in ("tokens per second", "first token, ms"):
+            cells += [", ".join(str(row[figure]) for row in by_side[side]) for side in sides]
+        for side in others:
+            speeds = [
+                statistics.median(row["tokens per second"] for row in by_side[each])
+                for each in ("patched", side)
+            ]
+            cells.append(f"{speeds[0] / speeds[1]:.2f}")
+        replies = {row["replies"] for side in sides if side != "mlx-lm" for row in by_side[side]}
+        yield f"| {' | '.join([*cells, 'equal' if len(replies) == 1 else 'different'])} |"
+
+
+def _load(
+    port: int, load: str, clients: int, each: int, given: argparse.Namespace, *, seed: str
+) -> dict[str, Any]:
+    """The figures of one load: every client sends its requests one after the other."""
+    common = _words(f"common {seed}", given.words // 2)
+    talks = load in ("turns", "thoughts")
+
+    def client(number: int) -> list[Reply]:
+        replies, said = [], ""
+        for request in range(given.said if talks else each):
+            new = _words(f"{seed} {number} {request}", given.words)
+            if load == "shared":
+                new[: len(common)] = common
+            if not talks:
+                replies.append(_asked(port, " ".join(new), given))
+                continue
+            new = new[: len(new) if not request else len(new) // 4]
+            said = " ".join([*filter(None, [said]), *new])
+            replies.append(_asked(port, said, given))
+            if load == "turns":
+                said = f"{said} {replies[-1].text.strip()}"
+        return replies
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        by_client = list(pool.map(client, range(clients)))
+    taken = time.perf_counter() - began
+    replies = [reply for of in by_client for reply in of]
+    firsts = sorted(1e3 * reply.first_s for reply in replies)
+    steps = [
+        1e3 * (reply.all_s - reply.first_s) / (reply.tokens - 1)
+        for reply in replies
+        if reply.tokens > 1
+    ]
+    text = json.dumps([reply.text for reply in replies])
+    turns = [
+        round(1e3 * statistics.median(reply.first_s for reply in of), 1)
+        for of in zip(*by_client, strict=True)
+    ]
+    return {
+        "tokens per second": round(sum(reply.tokens for reply in replies) / taken, 1),
+        "first token, ms": round(statistics.median(firsts), 1),
+        "first token, 99th, ms": round(firsts[-1 - len(firsts) // 100], 1),
+        "a token, ms": round(statistics.median(steps), 2) if steps else None,
+        "tokens": sum(reply.tokens for reply in replies),
+        "replies": hashlib.sha256(text.encode()).hexdigest()[:12],
+    } | ({"first token by turn, ms": turns} if talks else {})
+
+
+def _words(seed: str, count: int) -> list[str]:
+    chance = random.Random(seed)
+    return [f"w{chance.randrange(_WORDS)}" for _ in range(count)]
+
+
+def _asked(port: int, prompt: str, given: argparse.Namespace) -> Reply:
+    """Stream one reply.
+
+    Raises:
+        RuntimeError: the server refused.
+    """
+    body = {"model": "default_model", "prompt": prompt, "max_tokens": given.replies}
+    body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"ignore_eos": True}  # mlx_lm.server has no such option; the random models say none
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REPLY_S)
+    began = time.perf_counter()
+    connection.request(
+        *("POST", "/v1/completions", json.dumps(body)), {"Content-Type": "application/json"}
+    )
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(f"{answer.status}: {answer.read(400).decode(errors='replace')}")
+    first, tokens, text = 0.0, 0, ""
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        told = json.loads(line[6:])
+        said = "".join(choice.get("text") or "" for choice in told.get("choices") or ())
+        if said and not first:
+            first = time.perf_counter() - began
+        text += said
+        if told.get("usage"):
+            tokens = int(told["usage"]["completion_tokens"])
+    connection.close()
+    taken = time.perf_counter() - began
+    return Reply(first or taken, taken, tokens, text)
+
+
+@contextmanager
+def _server(
+    python: str, side: str, model: str, given: argparse.Namespace, log: Path
+) -> Iterator[int]:
+    """The port of a server that answers; all its processes end with the block."""
+    port = _free_port()
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    if side == "mlx-lm":
+        command = [python, "-W", "ignore", "-m", "mlx_lm.server", "--model", model, *where]
+    else:
+        run = [python, "-W", "ignore", "-m", "sglang_perf_patches", "run", python, "-W", "ignore"]
+        command = [*run, "-m", "sglang.launch_server", "--model-path", model]
+        command += ["--served-model-name", "default_model", *where]
+        command += ["--max-total-tokens", str(given.slots)]
+        if platform.system() != "Darwin":
+            command += ["--device", "cpu"]
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            command,
+            env=_variables(given.selection if side == "patched" else "none"),
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait(port, process, log)
+        yield port
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(4 * _READY_S):
+        if process.poll() is not None:
+            break
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        time.sleep(0.25)
+    said = log.read_text(errors="replace").splitlines()[-15:]
+    raise RuntimeError("\n".join(["the server does not answer; it said:", *said]))
+
+
+def _free_port() -> int:
+    """A free port well below 55536: 0.5.11 adds 10000 to it for a port that it never opens."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _python(given: argparse.Namespace) -> str:
+    if given.here:
+        return sys.executable
+    sys.path[:0] = [str(_ROOT / "src"), str(_HARNESS)]
+    from linux_mlx.environments import sglang_environment
+
+    return str(sglang_environment(given.release).python)
+
+
+def _variables(selection: str) -> dict[str, str]:
+    """This process's variables, and where the package and what a Linux machine lacks are."""
+    search = [str(_ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if platform.system() != "Darwin":
+        search.insert(0, str(_HARNESS / "linux_mlx" / "shims"))
+    told = {"SGLANG_USE_MLX": "1", "SGLANG_PERF_PATCHES": selection, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **told, "PYTHONPATH": os.pathsep.join(search), "PYTHONUNBUFFERED": "1"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -255,6 +255,7 @@ def test_amounts_are_for_people() -> None:
     assert amount(99.0, 103.0, 101.0) == "1 % more (-1 to +3)"
     assert amount(240.0, 250.0, 260.0) == "2.5 times (2.4 to 2.6)"
     assert amount(100.0, 100.0) == "the same"
+    assert amount(100.2, 99.4, 100.1) == "0 % (-1 to 0)"
     assert amount(80.0) == "20 % less"
     assert spread([12.34, 1234.5, 0.5]) == "12.3 (0.500 to 1234)"
 

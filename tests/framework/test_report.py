@@ -121,7 +121,10 @@ def test_counts_have_a_verdict_and_a_plot() -> None:
     assert page.count("<svg") == 3 + 1
     assert "prompt 8192: 7 → 64" in page
     assert "same results" not in page
-    assert "more to the right" in page
+    assert "admitted: from stock, the dot, to patched; more is better" in page
+    # A bar from stock's count to the patched one's, on an axis that both are on.
+    (bar,) = re.findall(r"prompt 8192: .*?x=([\d.]+)% width=([\d.]+)%.*?cx=([\d.]+)%", page)
+    assert [float(part) for part in bar] == [pytest.approx(7), pytest.approx(57), pytest.approx(7)]
     untimed = Report("", {}, (replace(COUNTED, counted=None),), {"swa": "equal"})
     assert report.verdict(untimed, "swa") == "swa: equal to stock; nothing was timed"
     assert report.table_from_json(report.table_to_json(COUNTED)) == COUNTED
@@ -135,7 +138,7 @@ def test_fewer_may_be_what_a_patch_is_for() -> None:
         "waits: fewer in 1 of 2 cases, at most 9 → 4"
     )
     page = report.to_html(found)
-    assert "waits, patched : stock; fewer to the left" in page
+    assert "waits: from stock, the dot, to patched; fewer is better" in page
     assert "<div class='said better'>9 → 4</div>" in page
     assert "<div class='said none'>0 → 0</div>" in page
 
@@ -145,9 +148,18 @@ def test_whole_numbers_are_whole_and_ratios_are_ratios_on_the_page() -> None:
         replace(REPORT, tables=(replace(COUNTED, set="mla"),))
     )
     assert "<td class=n data-label='admitted, stock'>96</td>" in page
-    assert "96.0" not in page
+    assert not re.search(r"96\.0(?!\d?%)", page)
     assert "<td class=n data-label='patched : stock'>0.50 (0.40 to 0.60)</td>" in page
     assert " %" not in re.sub(r"<style>.*?</style>", "", page)
+
+
+def test_a_bar_that_leaves_the_axis_says_so() -> None:
+    bars = [page.Bar("a", each, each, each, "better", "text") for each in (0.5, 1.9)]
+    assert "goes on" not in page.plot(bars, "axis")
+    long = page.Bar("b", 6.11, 6.11, 6.11, "better", "611 % more")
+    made = page.plot([*bars, long], "axis")
+    assert made.count("class=over") == 1
+    assert "axis; what ends in → goes on" in made
 
 
 @pytest.mark.parametrize(("columns", "kind"), [(6, "small"), (9, "wide"), (16, "many")])

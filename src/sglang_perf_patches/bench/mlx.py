@@ -130,7 +130,12 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
                     f"Where they are different, each side runs up to {_REPEATS} times more, and "
                     "the tokens after them are compared.",
                 ),
-                _megabytes(f"MB kept by {requests} requests", rows, named=4, stock=11),
+                _megabytes(
+                    f"MB kept by {requests} requests",
+                    "radix cache {}, context {}, {}, {}",
+                    rows,
+                    11,
+                ),
             )
     if different:
         raise Different(f"other logits than stock's with {different[0]}")
@@ -170,16 +175,21 @@ def _prefill_table(
             "A prompt is built and launched, then its token is read, as in the overlap loop. The "
             "peak is above the weights and the pool.",
         ),
-        _megabytes("MB at a prefill's peak", rows, named=1, stock=4),
+        _megabytes("MB at a prefill's peak", "prompt {}", rows, 4),
     )
 
 
-def _megabytes(what: str, rows: list[tuple[Any, ...]], *, named: int, stock: int) -> Counted:
-    """Memory for the verdict, in whole megabytes: the columns `stock` and the one after it."""
-    pairs = tuple(
-        (", ".join(map(str, row[:named])), round(row[stock]), round(row[stock + 1])) for row in rows
-    )
-    return Counted(what, pairs, fewer_is_better=True)
+def _megabytes(what: str, name: str, rows: list[tuple[Any, ...]], stock: int) -> Counted:
+    """Memory for the verdict, in whole megabytes: the columns `stock` and the one after it.
+
+    Args:
+        what: of what.
+        name: of a case, with places for a row's first cells.
+        rows: of the table.
+        stock: index of the column.
+    """
+    pairs = ((name.format(*row), round(row[stock]), round(row[stock + 1])) for row in rows)
+    return Counted(what, tuple(pairs), fewer_is_better=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,6 +16,7 @@ Tone = Literal["better", "worse", "none"]
 MINUS = "\u2212"
 _WIDE, _MANY = 6, 12  # columns; a wider table becomes cards on narrower pages already
 _MOST = 2.0
+_BEYOND = "<text class=over x=100% y=50% dx=4 dominant-baseline=central>→</text>"
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
 
@@ -40,6 +41,25 @@ class Bar:
     tone: Tone
     text: str
     dots: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Span:
+    """A line of a plot of counts.
+
+    Attributes:
+        name: what it is of.
+        stock: stock's count.
+        patched: the patched side's.
+        tone: whether the change is good.
+        text: both in words.
+    """
+
+    name: str
+    stock: float
+    patched: float
+    tone: Tone
+    text: str
 
 
 def document(title: str, parts: Iterable[str]) -> str:
@@ -138,25 +158,69 @@ def plot(bars: Sequence[Bar], axis: str, label: Callable[[float], str] | None = 
     def at(value: float) -> str:
         return f"{100 * (min(max(value, low), high) - low) / (high - low):.2f}%"
 
+    marks = [(bar, _mark(bar, at) + (_BEYOND if _reach(bar) > high else "")) for bar in bars]
+    if any(_BEYOND in mark for _, mark in marks):
+        axis += "; what ends in → goes on"
+    return _figure(marks, [(at(tick), label(tick), not tick) for tick in ticks], axis)
+
+
+def spans(found: Sequence[Span], axis: str) -> str:
+    """Counts, one line each: a dot where stock is, and a bar from there to the patched side.
+
+    Args:
+        found: the lines.
+        axis: what they are.
+    """
+    if not found:
+        return ""
+    highest = max(1.0, *(max(span.stock, span.patched) for span in found))
+    power = 10.0 ** math.floor(math.log10(highest))
+    step = next(part * power for part in (0.2, 0.5, 1.0, 2.0) if highest <= 5 * part * power)
+    ticks = [number * step for number in range(math.ceil(highest / step - 1e-9) + 1)]
+
+    def at(value: float) -> str:
+        return f"{100 * value / ticks[-1]:.2f}%"
+
+    marks = []
+    for span in found:
+        low, high = sorted((span.stock, span.patched))
+        width = 100 * (high - low) / ticks[-1]
+        mark = (
+            f"<rect class={span.tone} x={at(low)} width={width:.2f}% y=25% height=50% />"
+            f"<circle class=dot cx={at(span.stock)} cy=50% r=4 />"
+        )
+        marks.append((span, mark))
+    return _figure(marks, [(at(tick), f"{tick:g}", not tick) for tick in ticks], axis)
+
+
+def _figure(
+    lines: Sequence[tuple[Bar | Span, str]], ticks: Sequence[tuple[str, str, bool]], axis: str
+) -> str:
+    """Lines with their marks; of each tick the place, the label and whether it is the zero."""
     grid = "".join(
-        f"<line class={'grid' if tick else 'zero'} x1={at(tick)} x2={at(tick)} y1=0 y2=100% />"
-        for tick in ticks
+        f"<line class={'zero' if is_zero else 'grid'} x1={place} x2={place} y1=0 y2=100% />"
+        for place, _, is_zero in ticks
     )
-    lines = "".join(
-        f"<div class=line><div class=name>{html.escape(bar.name)}</div>"
-        f"<div class=track><svg role=img aria-label='{html.escape(f'{bar.name}: {bar.text}')}'>"
-        f"{grid}{_mark(bar, at)}</svg></div>"
-        f"<div class='said {bar.tone}'>{html.escape(bar.text)}</div></div>\n"
-        for bar in bars
+    rows = "".join(
+        f"<div class=line><div class=name>{html.escape(line.name)}</div>"
+        f"<div class=track><svg role=img aria-label='{html.escape(f'{line.name}: {line.text}')}'>"
+        f"{grid}{mark}</svg></div>"
+        f"<div class='said {line.tone}'>{html.escape(line.text)}</div></div>\n"
+        for line, mark in lines
     )
     labels = "".join(
-        f"<text x={at(tick)} y=14 text-anchor=middle>{label(tick)}</text>" for tick in ticks
+        f"<text x={place} y=14 text-anchor=middle>{label}</text>" for place, label, _ in ticks
     )
     return (
-        f"<figure>{lines}<div class='line axis'><div class=name></div><div class=track>"
+        f"<figure>{rows}<div class='line axis'><div class=name></div><div class=track>"
         f"<svg aria-hidden=true>{labels}</svg></div><div class=said></div></div>"
         f"<figcaption>{html.escape(axis)}</figcaption></figure>\n"
     )
+
+
+def _reach(bar: Bar) -> float:
+    """The largest change that is drawn of a line."""
+    return max(bar.change, bar.high, *bar.dots)
 
 
 def _mark(bar: Bar, at: Callable[[float], str]) -> str:
@@ -225,7 +289,9 @@ align-items:center}
 .name,.said{font-size:.9rem}.said{text-align:right}
 .said.better{color:var(--better);font-weight:600}.said.worse{color:var(--worse);font-weight:600}
 .said.none{color:var(--dim)}
-svg{display:block;width:100%;height:30px;overflow:visible}.axis svg{height:18px}
+.track{align-self:stretch;position:relative;min-height:30px}.axis .track{min-height:18px}
+svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
+.over{font-weight:700;font-size:18px}
 svg text{fill:var(--dim);font-size:12px}
 .grid{stroke:var(--edge);stroke-width:1}.zero{stroke:var(--mark);stroke-width:1.5}
 rect.better{fill:var(--better)}rect.worse{fill:var(--worse)}rect.none{fill:var(--none)}

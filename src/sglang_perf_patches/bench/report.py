@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import platform
 import textwrap
@@ -179,9 +178,11 @@ def _wrapped(text: str) -> str:
 def to_html(report: Report) -> str:
     """One page with its styles and plots inside; it refers to nothing outside itself."""
     headlines = [verdict(report, name) for name in report.ended]
-    parts = [page.heading(1, headlines[0] if len(headlines) == 1 else "Stock and patched")]
-    if len(headlines) > 1:
-        parts.append(page.bullets(headlines))
+    if len(headlines) == 1:
+        title, *headlines = verdicts(report, *report.ended)
+    else:
+        title = "Stock and patched"
+    parts = [page.heading(1, title), page.bullets(headlines)]
     for name in report.ended:
         tables = [table for table in report.tables if table.set == name]
         parts += [_table_parts(table) for table in tables]
@@ -200,15 +201,21 @@ def to_html(report: Report) -> str:
 
 def verdict(report: Report, name: str) -> str:
     """What came of a set, in a line: ``mla: faster in 7 of 8 cases, 0.64 to 0.89 of …``."""
+    return "; ".join(verdicts(report, name))
+
+
+def verdicts(report: Report, name: str) -> list[str]:
+    """The same in parts: of the times, then of each thing that was counted."""
     if report.ended[name] != "equal":
-        return f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")
+        return [f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")]
     tables = [table for table in report.tables if table.set == name]
     ratios = [ratio for table in tables for ratio in _ratios(table)]
     said = [
         *([headline(ratios)] if ratios else []),
         *(_counts(table.counted) for table in tables if table.counted),
     ]
-    return f"{name}: {'; '.join(said) or 'equal to stock; nothing was timed'}"
+    first, *rest = said or ["equal to stock; nothing was timed"]
+    return [f"{name}: {first}", *rest]
 
 
 def headline(ratios: Sequence[Ratio]) -> str:
@@ -292,16 +299,16 @@ def _ratios(table: Table) -> list[Ratio]:
 def _table_parts(table: Table) -> str:
     parts = [page.heading(2, f"{table.set}: {table.title}")]
     for at, column in enumerate(table.columns):
-        bars = [_bar(_name(row), row[at]) for row in table.rows if isinstance(row[at], Ratio)]
+        bars = [
+            _bar(_name(table, row), row[at]) for row in table.rows if isinstance(row[at], Ratio)
+        ]
         what = column.replace("patched : stock", "").strip(", ") or "time"
         parts.append(page.plot(bars, f"{what}, patched : stock; faster to the left", page.ratio))
     if table.counted is not None:
         counted = table.counted
-        bars = [_counted_bar(*pair, counted.fewer_is_better) for pair in counted.pairs]
-        axis = f"{counted.what}, patched : stock; " + (
-            "fewer to the left" if counted.fewer_is_better else "more to the right"
-        )
-        parts.append(page.plot(bars, axis, page.ratio))
+        lines = [_span(*pair, counted.fewer_is_better) for pair in counted.pairs]
+        best = "fewer is better" if counted.fewer_is_better else "more is better"
+        parts.append(page.spans(lines, f"{counted.what}: from stock, the dot, to patched; {best}"))
     rows = [[(_for_people(cell), not isinstance(cell, str)) for cell in row] for row in table.rows]
     parts.append(page.table(table.columns, rows))
     return "".join(parts)
@@ -314,12 +321,11 @@ def _bar(name: str, ratio: Cell) -> page.Bar:
     return page.Bar(name, *ends, tone, _for_people(ratio))
 
 
-def _counted_bar(name: str, stock: float, patched: float, fewer_is_better: bool) -> page.Bar:
+def _span(name: str, stock: float, patched: float, fewer_is_better: bool) -> page.Span:
     gained = stock - patched if fewer_is_better else patched - stock
     tone: page.Tone = "better" if gained > 0 else "worse" if gained < 0 else "none"
-    change = patched / stock - 1 if stock else math.inf if patched else 0.0
     text = f"{page.number(stock)} → {page.number(patched)}"
-    return page.Bar(name, change, change, change, tone, text)
+    return page.Span(name, stock, patched, tone, text)
 
 
 def _naming(table: Table) -> int:
@@ -333,11 +339,13 @@ def _naming(table: Table) -> int:
     return min([*sides, *times] or [*values, len(row)])
 
 
-def _name(row: Sequence[Cell]) -> str:
-    """The name of a row: its cells before the first time."""
-    before = itertools.takewhile(lambda cell: not isinstance(cell, (Ratio, float)), row)
-    words = [str(cell) for at, cell in enumerate(before) if at == 0 or isinstance(cell, str)]
-    return ", ".join(words)
+def _name(table: Table, row: Sequence[Cell]) -> str:
+    """The name of a row: its cells before the first time, a number with its heading."""
+    pairs = zip(table.columns, row, strict=True)
+    before = itertools.takewhile(lambda pair: not isinstance(pair[1], (Ratio, float)), pairs)
+    return ", ".join(
+        str(cell) if isinstance(cell, str) else f"{head} {_shown(cell)}" for head, cell in before
+    )
 
 
 def _for_people(cell: Cell) -> str:

@@ -204,6 +204,9 @@ def amount(change: Change) -> str:
     percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
     if change.word == "same" or not any(percent):
         return "the same"
+    if percent[0] == 0:
+        ends = [f"{round(100 * (value - 1)):+d}" for value in (change.low, change.high)]
+        return f"0 % ({ends[0]} to {ends[1]})".replace("+0", "0")
     word = "less" if change.ratio < 1 else "more"
     if change.low == change.high:
         return f"{change.ratio:.1f} times" if change.ratio > 2 else f"{percent[0]} % {word}"

@@ -69,7 +69,8 @@ def _compared(found: Outcome) -> list[str]:
                 {figure.name: figure.means for figure in FIGURES if figure.name in found.changes}
             ),
         ]
-    return [*parts, page.heading(2, "What was on"), page.bullets(_live(found))]
+    live = _live(found)
+    return [*parts, page.heading(2, "What was on"), page.bullets(live)] if live else parts
 
 
 def _bar(figure: Figure, change: Change) -> page.Bar:

@@ -434,7 +434,7 @@ for feature in FEATURES.all:
             found = state()
             assert found[0] == word, (feature.name, name, value, found)
             if word == "gated":
-                assert found[1].startswith(feature.said), (feature.name, name, value, found)
+                assert found[1].startswith(feature.clause), (feature.name, name, value, found)
             assert a.Worker().step(1) == (2 if word == "gated" else 102)
             if name.startswith("is_"):
                 setattr(utils, name, lambda: False)

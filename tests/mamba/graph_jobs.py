@@ -274,8 +274,8 @@ def broken() -> dict[str, str]:
 
 def broken_breaks() -> dict[str, str]:
     """The same where the graph breaks at FlashInfer's kernel."""
-    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), more=2, loads=True)
-    kept = replays_of(Batch((Request(70, 64, seqlen=129), Request(128, 64))), more=3)
+    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), spare=2, loads=True)
+    kept = replays_of(Batch((Request(70, 64, seqlen=129), Request(128, 64))), spare=3)
     live = kernel_break.live
 
     def changed(**wrong: Any) -> Any:

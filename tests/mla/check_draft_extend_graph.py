@@ -206,7 +206,7 @@ def read_done_before_replay() -> Any:
     with furnished(flash.arguments(1), flash.module.__name__, runners.__name__):
         runner = flash.runner_of(1)
         graphs = draft_extend_metadata.make(runner, flash.make(runner))
-        draft_extend_metadata.replay(graphs, runner, [40, 7])
+        draft_extend_metadata.replaying(graphs, runner, [40, 7])()
         return next((vars(runner)[name] for name in EVENTS if name in vars(runner)), None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sglang_perf_patches.proof.comparing import live
 from sglang_perf_patches.proof.mla import flash
 from sglang_perf_patches.proof.mla.rig import furnished
-from sglang_perf_patches.sets.mla.draft_extend_metadata.proof import PATCH, make, replay, runners
+from sglang_perf_patches.sets.mla.draft_extend_metadata.proof import PATCH, make, replaying, runners
 
 
 def with_the_patch(expected: int, ran: bool, **options: bool) -> None:
@@ -43,7 +43,7 @@ def builds(*, other: bool = False, use_sliding_window_kv_pool: bool = False, **o
             if use_sliding_window_kv_pool:
                 graphs.backend.replay = lambda *_: _Out()
                 backend.init_forward_metadata_out_graph = lambda *_: made.append(backend)
-            replay(graphs, runner, [40, 7])
+            replaying(graphs, runner, [40, 7])()
         finally:
             kind._apply_cuda_graph_metadata = stock
         return len(made)

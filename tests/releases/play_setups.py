@@ -51,10 +51,10 @@ def main(names: str, patches: list[str]) -> None:
             if refused:
                 print(json.dumps({"refused": refused}))
                 return
-            stock.MADE.clear()
+            stock.PLAYED_ARGUMENTS.clear()
             (line,) = worker.run([case], _few)
             # A case that makes none reads those of the process.
-            made = [_Made(each) for each in stock.MADE] or [published.published()]
+            made = [_Made(each) for each in stock.PLAYED_ARGUMENTS] or [published.published()]
             on = {name for each in made for name in FEATURES.of(each)}
             print(json.dumps({**line, "on": sorted(on)}), flush=True)
 
@@ -81,7 +81,7 @@ def _publish(model: str, chosen: list[Feature]) -> str:
         return f"{type(error).__name__}: {error}"[:200]
     off = {each.name for each in chosen} - FEATURES.of(published.published()).keys()
     assert not off, off
-    stock.MORE.update(some)
+    stock.EXTRA_ARGUMENTS.update(some)
     return ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
+from sglang_perf_patches.proof.namespace import NoneByDefault
 from sglang_perf_patches.proof.swa.cases import (
     admitted,
     alone_without_limit,
@@ -109,9 +110,9 @@ def gates(page_size: int) -> None:
         {"enable_hisparse": True},
         {"decode_offload_manager": object()},
     ):
-        queue.scheduler = SimpleNamespace(**(scheduler | changed))
+        queue.scheduler = NoneByDefault(**(scheduler | changed))
         assert windows.unserved(queue), changed
-    queue.scheduler = SimpleNamespace(**scheduler)
+    queue.scheduler = NoneByDefault(**scheduler)
     for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
         kept = getattr(queue, name)
         other = type("Other", (type(kept),), {})

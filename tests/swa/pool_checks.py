@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gc
 import importlib
-from types import SimpleNamespace
 from typing import Any
 
 import sglang_perf_patches
+from sglang_perf_patches.proof.namespace import NoneByDefault
 from sglang_perf_patches.proof.swa.pools import (
     MODULE,
     SETTINGS,
     arguments_of_process,
-    asked_by,
     pools,
     publish,
     runner,
     sizes,
-    stand_in,
 )
 from sglang_perf_patches.sets.swa import growth
 from sglang_perf_patches.sets.swa.pool_ratio import body as pool_ratio
@@ -32,20 +30,12 @@ def the_cap_is_stocks(page_size: int = 1) -> int:
     count = 0
     for window in (128, 1024):
         for requests in (1, 8, 300):
-            arguments = SimpleNamespace(**{**SETTINGS, "max_running_requests": requests})
-            kept = {name: vars(module)[name] for name in asked_by(module)}
-            try:
-                for name in kept:
-                    setattr(module, name, stand_in(name, arguments))
-                made = runner(arguments, window, page_size, 12, 12)
-                with arguments_of_process(arguments):
-                    wants = pool_ratio.needs(made)
-                    cap = module.compute_swa_request_cap(
-                        page_size=page_size, window=window, attn_dp_size=1
-                    )
-            finally:
-                for name, value in kept.items():
-                    setattr(module, name, value)
+            arguments = NoneByDefault(**{**SETTINGS, "max_running_requests": requests})
+            with arguments_of_process(arguments):
+                wants = pool_ratio.needs(runner(arguments, window, page_size, 12, 12))
+                cap = module.compute_swa_request_cap(
+                    page_size=page_size, window=window, attn_dp_size=1
+                )
             assert wants.running == cap, (wants.running, cap)
             count += 1
     return count

@@ -26,21 +26,12 @@ class NoSourceError(TreeError):
     """A module is there, but not as source."""
 
 
-@dataclass(frozen=True)
-class Definition:
-    """One definition as the source has it.
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a definition means by what is around it.
 
     Attributes:
-        reference: ``"module:Qual.name"``.
-        path: the file.
-        lines: first line (decorators included) and last line of each piece: a name that is bound
-            several times, as a property and its setter are, has several pieces.
-        own: sha256 of `text`, in hexadecimal.
-        parts: what else its meaning hangs on, in words → a digest of that (see `surroundings`).
-        decorators: how many decorators the last piece has.
-        is_class: whether it is a class.
-        is_function: whether it is a function, a coroutine function or a generator.
-        members: the functions that its body defines, where it is a class.
+        parts: what else its meaning hangs on, by the keys of `PARTS` → a digest of that.
         values: the literals that it reads: reference → ``repr``.
         defaults: its parameters that have a default: name → ``repr`` of a literal, `OF_NAME` and
             the dotted name of another value, "" where it has none.
@@ -48,6 +39,29 @@ class Definition:
             name.
         imports: the constants of other files that it reads: reference → the name that its own
             module has for one, "" where only a function has it.
+    """
+
+    parts: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+    imports: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition(Surroundings):
+    """One definition as the source has it, with what is around it.
+
+    Attributes:
+        reference: ``"module:Qual.name"``.
+        path: the file.
+        lines: first line (decorators included) and last line of each piece: a name that is bound
+            several times, as a property and its setter are, has several pieces.
+        own: sha256 of `text`, in hexadecimal.
+        decorators: how many decorators the last piece has.
+        is_class: whether it is a class.
+        is_function: whether it is a function, a coroutine function or a generator.
+        members: the functions that its body defines, where it is a class.
     """
 
     reference: str
@@ -58,11 +72,6 @@ class Definition:
     is_class: bool
     is_function: bool
     members: tuple[Definition, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, str] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
-    imports: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -110,10 +119,10 @@ def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
     return "\n".join(pieces)
 
 
-def differing(known: str, found: str) -> str:
+def differing(known: str, actual: str) -> str:
     """In which part two digests of a definition differ, in words; "" if they are the same."""
     before, after = (
-        dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, found)
+        dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, actual)
     )
     for name in ("", *PARTS):
         if before.get(name) != after.get(name):

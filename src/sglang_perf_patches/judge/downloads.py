@@ -75,12 +75,12 @@ def _download(version: str, into: Path) -> Path:
     print(f"sglang-perf-patches: fetching sglang {version} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={into}", *_PLATFORM]
-    done = subprocess.run([*command, f"sglang=={version}"], capture_output=True, text=True)
+    download = subprocess.run([*command, f"sglang=={version}"], capture_output=True, text=True)
     wheels = sorted(into.glob("sglang-*.whl"))
-    if done.returncode or not wheels:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if download.returncode or not wheels:
+        lines = [line.strip() for line in download.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines
-        why = errors[-1] if errors else f"pip ended with {done.returncode} without a message"
+        why = errors[-1] if errors else f"pip ended with {download.returncode} without a message"
         raise DownloadError(f"sglang {version} could not be fetched: {why[:300]}")
     return wheels[0]
 

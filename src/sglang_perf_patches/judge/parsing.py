@@ -66,11 +66,7 @@ class Module:
             is_class=isinstance(last, ast.ClassDef),
             is_function=isinstance(last, _Function),
             members=tuple(member for member in members if member),
-            parts=around.parts,
-            values=around.values,
-            defaults=around.defaults,
-            bases=around.bases,
-            imports=around.imports,
+            **vars(around),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
@@ -120,9 +120,11 @@ class Tree:
                 text = (self.root / name).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
-            said = re.search(r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            if said:
-                return said[1]
+            assignment = re.search(
+                r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE
+            )
+            if assignment:
+                return assignment[1]
         from importlib import metadata
 
         for distribution in metadata.distributions(name="sglang", path=[str(self.root.parent)]):
@@ -150,8 +152,8 @@ class Tree:
         if reference not in self._definitions:
             self._definitions[reference] = None  # what imports itself is not there
             try:
-                found = self._look_up(reference)
-                self._definitions[reference] = found and self._with_imported(found)
+                definition = self._look_up(reference)
+                self._definitions[reference] = definition and self._with_imported(definition)
             except BaseException:
                 del self._definitions[reference]
                 raise
@@ -204,13 +206,13 @@ class Tree:
         """With the constants that it reads from other files among its parts and values."""
         parts, values = [], dict(definition.values)
         for reference, name in sorted(definition.imports.items()):
-            found = self.definition(reference)
-            if found is None or found.is_class or found.is_function:
+            constant = self.definition(reference)
+            if constant is None or constant.is_class or constant.is_function:
                 continue
-            parts.append(f"{reference} {found.digest}")
-            values |= found.values
-            if name and reference in found.values:
-                values[f"{module_of(definition.reference)}:{name}"] = found.values[reference]
+            parts.append(f"{reference} {constant.digest}")
+            values |= constant.values
+            if name and reference in constant.values:
+                values[f"{module_of(definition.reference)}:{name}"] = constant.values[reference]
         if not parts:
             return definition
         digest = part_digest_of("\n".join(parts))
@@ -226,37 +228,19 @@ class Tree:
 
 def _to_keep(definition: Definition) -> dict[str, Any]:
     """A definition as JSON can hold it; `_from_kept` makes it again."""
-    return {
-        "lines": definition.lines,
-        "own": definition.own,
-        "parts": dict(definition.parts),
-        "values": dict(definition.values),
-        "defaults": dict(definition.defaults),
-        "bases": definition.bases,
-        "imports": dict(definition.imports),
-        "decorators": definition.decorators,
-        "class": definition.is_class,
-        "function": definition.is_function,
-        "members": {member.reference: _to_keep(member) for member in definition.members},
-    }
+    known = {"reference", "path", "members"}
+    kept = {each.name: getattr(definition, each.name) for each in fields(definition)}
+    members = {member.reference: _to_keep(member) for member in definition.members}
+    return {**{name: kept[name] for name in kept if name not in known}, "members": members}
 
 
 def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
-    return Definition(
-        reference=reference,
-        path=path,
-        lines=tuple((int(first), int(last)) for first, last in kept["lines"]),
-        own=str(kept["own"]),
-        parts={str(name): str(part) for name, part in kept["parts"].items()},
-        values={str(name): str(text) for name, text in kept["values"].items()},
-        defaults={str(name): str(text) for name, text in kept["defaults"].items()},
-        bases=tuple(str(name) for name in kept["bases"]),
-        imports={str(name): str(local) for name, local in kept["imports"].items()},
-        decorators=int(kept["decorators"]),
-        is_class=kept["class"] is True,
-        is_function=kept["function"] is True,
-        members=tuple(_from_kept(name, path, member) for name, member in kept["members"].items()),
-    )
+    lists = {
+        "lines": tuple((int(first), int(last)) for first, last in kept["lines"]),
+        "bases": tuple(kept["bases"]),
+        "members": tuple(_from_kept(name, path, each) for name, each in kept["members"].items()),
+    }
+    return Definition(**{**kept, **lists, "reference": reference, "path": path})
 
 
 def _is_package(folder: Path) -> bool:

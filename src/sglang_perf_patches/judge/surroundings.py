@@ -10,34 +10,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from .definition import OF_NAME, Span, part_digest_of, text_of
+from .definition import OF_NAME, Span, Surroundings, part_digest_of, text_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Named = _Function | ast.ClassDef
 _CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
-
-
-class Surroundings(NamedTuple):
-    """What is around a definition.
-
-    Attributes:
-        parts: what changed, in words → digest of the source of that.
-        values: reference → the ``repr`` of a literal that the definition reads.
-        defaults: its parameters that have a default: name → ``repr`` of a literal, `OF_NAME` and
-            the dotted name of another value, "" where it has none.
-        bases: of the class that it is, or is in: the last name of each base, "" where it is no
-            name.
-        imports: references of constants that it reads and that its file imports from sglang → the
-            name that the module has for it, "" where only a function has it.
-    """
-
-    parts: dict[str, str]
-    values: dict[str, str]
-    defaults: dict[str, str]
-    bases: tuple[str, ...]
-    imports: dict[str, str]
 
 
 def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
@@ -73,33 +51,36 @@ def surroundings(
     read, attributes = _read_by(own)
     constants = _assignments(syntax, read)
     fields = {
-        f"{'.'.join(names[: depth + 1])}.{name}": found
+        f"{'.'.join(names[: depth + 1])}.{name}": bindings
         for depth, each in enumerate(classes)
-        for name, found in _assignments(each, attributes | read).items()
+        for name, bindings in _assignments(each, attributes | read).items()
         if not (depth == len(classes) - 1 and name == last)
     }
     spans = {
         "header": [_header(each) for each in classes],
         "values": _spans(
-            [each for found in (*constants.values(), *fields.values()) for each in found]
+            [each for bindings in (*constants.values(), *fields.values()) for each in bindings]
         ),
         "later": _spans(_later(syntax, names, last)),
     }
     overriding = " ".join(sorted(_overriding(syntax, names[-1], last))) if names else ""
-    texts = {name: text_of(lines, found) for name, found in spans.items() if found}
+    texts = {name: text_of(lines, pieces) for name, pieces in spans.items() if pieces}
     if overriding:
         texts["override"] = overriding
     literals = {
-        name: _literal(found) for name, found in (constants | fields).items() if name not in rebound
+        name: _literal(bindings)
+        for name, bindings in (constants | fields).items()
+        if name not in rebound
     }
     if not isinstance(own[-1], _Named):
         literals[qualname] = _literal(own)
+    package = module if is_package else module.rpartition(".")[0]
     return Surroundings(
-        {name: part_digest_of(text) for name, text in texts.items()},
-        {f"{module}:{name}": text for name, text in literals.items() if text is not None},
-        _defaults(own[-1]),
-        _base_names([*classes, own[-1]]),
-        _imported(syntax, own, read, module if is_package else module.rpartition(".")[0], module),
+        parts={name: part_digest_of(text) for name, text in texts.items()},
+        values={f"{module}:{name}": text for name, text in literals.items() if text is not None},
+        defaults=_defaults(own[-1]),
+        bases=_base_names([*classes, own[-1]]),
+        imports=_imported(syntax, own, read, package, module),
     )
 
 
@@ -107,7 +88,7 @@ def _imported(
     syntax: ast.Module, own: Sequence[ast.stmt], read: set[str], package: str, module: str
 ) -> dict[str, str]:
     """Constants, by the convention for their names, that come from other files of sglang."""
-    found: dict[str, str] = {}
+    constants: dict[str, str] = {}
     local = [each for node in own for each in ast.walk(node) if isinstance(each, ast.ImportFrom)]
     there = [each for each in _statements(syntax.body) if isinstance(each, ast.ImportFrom)]
     for is_local, nodes in ((True, local), (False, there)):
@@ -122,12 +103,12 @@ def _imported(
                 name = alias.asname or alias.name
                 # A definition that is itself an import passes on what it imports.
                 if _CONSTANT.fullmatch(alias.name) and (name in read or node in own):
-                    found[f"{whence}:{alias.name}"] = "" if is_local else name
-    return found
+                    constants[f"{whence}:{alias.name}"] = "" if is_local else name
+    return constants
 
 
 def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
-    found: list[ast.ClassDef] = []
+    enclosing: list[ast.ClassDef] = []
     scope: ast.Module | ast.ClassDef = syntax
     for name in names:
         classes = (each for each in _statements(scope.body) if isinstance(each, ast.ClassDef))
@@ -135,8 +116,8 @@ def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
         if not bound:
             break
         scope = bound[-1]
-        found.append(bound[-1])
-    return found
+        enclosing.append(bound[-1])
+    return enclosing
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -168,15 +149,15 @@ def _assignments(scope: ast.Module | ast.ClassDef, names: set[str]) -> dict[str,
     for node in _statements(scope.body):
         for name in _targets(node):
             assigned.setdefault(name, []).append(node)
-    found: dict[str, list[ast.stmt]] = {}
+    reached: dict[str, list[ast.stmt]] = {}
     waiting = sorted(names & set(assigned))
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = assigned[name]
-            more, _ = _read_by(assigned[name])
-            waiting += sorted(more & set(assigned))
-    return found
+        if name not in reached:
+            reached[name] = assigned[name]
+            names_in_turn, _ = _read_by(assigned[name])
+            waiting += sorted(names_in_turn & set(assigned))
+    return reached
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
@@ -195,21 +176,21 @@ def _targets(node: ast.stmt) -> Iterator[str]:
 def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt]:
     """Statements that put something in the place of a definition or of a class around it."""
     qualname = [*names, last]
-    found: list[ast.stmt] = []
+    replacing: list[ast.stmt] = []
     for node in _statements(syntax.body):
         chains = [chain for target in _stored(node) if (chain := _chain(target))]
         if names and isinstance(node, _Function | ast.Assign | ast.AnnAssign):
             bound = [node.name] if isinstance(node, _Function) else list(_targets(node))
             if names[0] in bound:
-                found.append(node)
+                replacing.append(node)
                 continue
         replaces = any(
             len(each) > 1 and (each == qualname[: len(each)] or each[: len(qualname)] == qualname)
             for each in chains
         )
         if replaces or (isinstance(node, ast.Expr) and _sets_attribute(node.value, qualname[0])):
-            found.append(node)
-    return found
+            replacing.append(node)
+    return replacing
 
 
 def _stored(node: ast.stmt) -> list[ast.expr]:
@@ -241,8 +222,8 @@ def _overriding(syntax: ast.Module, base: str, method: str) -> set[str]:
     """The file's subclasses of a class that define a method of its again."""
     classes = [node for node in _statements(syntax.body) if isinstance(node, ast.ClassDef)]
     family = {base}
-    while more := {each.name for each in classes if family & _bases(each)} - family:
-        family |= more
+    while subclasses := {each.name for each in classes if family & _bases(each)} - family:
+        family |= subclasses
     return {
         each.name
         for each in classes

@@ -61,9 +61,9 @@ def compare(here: Iterable[Verdict], there: Iterable[Verdict]) -> list[Prospect]
 
 def lost(prospects: Sequence[Prospect], chosen: Iterable[str]) -> list[str]:
     """The ids of those patches among `chosen` that the other tree takes away."""
-    wanted = set(chosen)
+    ids_chosen = set(chosen)
     ids = [prospect.here.patch.id for prospect in prospects if prospect.change == "lost"]
-    return [id for id in ids if id in wanted]
+    return [id for id in ids if id in ids_chosen]
 
 
 def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
@@ -75,8 +75,8 @@ def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
         for word in get_args(Change)
         if number[word]
     )
-    said = f"chosen, and lost: {', '.join(gone)}" if gone else "no chosen patch is lost"
-    return f"{said} ({counts})"
+    losses = f"chosen, and lost: {', '.join(gone)}" if gone else "no chosen patch is lost"
+    return f"{losses} ({counts})"
 
 
 def _several(word: Change) -> str:

@@ -152,11 +152,11 @@ def _refusal(
     variant, unknown = others[nearest]
     gone = [name for name in unknown if name not in variant.adds and not tree.definition(name)]
     what = f"{unknown[0]} is {_how(unknown[0], gone, there, known, nearest)}"
-    more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    further = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     return Verdict(
         patch,
         "refused",
-        f"{what}{more} (nearest known release: {nearest})",
+        f"{what}{further} (nearest known release: {nearest})",
         nearest=nearest,
         unknown=tuple(unknown),
         closest=variant,
@@ -203,13 +203,13 @@ def _releases_with(
     if definition is None:
         return ()
     hashes = known.get(reference, {})
-    found = hashes.get(definition.digest, ())
+    with_it = hashes.get(definition.digest, ())
     # Of a source build only the definitions' own source is known. That is not enough for a tree
     # that is a release, or is made of one.
     if tree.version.partition("+")[0] in releases.KNOWN:
-        return found
+        return with_it
     builds = (name for name in hashes.get(definition.own, ()) if name not in releases.KNOWN)
-    return (*found, *builds)
+    return (*with_it, *builds)
 
 
 def _age(release: str) -> int:

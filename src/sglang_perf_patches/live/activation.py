@@ -126,8 +126,8 @@ class Activation:
                 member.status = ("pending", "")
                 continue
             member.status = (verdict.word, verdict.reason)
-            named = member.patch.id in self.selection.in_full
-            if verdict.word == "refused" or (verdict.word == "absent" and named):
+            is_named_in_full = member.patch.id in self.selection.in_full
+            if verdict.word == "refused" or (verdict.word == "absent" and is_named_in_full):
                 self._notices.complain(member)
 
     def look_again(self) -> None:

@@ -86,11 +86,11 @@ def is_compiled_from(code: CodeType, definition: Definition) -> bool:
         for first, last in definition.lines:
             if first == code.co_firstlineno:
                 alone = _alone(lines[first - 1 : last], qualname_of(definition.reference), imported)
-                if any(fingerprint(made) == wanted for made in _made_of(alone, code)):
+                if any(fingerprint(code_object) == wanted for code_object in _made_of(alone, code)):
                     return True
         return any(
-            made.co_firstlineno == code.co_firstlineno and fingerprint(made) == wanted
-            for made in _made_of("\n".join(lines), code)
+            code_object.co_firstlineno == code.co_firstlineno and fingerprint(code_object) == wanted
+            for code_object in _made_of("\n".join(lines), code)
         )
     except (TreeError, SyntaxError, ValueError, RecursionError):
         return False
@@ -123,10 +123,12 @@ def _made_of(text: str, like: CodeType) -> Iterator[CodeType]:
     flags = like.co_flags & __future__.annotations.compiler_flag
     waiting = [compile(text, like.co_filename, "exec", flags, dont_inherit=True)]
     while waiting:
-        found = waiting.pop()
-        if found.co_name == like.co_name:
-            yield found
-        waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
+        code_object = waiting.pop()
+        if code_object.co_name == like.co_name:
+            yield code_object
+        waiting += [
+            constant for constant in code_object.co_consts if isinstance(constant, CodeType)
+        ]
 
 
 def _key(constant: Any) -> Any:

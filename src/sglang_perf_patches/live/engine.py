@@ -156,11 +156,11 @@ def _nothing_yet(text: str | None) -> Report:
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
     """Say so if a later call wants something other than the first one, which decided."""
     try:
-        asked = selection.parse(text, patches)
+        selected = selection.parse(text, patches)
     except selection.SelectionError as error:
         first = f"and the first call has decided already, for {decided.text!r}"
         raise selection.SelectionError(f"{error} ({first})") from None
-    if asked.ids != decided.ids:
+    if selected.ids != decided.ids:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
         logger.warning(line, text, decided.text)
 

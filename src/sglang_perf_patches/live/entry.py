@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from ..model.patching import Gated
@@ -27,6 +28,7 @@ from .verifier import Verifier
 logger = logging.getLogger("sglang_perf_patches")
 
 
+@dataclass(eq=False)
 class Entry:
     """Puts patches live; each step may be repeated after an interruption.
 
@@ -34,25 +36,14 @@ class Entry:
         is_importing: code of ours is being imported, by the thread that is at work.
     """
 
-    def __init__(
-        self,
-        roster: Roster,
-        imports: Imports,
-        verifier: Verifier,
-        removal: Removal,
-        notices: Notices,
-        gatekeeper: Gatekeeper,
-        executor: Executor,
-    ) -> None:
-        """Put nothing live yet."""
-        self.is_importing = False
-        self._roster = roster
-        self._imports = imports
-        self._verifier = verifier
-        self._removal = removal
-        self._notices = notices
-        self._gatekeeper = gatekeeper
-        self._executor = executor
+    _roster: Roster
+    _imports: Imports
+    _verifier: Verifier
+    _removal: Removal
+    _notices: Notices
+    _gatekeeper: Gatekeeper
+    _executor: Executor
+    is_importing: bool = False
 
     def advance(self) -> None:
         """Put live what can be by now."""
@@ -162,7 +153,7 @@ class Entry:
                 slot.place()
             codes = [code for slot in slots for code in slot.codes()]
             patches = roster.board.table.patches | {member.patch.id}
-            done = roster.show(changes.values(), patches, codes, others)
+            is_shown = roster.show(changes.values(), patches, codes, others)
         except Exception as error:
             if not roster.is_on(member):
                 roster.settle(slots)
@@ -170,7 +161,7 @@ class Entry:
             self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
             return
         roster.settle(slots)
-        if not done:
+        if not is_shown:
             member.slots = {}
             reason = "a thread is in a call that it would change"
             self._notices.set_status(member, "pending", reason)

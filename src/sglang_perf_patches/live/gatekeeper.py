@@ -81,4 +81,4 @@ class Gatekeeper:
     def _acting(self, member: Member) -> list[str]:
         """The patches that it needs and that upstream does not have built in."""
         needed = {name: self._roster[name].verdict for name in member.patch.requires}
-        return [name for name, found in needed.items() if found and found.word == "applies"]
+        return [name for name, verdict in needed.items() if verdict and verdict.word == "applies"]

@@ -137,12 +137,12 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
     return stock_function(held, definition, compiled)
 
 
-def check_relatives(reference: str, known: Collection[str]) -> None:
+def check_relatives(reference: str, verified: Collection[str]) -> None:
     """Verify that what is to be added to a class hides and is hidden by known code alone.
 
     Args:
         reference: of what is to be added.
-        known: references that are verified.
+        verified: references that are verified.
 
     Raises:
         Foreign: a base or a subclass has that name too, and it is none of these.
@@ -152,7 +152,7 @@ def check_relatives(reference: str, known: Collection[str]) -> None:
         return
     for each in (*owner.__mro__[1:-1], *_below(owner)):
         of = f"{each.__module__}:{each.__qualname__}.{name}"
-        if name in vars(each) and of not in known:
+        if name in vars(each) and of not in verified:
             what = "inherited from" if issubclass(owner, each) else "overridden in"
             raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
 
@@ -200,13 +200,13 @@ def _check_bases(held: type, definition: Definition) -> None:
     """
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
-    known = sys.modules.get(module_of(definition.reference))
+    module = sys.modules.get(module_of(definition.reference))
     what = f"{held.__module__}:{held.__qualname__}"
     # What is no class in memory, as NamedTuple, is replaced when the class is made.
-    if any(not isinstance(getattr(known, name, type), type) for name in names if name):
+    if any(not isinstance(getattr(module, name, type), type) for name in names if name):
         return
     for base, name in zip(bases, names, strict=False):
-        if name and base.__name__ != name and getattr(known, name, None) is not base:
+        if name and base.__name__ != name and getattr(module, name, None) is not base:
             raise Foreign(f"{what} has the base {describe(base)}, not {name}")
     # What stands for several, such as Generic[T], may bring more than one or none.
     if all(names) and len(bases) != len([name for name in names if name != "object"]):

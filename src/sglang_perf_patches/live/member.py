@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,12 @@ class Member:
     def definitions(self) -> Mapping[str, Definition]:
         """What it changes and relies on, as the source has it."""
         return (self.verdict.definitions if self.verdict else None) or {}
+
+    def each_definition(self) -> Iterator[Definition]:
+        """The same, with the functions of those that are classes."""
+        for definition in self.definitions.values():
+            yield definition
+            yield from definition.members
 
     def waits_for(self) -> str:
         """What must end before it may be taken off; "" if nothing must."""

@@ -47,12 +47,12 @@ def _found(package: str, path: tuple[str, ...]) -> str | None:
 @lru_cache(maxsize=4)
 def _plugins(_path: tuple[str, ...]) -> dict[str, str]:
     """Top-level package → the distribution whose plugin for sglang is in it."""
-    found: dict[str, str] = {}
+    distributions: dict[str, str] = {}
     for entry_point in metadata.entry_points(group=_PLUGINS):
         if entry_point.dist:
             top = entry_point.value.partition(":")[0].partition(".")[0]
-            found.setdefault(top, entry_point.dist.name)
-    return found
+            distributions.setdefault(top, entry_point.dist.name)
+    return distributions
 
 
 def _brings(one: metadata.Distribution, package: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -15,39 +16,32 @@ from .imports import is_loaded
 from .member import Drain
 
 
+@dataclass(eq=False)
 class Patching:
     """Takes note of what an install function wants changed. Nothing changes while that runs.
 
-    The methods are those of `model.patching.Patching`.
+    It belongs to the activation; sets only use it. The methods are those of
+    `model.patching.Patching`.
 
     Attributes:
-        ran: the patch's run flag.
         release: the release whose code the tree has.
+        ran: the patch's run flag.
+        gate: called at run time by changed code that from now on runs only stock's code, and why.
+        is_leaving: whether it is to be taken off.
         changes: ``(reference, make)``, in the order of the requests.
         drains: what the patch holds between its calls.
         leaves: whether the install function has said when the patch may be taken off.
-        is_leaving: whether it is to be taken off.
     """
 
-    def __init__(
-        self,
-        patch: str,
-        variant: Variant,
-        release: str,
-        ran: RunFlag,
-        on_gate: Callable[[str], None],
-        is_leaving: Callable[[], bool],
-    ) -> None:
-        """Belongs to the activation; sets only use it."""
-        self.ran = ran
-        self.release = release
-        self.changes: list[tuple[str, Make]] = []
-        self.drains: list[Drain] = []
-        self.leaves = False
-        self._patch = patch
-        self._variant = variant
-        self._on_gate = on_gate
-        self.is_leaving = is_leaving
+    _patch: str
+    _variant: Variant
+    release: str
+    ran: RunFlag
+    gate: Callable[[str], None]
+    is_leaving: Callable[[], bool]
+    changes: list[tuple[str, Make]] = field(default_factory=list)
+    drains: list[Drain] = field(default_factory=list)
+    leaves: bool = False
 
     def module(self, name: str) -> ModuleType:
         """A module that has been imported."""
@@ -80,7 +74,3 @@ class Patching:
         """Hold nothing between calls."""
         assert because
         self.leaves = True
-
-    def gate(self, reason: str) -> None:
-        """Called at run time by changed code that from now on runs only stock's code, and why."""
-        self._on_gate(reason)

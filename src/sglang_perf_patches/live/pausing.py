@@ -13,7 +13,7 @@ from ..model.state import State
 from . import stacks
 from .member import Member
 from .notices import Notices
-from .roster import Roster
+from .roster import Roster, with_dependents
 from .swap import Change, Layer, Slot
 
 PAUSED: tuple[State, str] = ("live", "paused: stock's code runs")
@@ -92,10 +92,7 @@ class Pausing:
         """The live patches that a pause wants off, with those that need them."""
         live = [each for each in self._roster if each.state == "live" and each.end is None]
         wanted = {patch for each in self._pauses if each.is_wanted for patch in each.patches}
-        off = {each for each in live if each.patch.id in wanted}
-        while more := {m for m in live if {o.patch.id for o in off} & set(m.patch.requires)} - off:
-            off |= more
-        return off
+        return set(with_dependents([each for each in live if each.patch.id in wanted], live))
 
     def _exchange(self, going: list[Member], coming: list[Member]) -> bool:
         roster = self._roster
@@ -112,9 +109,9 @@ class Pausing:
         for change in changes:
             if change.layers:
                 change.slot.place()
-        done = roster.show(changes, frozenset(shown), codes, concerned)
+        is_shown = roster.show(changes, frozenset(shown), codes, concerned)
         roster.settle(slots)
-        if done:
+        if is_shown:
             for slot in slots:
                 slot.forget_results()
             for member in coming:
@@ -122,7 +119,7 @@ class Pausing:
             for member in going:
                 self._off[member] = member.status[1]
                 self._notices.set_status(member, *PAUSED)
-        return done
+        return is_shown
 
     def _change(self, slot: Slot, shown: set[str]) -> Change:
         """What a slot shows of these patches: the same objects each time."""

@@ -55,28 +55,28 @@ class Published:
         if path is None:
             return getattr(self._arguments, name, MISSING)
         group, *parts = path.split(".")
-        held = self._context.config_bag(group)
+        bag = self._context.config_bag(group)
         for part in parts:
-            held = getattr(held, part)
-        return getattr(held, name)
+            bag = getattr(bag, part)
+        return getattr(bag, name)
 
     def unlike_default(self) -> Mapping[str, Any]:
         """As `model.feature.Server.unlike_default`."""
-        found = {}
+        changed = {}
         kind: Any = type(self._arguments)
         for name, default in _defaults(kind):
             value = getattr(self._arguments, name, default)
             if value is not default and value != default:
-                found[name] = value
-        return found
+                changed[name] = value
+        return changed
 
     def _derived(self, group: str, name: str) -> Any:
         """What the release computes of arguments: in a group of the context, not in a group's bag.
 
         `MISSING` in a release that has no such name.
         """
-        held = getattr(self._context, group, None)
-        return getattr(held, name) if hasattr(type(held), name) else MISSING
+        group_of_context = getattr(self._context, group, None)
+        return getattr(group_of_context, name) if hasattr(type(group_of_context), name) else MISSING
 
 
 def published() -> Server:
@@ -86,8 +86,8 @@ def published() -> Server:
     """
     try:
         if is_loaded(CONTEXT) and _publishing_class() is not None:
-            held = sys.modules[CONTEXT].get_context()
-            return Published(held.server_args, held)
+            context = sys.modules[CONTEXT].get_context()
+            return Published(context.server_args, context)
         arguments = sys.modules[ARGUMENTS] if is_loaded(ARGUMENTS) else None
         if hasattr(arguments, "get_global_server_args"):
             return Published(arguments.get_global_server_args())  # type: ignore[union-attr]
@@ -166,8 +166,8 @@ def _publishing_class() -> Any:
 
     0.5.14 has a context, though without them.
     """
-    found = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
-    return found if hasattr(found, "set_server_args") else None
+    context_class = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
+    return context_class if hasattr(context_class, "set_server_args") else None
 
 
 def _namespaces(kind: type) -> Mapping[str, str]:

@@ -7,21 +7,21 @@ while it holds work (`model.patching.Patching.drain`). Every look tries again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..model.state import State
 from . import stacks
 from .member import WAITING, WORKING, Member
 from .notices import Notices
-from .roster import Roster
+from .roster import Roster, with_dependents
 
 
+@dataclass(eq=False)
 class Removal:
     """Takes patches off; each step may be repeated after an interruption."""
 
-    def __init__(self, roster: Roster, notices: Notices) -> None:
-        """Have nothing to take off yet."""
-        self._roster = roster
-        self._notices = notices
+    _roster: Roster
+    _notices: Notices
 
     def lose(self, member: Member, state: State, reason: str) -> None:
         """Take a patch off for good and log it; patches that need it are taken off too."""
@@ -66,15 +66,13 @@ class Removal:
     def _take_off(self, leaving: list[Member]) -> bool:
         """Take patches off, with those that need them, if that is safe now."""
         roster = self._roster
-        patches = {member.patch.id for member in leaving}
-        on = roster.on()
-        while more := {m.patch.id for m in on if patches & set(m.patch.requires)} - patches:
-            patches |= more
-        going = [member for member in on if member.patch.id in patches]
+        together = with_dependents(leaving, roster.on())
+        going = [member for member in roster.on() if member in together]
         # Those of a patch too that an interruption left between the board's change and this.
         of = dict.fromkeys([*going, *leaving])
+        patches = frozenset(member.patch.id for member in of)
         slots = list(dict.fromkeys(slot for each in of for slot in each.slots.values()))
-        changes = [slot.without(frozenset(patches)) for slot in slots]
+        changes = [slot.without(patches) for slot in slots]
         if going:
             codes = [code for slot in slots for code in slot.inert_codes()]
             concerned = dict.fromkeys([*going, *roster.on_at(slots)])

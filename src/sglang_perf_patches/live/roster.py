@@ -79,9 +79,9 @@ class Roster:
             functions = change.slot.functions(change)
             table.__dict__.update(functions)
             keys += functions
-        held = list(holding)
+        members = list(holding)
         return self.board.exchange(
-            table, keys, codes, lambda: not any(member.waits_for() for member in held)
+            table, keys, codes, lambda: not any(member.waits_for() for member in members)
         )
 
     def settle(self, slots: Iterable[Slot]) -> None:
@@ -104,3 +104,12 @@ class Roster:
         return not self.on() and all(
             slot.layers or slot.is_left() for slot in self.board.slots.values()
         )
+
+
+def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
+    """Some members, and those among others that need any of them, directly or not."""
+    together = list(dict.fromkeys(members))
+    for member in together:  # which grows
+        id = member.patch.id
+        together += [each for each in among if id in each.patch.requires and each not in together]
+    return together

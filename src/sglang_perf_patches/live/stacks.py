@@ -39,13 +39,13 @@ def runs_elsewhere(codes: Collection[CodeType], but: Collection[int] = ()) -> bo
         # leads nowhere, so an answer counts only if every thread is where it was.
         frames = sys._current_frames()
         places = _places(frames, own)
-        found = any(
+        is_running = any(
             _is_in(frame, identities)
             for thread, frame in frames.items()
             if thread != own and thread not in but
         )
         del frames
-        if found:
+        if is_running:
             return True
         if places == _places(sys._current_frames(), own):
             return False

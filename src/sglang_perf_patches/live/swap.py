@@ -150,19 +150,14 @@ class Slot:
         """The code of what is inert here, and of what stood here before."""
         if self._trampoline is not None:
             return [self._trampoline, self._code]
-        inert = [] if self._front is MISSING else list(_functions(self._front).values())
-        stock = list(_functions(self.original).values())
-        return [each.__code__ for each in (*inert, *stock) if is_function(each)]
+        stock = _functions(self.original).values()
+        return self.inert_codes() + [each.__code__ for each in stock if is_function(each)]
 
     def inert_codes(self) -> list[CodeType]:
         """The code of what is inert here."""
         if self._trampoline is not None:
             return [self._trampoline]
-        return (
-            []
-            if self._front is MISSING
-            else [each.__code__ for each in _functions(self._front).values() if is_function(each)]
-        )
+        return [each.__code__ for each in self._inert() if is_function(each)]
 
     def made_of(self, layers: Iterable[Layer]) -> Change:
         """The layers' values; those of the same layers on the same ground are kept."""
@@ -200,21 +195,14 @@ class Slot:
         except TypeError:
             return
         self._parts = tuple(parts)
-        made = _of_kind(like, fronts)
-        look_like(made, like)
+        inert = _of_kind(like, fronts)
+        look_like(inert, like)
         for part, function in fronts.items():
             look_like(function, parts[part])
-        for key, stock in self._stocks().items():
-            self._board.add(key, stock)
         self.keys = tuple(f"{self._stem}{part}" for part in parts)
-        self._front = made
-
-    def _stocks(self) -> dict[str, Callable[..., Any]]:
-        ground = self._inherited() if self.original is MISSING else self.original
-        functions = _functions(ground)
-        return {
-            f"{self._stem}{part}": functions.get(part, _refuses(self.name)) for part in self._parts
-        }
+        for key, stock in self.functions(Change(self)).items():
+            self._board.add(key, stock)
+        self._front = inert
 
     def _inherited(self) -> Any:
         """What an attribute that is not there does: what the next class has."""
@@ -259,19 +247,14 @@ class Slot:
         if self._trampoline is not None:
             return self.inside.__code__ is self._trampoline
         held = raw(self.owner, self.name)
-        ours = [each for each in (self._front, *self._assigned) if each is not MISSING]
-        if any(held is each for each in ours):
-            return True
-        inert = [] if self._front is MISSING else [*_functions(self._front).values()]
-        return any(link is each for link in chain(held) for each in inert)
+        inert = self._inert()
+        return self._is_ours(held) or any(link is each for link in chain(held) for each in inert)
 
     def is_left(self) -> bool:
         """Whether there is nothing of ours that `settle` could take away."""
         if self._trampoline is not None:
             return not self.stands() and self._stem not in self.inside.__globals__
-        held = raw(self.owner, self.name)
-        ours = [each for each in (self._front, *self._assigned) if each is not MISSING]
-        return not any(held is each for each in ours)
+        return not self._is_ours(raw(self.owner, self.name))
 
     def wrappers(self, decorators: int = 0) -> tuple[str, ...] | None:
         """The foreign wrappers around what is shown; None if that is no longer reached.
@@ -293,11 +276,20 @@ class Slot:
             if clear is not None:
                 clear()
 
+    def _inert(self) -> list[Any]:
+        """The functions in what is inert here, for a class's function."""
+        return [] if self._front is MISSING else [*_functions(self._front).values()]
+
+    def _is_ours(self, held: Any) -> bool:
+        """Whether what the owner holds is inert, or a value that was put there."""
+        ours = (self._front, *self._assigned)
+        return held is not MISSING and any(held is each for each in ours)
+
     def _assign(self, value: Any) -> None:
         held = raw(self.owner, self.name)
         if held is value:
             return
-        ours = held is self._front or any(held is each for each in self._assigned)
+        ours = held is self._front or self._is_ours(held)
         if held is not self.original and not ours:
             return  # other code has replaced it, and may still call what is inert
         if value is MISSING:
@@ -306,9 +298,9 @@ class Slot:
         if value is not self.original and value is not self._front:
             self._assigned.append(value)
         setattr(self.owner, self.name, value)
-        named = getattr(type(value), "__set_name__", None)
-        if named is not None and value is not self.original:
-            named(value, self.owner, self.name)
+        set_name = getattr(type(value), "__set_name__", None)
+        if set_name is not None and value is not self.original:
+            set_name(value, self.owner, self.name)
 
     def _take_out(self) -> None:
         function, names = self.inside, self.inside.__globals__

@@ -44,15 +44,15 @@ def front(function: FunctionType, board: Any, key: str) -> FunctionType:
         TypeError: `function` is an asynchronous generator.
     """
     code = _inner(function.__code__, PREFIX, "", f"{PREFIX}.now.{key}", (PREFIX,))
-    made = FunctionType(
+    calling = FunctionType(
         code,
         function.__globals__,
         function.__name__,
         function.__defaults__,
         (_cell(board),),
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    calling.__kwdefaults__ = function.__kwdefaults__
+    return calling
 
 
 def require_plain(function: FunctionType) -> None:
@@ -95,13 +95,13 @@ def _inner(code: CodeType, outer: str, keep: str, callee: str, free: tuple[str, 
         if hasattr(node, "lineno"):
             place: Any = node
             place.lineno = place.end_lineno = code.co_firstlineno
-    made = compile(syntax, code.co_filename, "exec", dont_inherit=True)
+    inner = compile(syntax, code.co_filename, "exec", dont_inherit=True)
     for _ in ("outer", "inner"):
-        made = next(constant for constant in made.co_consts if isinstance(constant, CodeType))
-    named: dict[str, Any] = {"co_name": code.co_name, "co_freevars": free}
+        inner = next(constant for constant in inner.co_consts if isinstance(constant, CodeType))
+    replacements: dict[str, Any] = {"co_name": code.co_name, "co_freevars": free}
     if sys.version_info >= (3, 11):
-        named["co_qualname"] = code.co_qualname
-    return made.replace(**named)
+        replacements["co_qualname"] = code.co_qualname
+    return inner.replace(**replacements)
 
 
 def _cell(value: Any) -> Any:
@@ -126,7 +126,7 @@ def _parameters(code: CodeType) -> tuple[str, str]:
     parameters += keyword
     arguments += [f"{name}={name}" for name in keyword]
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        named = f"**{rest.pop(0)}"
-        parameters.append(named)
-        arguments.append(named)
+        keywords = f"**{rest.pop(0)}"
+        parameters.append(keywords)
+        arguments.append(keywords)
     return ", ".join(parameters), ", ".join(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,14 +19,17 @@ from .swap import Slot
 from .wrappers import describe
 
 
+@dataclass(eq=False)
 class Verifier:
-    """Looks at memory, and knows the slots of this process. It changes nothing."""
+    """Looks at memory, and knows the slots of this process. It changes nothing.
 
-    def __init__(self, board: Board, imports: Imports, compiled: Compiled) -> None:
-        """Take where the slots are shown, what has been imported, and what code is stock's."""
-        self.compiled = compiled
-        self._board = board
-        self._imports = imports
+    Attributes:
+        compiled: tells what code is stock's.
+    """
+
+    _board: Board
+    _imports: Imports
+    compiled: Compiled
 
     def verify(self, member: Member) -> list[str]:
         """Check every definition of a patch in memory.
@@ -38,24 +42,19 @@ class Verifier:
         """
         variant = member.variant
         wrappers: list[str] = []
-        for definition in member.definitions.values():
-            for each in (definition, *definition.members):
-                reference = each.reference
-                if not self._imports.is_ready(module_of(reference)):
-                    continue  # it is verified when its import ends
-                check_values(each, partial(self._is_ours, member))
-                slot = self._placed(member, reference)
-                if slot is not None:
-                    wrappers += self._require_ours(reference, slot, each)
-                    continue
-                stock = check(each, self.compiled)
-                if stock is not None and reference in variant.targets:
-                    wrappers += stock.wrappers
-        known = {
-            each.reference
-            for definition in member.definitions.values()
-            for each in (definition, *definition.members)
-        }
+        for definition in member.each_definition():
+            reference = definition.reference
+            if not self._imports.is_ready(module_of(reference)):
+                continue  # it is verified when its import ends
+            check_values(definition, partial(self._is_ours, member))
+            slot = self._placed(member, reference)
+            if slot is not None:
+                wrappers += self._require_ours(reference, slot, definition)
+                continue
+            stock = check(definition, self.compiled)
+            if stock is not None and reference in variant.targets:
+                wrappers += stock.wrappers
+        verified = {definition.reference for definition in member.each_definition()}
         for reference in variant.adds:
             slot = self._placed(member, reference)
             if slot is not None:
@@ -64,7 +63,7 @@ class Verifier:
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
                 raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
-            check_relatives(reference, known)
+            check_relatives(reference, verified)
         return wrappers
 
     def slot(self, member: Member, reference: str) -> Slot:
@@ -91,17 +90,11 @@ class Verifier:
     def glimpse(self, member: Member) -> list[Any]:
         """Objects that stay the same ones while what a patch touches and relies on does."""
         variant = member.variant
-        inside = [slot.inside for slot in member.slots.values()]
+        read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
+        members = [each.reference for own in member.definitions.values() for each in own.members]
         return [
-            *glimpse((*variant.targets, *variant.adds, *variant.depends)),
-            *glimpse(
-                reference
-                for found in member.definitions.values()
-                for each in found.members
-                for reference in (each.reference, *each.values)
-            ),
-            *glimpse({name for found in member.definitions.values() for name in found.values}),
-            *(getattr(function, "__code__", None) for function in inside),
+            *glimpse((*variant.targets, *variant.adds, *variant.depends, *members, *read)),
+            *(getattr(slot.inside, "__code__", None) for slot in member.slots.values()),
         ]
 
     def _is_ours(self, member: Member, reference: str) -> bool:

@@ -40,7 +40,7 @@ class Feature:
 
     Attributes:
         name: the word by which a patch declares it.
-        said: the same as half a sentence: "LoRA is on".
+        clause: the same as half a sentence: "LoRA is on".
         off: argument → the values with which it is off; any other is on.
         on: argument → the values with which it is on; any other is off.
         changed: arguments whose default is off, and whose values mean other things by the release.
@@ -49,7 +49,7 @@ class Feature:
     """
 
     name: str
-    said: str
+    clause: str
     off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
@@ -72,8 +72,8 @@ class Feature:
             return True
         return any(
             value is not MISSING and (plain(value) in values) == is_one
-            for named, is_one in ((self.off, False), (self.on, True))
-            for name, values in named.items()
+            for values_of, is_one in ((self.off, False), (self.on, True))
+            for name, values in values_of.items()
             for value in [server.read(name)]
         )
 
@@ -97,18 +97,18 @@ class Features:
         What can't be read is on, and so is an argument that nobody has classed and that is not as
         the release has it by default: under its own name, which no patch declares.
         """
-        found = {}
+        clauses = {}
         for feature in self.all:
             try:
                 if feature.is_on(server):
-                    found[feature.name] = feature.said
+                    clauses[feature.name] = feature.clause
             except Exception as error:
-                found[feature.name] = f"whether {feature.said} can't be read ({_line(error)})"
+                clauses[feature.name] = f"whether {feature.clause} can't be read ({_line(error)})"
         try:
             unknown = [name for name in server.unlike_default() if not self.knows(name)]
         except Exception as error:
-            return {**found, "?": f"the server's arguments can't be read ({_line(error)})"}
-        return {**found, **{name: f"the server has {name}, which is unknown" for name in unknown}}
+            return {**clauses, "?": f"the server's arguments can't be read ({_line(error)})"}
+        return {**clauses, **{name: f"the server has {name}, which is unknown" for name in unknown}}
 
 
 def unproven(proven_with: Mapping[str, str], on: Mapping[str, str]) -> str | None:
@@ -118,7 +118,7 @@ def unproven(proven_with: Mapping[str, str], on: Mapping[str, str]) -> str | Non
         proven_with: feature → the check that plays the patch with it.
         on: feature → what is said of it, as `Features.of` gives it.
     """
-    missing = [said for name, said in on.items() if name not in proven_with]
+    missing = [clause for name, clause in on.items() if name not in proven_with]
     return f"{missing[0]}, and it was not proven with that" if missing else None
 
 

@@ -62,8 +62,8 @@ class Variant:
 
     def modules(self) -> tuple[str, ...]:
         """The modules whose import this variant waits for, in order and without repetition."""
-        named = (module_of(reference) for reference in self.targets + self.adds)
-        return tuple(dict.fromkeys((*named, *self.awaits)))
+        changed = (module_of(reference) for reference in self.targets + self.adds)
+        return tuple(dict.fromkeys((*changed, *self.awaits)))
 
     def load(self) -> Install:
         """Import and return the function that `install` names."""

@@ -66,12 +66,12 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     for item in items:
         if item.lower() in OFF:
             raise SelectionError(f"{text!r}: {item!r} must stand alone")
-    named = [item.removeprefix("-").strip() for item in items]
-    said = {name: line for name in named if (line := retired.line(name, patches)) is not None}
+    names = [item.removeprefix("-").strip() for item in items]
+    notes = {name: line for name in names if (line := retired.line(name, patches)) is not None}
     # Only exclusions mean all less those, also where what was to be had is gone.
     only_minus = all(item.startswith("-") for item in items)
-    plus = _present(said, (item for item in items if not item.startswith("-")))
-    minus = _present(said, (item[1:].strip() for item in items if item.startswith("-")))
+    plus = _present(notes, (item for item in items if not item.startswith("-")))
+    minus = _present(notes, (item[1:].strip() for item in items if item.startswith("-")))
 
     in_full = frozenset(item for item in plus if item in patches)
     by_name = {patch_id for item in plus if item != "all" for patch_id in members(item, patches)}
@@ -96,14 +96,14 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
         tuple(patch_id for patch_id in patches if patch_id in keep),
         frozenset(by_name & keep),
         in_full & keep,
-        tuple(said.values()),
+        tuple(notes.values()),
     )
 
 
-def _present(said: Mapping[str, str], names: Iterable[str]) -> list[str]:
+def _present(notes: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """The names that stand for something: an old one as that of today, without retired ones."""
-    today = [retired.resolved(name) if name in said else name for name in names]
-    return [name for name in today if name not in said]
+    today = [retired.resolved(name) if name in notes else name for name in names]
+    return [name for name in today if name not in notes]
 
 
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
@@ -132,11 +132,11 @@ def _requirements(patch_id: str, patches: Mapping[str, Patch]) -> set[str]:
 
 
 def _with_requirements(ids: Iterable[str], patches: Mapping[str, Patch]) -> set[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = list(ids)
     while waiting:
         patch_id = waiting.pop()
-        if patch_id not in found:
-            found.add(patch_id)
+        if patch_id not in reached:
+            reached.add(patch_id)
             waiting.extend(patches[patch_id].requires)
-    return found
+    return reached

@@ -27,23 +27,23 @@ _SPECULATION: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _switched(name: str, said: str, *arguments: str, **example: Any) -> Feature:
+def _switched(name: str, clause: str, *arguments: str, **example: Any) -> Feature:
     """On as soon as one of its arguments says anything."""
     off = dict.fromkeys(arguments, NOTHING)
-    return Feature(name=name, said=said, off=off, example=example or {arguments[0]: True})
+    return Feature(name=name, clause=clause, off=off, example=example or {arguments[0]: True})
 
 
-def _sized(name: str, said: str, *arguments: str) -> Feature:
+def _sized(name: str, clause: str, *arguments: str) -> Feature:
     """On as soon as one of its arguments is more than 1."""
     off = dict.fromkeys(arguments, (None, 0, 1))
-    return Feature(name=name, said=said, off=off, example={arguments[0]: 2})
+    return Feature(name=name, clause=clause, off=off, example={arguments[0]: 2})
 
 
 FEATURES = Features(
     (
         # -- where it runs
         *(
-            Feature(name=name, said=f"this server runs on {what}", off={f"is_{name}": NOTHING})
+            Feature(name=name, clause=f"this server runs on {what}", off={f"is_{name}": NOTHING})
             for name, what in (
                 ("hip", "AMD GPUs (HIP)"),
                 ("npu", "Ascend NPUs"),
@@ -55,7 +55,7 @@ FEATURES = Features(
         ),
         Feature(
             name="other-device",
-            said="the device is of an unknown kind",
+            clause="the device is of an unknown kind",
             off={"device": (None, "cuda", "cpu", "mps")},
         ),
         # -- over how many processes
@@ -63,7 +63,7 @@ FEATURES = Features(
         _sized("data-parallel", "data parallelism is on", "dp_size"),
         Feature(
             name="dp-attention",
-            said="data-parallel attention is on",
+            clause="data-parallel attention is on",
             off={
                 "enable_dp_attention": NOTHING,
                 "attn_dp_size": (None, 0, 1),
@@ -73,7 +73,7 @@ FEATURES = Features(
         ),
         Feature(
             name="expert-parallel",
-            said="experts are spread over processes",
+            clause="experts are spread over processes",
             off={
                 "ep_size": (None, 0, 1),
                 "moe_a2a_backend": NOTHING,
@@ -89,7 +89,7 @@ FEATURES = Features(
         _sized("pipeline", "pipeline parallelism is on", "pp_size"),
         Feature(
             name="context-parallel",
-            said="context parallelism is on",
+            clause="context parallelism is on",
             off={
                 "attn_cp_size": (None, 0, 1),
                 "dcp_size": (None, 0, 1),
@@ -114,21 +114,21 @@ FEATURES = Features(
         _switched("mixed-chunks", "prefills are mixed with decodes", "enable_mixed_chunk"),
         Feature(
             name="whole-prefills",
-            said="prefills are not chunked",
+            clause="prefills are not chunked",
             on={"chunked_prefill_size": (0, -1)},
             example={"chunked_prefill_size": -1},
         ),
         _switched("dynamic-chunks", "chunks change their size", "enable_dynamic_chunking"),
         Feature(
             name="several-steps",
-            said="the scheduler decodes several steps at once",
+            clause="the scheduler decodes several steps at once",
             off={"num_continuous_decode_steps": (None, 0, 1)},
             example={"num_continuous_decode_steps": 2},
         ),
         _switched("priorities", "requests have priorities", "enable_priority_scheduling"),
         Feature(
             name="other-retraction",
-            said="another rule chooses what is retracted",
+            clause="another rule chooses what is retracted",
             off={"retraction_policy": (None, "length")},
             example={"retraction_policy": "priority"},
         ),
@@ -146,7 +146,7 @@ FEATURES = Features(
         *(
             Feature(
                 name=name,
-                said=f"speculation by {kinds[0].upper()} is on",
+                clause=f"speculation by {kinds[0].upper()} is on",
                 on={"speculative_algorithm": kinds},
                 example={"speculative_algorithm": kinds[0].upper()},
             )
@@ -154,7 +154,7 @@ FEATURES = Features(
         ),
         Feature(
             name="other-speculation",
-            said="speculation of an unknown kind is on",
+            clause="speculation of an unknown kind is on",
             off={
                 "speculative_algorithm": (
                     *NOTHING,
@@ -188,7 +188,7 @@ FEATURES = Features(
         *(
             Feature(
                 name=f"{mode}-server",
-                said=f"the server is a {mode} server",
+                clause=f"the server is a {mode} server",
                 on={"disaggregation_mode": (mode,)},
                 example={"disaggregation_mode": mode},
             )
@@ -196,7 +196,7 @@ FEATURES = Features(
         ),
         Feature(
             name="other-disaggregation",
-            said="the server's part in disaggregation is unknown or changes",
+            clause="the server's part in disaggregation is unknown or changes",
             off={
                 "disaggregation_mode": (*NOTHING, "prefill", "decode"),
                 "enable_pd_role_switch": NOTHING,
@@ -220,7 +220,7 @@ FEATURES = Features(
         ),
         Feature(
             name="late-slots",
-            said="KV is received in the host's memory, or gets its slots late",
+            clause="KV is received in the host's memory, or gets its slots late",
             off={"disaggregation_decode_allocation_policy": (None, "early")},
             changed=("disaggregation_decode_host_receive_threshold",),
             example={
@@ -236,7 +236,7 @@ FEATURES = Features(
         ),
         Feature(
             name="retracted-in-tensors",
-            said="retracted KV is kept in tensors, not in a host pool",
+            clause="retracted KV is kept in tensors, not in a host pool",
             on={"disaggregation_decode_retraction_backup": ("cpu_tensor",)},
             only=_DECODE_SERVER,
             example={
@@ -246,7 +246,7 @@ FEATURES = Features(
         ),
         Feature(
             name="retracted-elsewhere",
-            said="it is unknown where retracted KV is kept",
+            clause="it is unknown where retracted KV is kept",
             off={"disaggregation_decode_retraction_backup": (None, "host_pool", "cpu_tensor")},
             only=_DECODE_SERVER,
         ),
@@ -271,13 +271,13 @@ FEATURES = Features(
         _switched("no-kv-cache", "there is no KV cache", "prefill_only_disable_kv_cache"),
         Feature(
             name="pages",
-            said="a KV page has several tokens",
+            clause="a KV page has several tokens",
             off={"page_size": _ONE},
             example={"page_size": 64},
         ),
         Feature(
             name="quantised-kv",
-            said="the KV cache is quantised",
+            clause="the KV cache is quantised",
             off={"kv_cache_dtype": _PLAIN_KV, "speculative_draft_kv_cache_dtype": _PLAIN_KV},
             example={"kv_cache_dtype": "fp8_e4m3"},
         ),
@@ -304,7 +304,7 @@ FEATURES = Features(
         ),
         Feature(
             name="tracked-states",
-            said="states are tracked in extra buffers",
+            clause="states are tracked in extra buffers",
             on=dict.fromkeys(
                 ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), ("extra_buffer",)
             ),
@@ -315,7 +315,7 @@ FEATURES = Features(
         ),
         Feature(
             name="other-tracking",
-            said="states are tracked in another way",
+            clause="states are tracked in another way",
             off=dict.fromkeys(
                 ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
                 (None, "auto", "no_buffer", "extra_buffer"),
@@ -342,13 +342,13 @@ FEATURES = Features(
         ),
         Feature(
             name="other-model-code",
-            said="the model's code is not sglang's",
+            clause="the model's code is not sglang's",
             off={"model_impl": (None, "auto", "sglang"), "forward_hooks": NOTHING},
             example={"model_impl": "transformers"},
         ),
         Feature(
             name="offloading",
-            said="weights are kept in the host's memory",
+            clause="weights are kept in the host's memory",
             off={
                 "cpu_offload_gb": NOTHING,
                 "offload_group_size": (None, -1, 0),

@@ -31,8 +31,8 @@ class PatchState:
 
     def __str__(self) -> str:
         """``mlx.kv-arena: live, has run``."""
-        said = f": {self.reason}" if self.reason else ""
-        return f"{self.id}: {self.state}{', has run' if self.ran else ''}{said}"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.id}: {self.state}{', has run' if self.ran else ''}{reason}"
 
 
 _NOT_SHOWN = frozenset({"off", "built-in", "absent"})
@@ -54,10 +54,10 @@ class Report:
 
     def __str__(self) -> str:
         """Who is in which state: a line each, without what is off or has nothing to do here."""
-        told = [f"  {state}" for state in self.patches if state.state not in _NOT_SHOWN]
+        lines = [f"  {state}" for state in self.patches if state.state not in _NOT_SHOWN]
         live = sum(state.state == "live" for state in self.patches)
         head = f"sglang {self.sglang}, SGLANG_PERF_PATCHES={self.selection}: {live} live"
-        return "\n".join([head, *told])
+        return "\n".join([head, *lines])
 
     def of(self, patch_id: str) -> PatchState:
         """The state of one patch.

@@ -71,16 +71,16 @@ class Case:
 
     def checks(self) -> Mapping[str, Check]:
         """Import what the patch's room plays, by name; in the worker only."""
-        found: Mapping[str, Check] = import_module(
+        checks: Mapping[str, Check] = import_module(
             f"{sets.__name__}.{room_of(self.patch)}.proof"
         ).CHECKS
-        return found
+        return checks
 
 
 def cases(set_name: str) -> tuple[Case, ...]:
     """The cases of a set, as it declares them in ``proof.NAME.CASES``."""
-    found: tuple[Case, ...] = import_module(f"{__name__}.{set_name}").CASES
-    return found
+    declared: tuple[Case, ...] = import_module(f"{__name__}.{set_name}").CASES
+    return declared
 
 
 def all_cases() -> tuple[Case, ...]:

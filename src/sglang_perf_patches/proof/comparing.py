@@ -16,6 +16,7 @@ from ..model.state import Report
 from . import Different, Inputs, Missing
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @cache
@@ -89,7 +90,7 @@ def same(
     run: Callable[[T], Any],
     inputs: Sequence[T],
     *,
-    ran: bool = True,
+    ran: bool | None = True,
     stock: Callable[[T], Any] | None = None,
 ) -> int:
     """Run every input on stock and then with the patch; each pair of results must be equal.
@@ -107,14 +108,30 @@ def same(
     Raises:
         Different: two results differ in a bit, in shape, dtype or type.
     """
-    require(inputs, f"{patch}: no input was made")
-    _require_stock()
-    expected_of = [(stock or run)(value) for value in inputs]
-    with live(patch, ran=ran):
-        patched = [run(value) for value in inputs]
-    for value, expected, found in zip(inputs, expected_of, patched, strict=True):
-        require_same(f"{patch}, {value!r}", expected, found)
+    for value, expected, actual in both((patch,), run, inputs, ran=ran, stock=stock):
+        require_same(f"{patch}, {value!r}", expected, actual)
     return len(inputs)
+
+
+def both(
+    patches: Sequence[str],
+    run: Callable[[T], R],
+    inputs: Sequence[T],
+    *,
+    ran: bool | None = True,
+    stock: Callable[[T], R] | None = None,
+) -> list[tuple[T, R, R]]:
+    """Run every input on stock and then with patches: each input with stock's and their result.
+
+    Raises:
+        Different: there is no input, or as `live`.
+    """
+    require(inputs, f"{', '.join(patches)}: no input was made")
+    _require_stock()
+    expected = [(stock or run)(value) for value in inputs]
+    with live(*patches, ran=ran):
+        actual = [run(value) for value in inputs]
+    return list(zip(inputs, expected, actual, strict=True))
 
 
 def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
@@ -124,9 +141,9 @@ def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
     return list(scenarios[: len(inputs(lambda random: random.random(), len(scenarios)))])
 
 
-def require_same(what: str, expected: Any, found: Any) -> None:
+def require_same(what: str, expected: Any, actual: Any) -> None:
     """Raise `Different`, with what it is of, unless two results are equal; see `differs`."""
-    difference = differs(expected, found)
+    difference = differs(expected, actual)
     require(difference is None, f"{what}: {difference}")
 
 
@@ -136,25 +153,25 @@ def require(holds: object, otherwise: str) -> None:
         raise Different(otherwise)
 
 
-def differs(expected: Any, found: Any, where: str = "result") -> str | None:
+def differs(expected: Any, actual: Any, where: str = "result") -> str | None:
     """Where two results differ, bit by bit; None if they don't."""
-    if type(expected) is not type(found):
-        return f"{where} is {type(found).__name__}, not {type(expected).__name__}"
+    if type(expected) is not type(actual):
+        return f"{where} is {type(actual).__name__}, not {type(expected).__name__}"
     if hasattr(expected, "data_ptr"):
-        return _tensors_differ(expected, found, where)
+        return _tensors_differ(expected, actual, where)
     if isinstance(expected, dict):
-        if expected.keys() != found.keys():
-            return f"{where} has {sorted(found)}, not {sorted(expected)}"
-        pairs = [(f"{where}[{key!r}]", expected[key], found[key]) for key in expected]
+        if expected.keys() != actual.keys():
+            return f"{where} has {sorted(actual)}, not {sorted(expected)}"
+        pairs = [(f"{where}[{key!r}]", expected[key], actual[key]) for key in expected]
     elif isinstance(expected, list | tuple):
-        if len(expected) != len(found):
-            return f"{where} has {len(found)} items, not {len(expected)}"
+        if len(expected) != len(actual):
+            return f"{where} has {len(actual)} items, not {len(expected)}"
         pairs = [
             (f"{where}[{i}]", one, other)
-            for i, (one, other) in enumerate(zip(expected, found, strict=True))
+            for i, (one, other) in enumerate(zip(expected, actual, strict=True))
         ]
     else:
-        return None if expected == found else f"{where} is {found!r}, not {expected!r}"
+        return None if expected == actual else f"{where} is {actual!r}, not {expected!r}"
     for name, one, other in pairs:
         difference = differs(one, other, name)
         if difference:
@@ -162,23 +179,23 @@ def differs(expected: Any, found: Any, where: str = "result") -> str | None:
     return None
 
 
-def _tensors_differ(expected: Any, found: Any, where: str) -> str | None:
+def _tensors_differ(expected: Any, actual: Any, where: str) -> str | None:
     import torch
 
-    if expected.dtype != found.dtype or expected.shape != found.shape:
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return (
-            f"{where} is {found.dtype} {tuple(found.shape)}, "
+            f"{where} is {actual.dtype} {tuple(actual.shape)}, "
             f"not {expected.dtype} {tuple(expected.shape)}"
         )
-    one, other = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, found))
+    one, other = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, actual))
     if torch.equal(one, other):
         return None
     if expected.numel() <= _SHOWN:
-        return f"{where} is {found.tolist()}, not {expected.tolist()}"
+        return f"{where} is {actual.tolist()}, not {expected.tolist()}"
     width = expected.element_size()
     wrong = (one != other).view(-1, width).any(1).nonzero().view(-1)
     at = int(wrong[0])
-    values = [tensor.contiguous().view(-1)[at].item() for tensor in (found, expected)]
+    values = [tensor.contiguous().view(-1)[at].item() for tensor in (actual, expected)]
     return (
         f"{where}, of shape {tuple(expected.shape)}, differs in {wrong.numel()} values: "
         f"the first, at {at} counted flat, is {values[0]}, not {values[1]}"

@@ -71,9 +71,9 @@ def lend_beside_wheels() -> None:
     """
     lend_packages()
     _lend_kernel_sources()
-    lent = lend_for_broken(*KERNELS)
+    stood_in = lend_for_broken(*KERNELS)
     for name in KERNELS:
-        if name not in lent:
+        if name not in stood_in:
             wheel: Any = importlib.import_module(name)
             wheel.__getattr__ = _Lent(name).__getattr__
 
@@ -96,8 +96,8 @@ def lend_for_broken(*names: str) -> tuple[str, ...]:
 
 def _lend_torchvision(torch: Any) -> None:
     """Define two operators where torchvision's library, which defines them, can't be loaded."""
-    found = importlib.util.find_spec("torchvision")
-    for folder in found.submodule_search_locations or () if found else ():
+    spec = importlib.util.find_spec("torchvision")
+    for folder in spec.submodule_search_locations or () if spec else ():
         for library in Path(folder).glob("_C*.so"):
             with contextlib.suppress(OSError):
                 torch.ops.load_library(library)
@@ -167,28 +167,15 @@ def _exchange_once_a_launch() -> None:
 
 
 class Wrapper:
-    """In place of flashinfer's attention wrappers: keeps what it was planned with."""
+    """In place of flashinfer's attention wrappers: takes any plan, and computes nothing."""
 
-    def __init__(self, *_args: Any, **kwargs: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         """Take any options, as the wrappers of the different flashinfer releases have."""
-        self.options = kwargs
-        self.is_cuda_graph_enabled = bool(kwargs.get("use_cuda_graph"))
-        self.plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def begin_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the arguments as they are at this moment."""
-        self.plans.append((_kept(args), {k: _kept(v) for k, v in kwargs.items()}))
+    def begin_forward(self, *_: Any, **__: Any) -> None:
+        """Nothing to plan."""
 
     plan = begin_forward
-
-    def end_forward(self) -> None:
-        """Nothing to release."""
-
-
-def _kept(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_kept, value))
-    return value.clone() if hasattr(value, "clone") else value
 
 
 class _Names(type):
@@ -241,8 +228,8 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
         """The specification of a replaced module."""
         package, dot, _ = name.partition(".")
-        lent = isinstance(sys.modules.get(package), _Lent)
-        if name in self.names or (package in self.names and (lent or not dot)):
+        is_stood_in = isinstance(sys.modules.get(package), _Lent)
+        if name in self.names or (package in self.names and (is_stood_in or not dot)):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 

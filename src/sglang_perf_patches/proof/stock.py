@@ -9,16 +9,20 @@ from __future__ import annotations
 import importlib
 import inspect
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+T = TypeVar("T")
 
 MEMORY = "sglang.srt.mem_cache"
 
-MORE: dict[str, Any] = {}
+EXTRA_ARGUMENTS: dict[str, Any] = {}
 """Arguments of a server that checks are played with beside those that they give themselves: set by
 who plays them in another set-up."""
 
-MADE: list[Any] = []
+PLAYED_ARGUMENTS: list[Any] = []
 """The server arguments that checks were played with, in the order in which they were made."""
 
 
@@ -38,16 +42,37 @@ def arguments(**settings: Any) -> Any:
     return noted(called(kind, model_path="dummy", **settings))
 
 
-def noted(made: Any) -> Any:
-    """The same arguments; they are kept in `MADE`."""
-    MADE.append(made)
-    return made
+def noted(server_args: T) -> T:
+    """The same arguments; they are kept in `PLAYED_ARGUMENTS`."""
+    PLAYED_ARGUMENTS.append(server_args)
+    return server_args
 
 
-def publish(made: Any) -> None:
+def publish(server_args: Any) -> None:
     """Publish a server's arguments, as its scheduler does."""
     module = importlib.import_module("sglang.srt.server_args")
-    module.set_global_server_args_for_scheduler(made)
+    module.set_global_server_args_for_scheduler(server_args)
+
+
+@contextmanager
+def replaced(modules: Iterable[Any], stand_ins: Mapping[str, Any]) -> Iterator[None]:
+    """Have stand-ins in modules for a while, where a module has something of that name."""
+    with ExitStack() as stack:
+        for module in modules:
+            for name in stand_ins.keys() & vars(module).keys():
+                stack.enter_context(mock.patch.object(module, name, stand_ins[name]))
+        yield
+
+
+def state_ranks(**ranks: Any) -> None:
+    """Say which ranks this process has, to releases that keep a register of them."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return
+    register = get_parallel()
+    if hasattr(register, "override_permanently"):  # since 0.5.22 or so
+        register.override_permanently(**ranks)
 
 
 def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:

@@ -65,12 +65,12 @@ def plan(judged: Sequence[Verdict]) -> Plan:
     """
     skipped: list[Outcome] = []
     chosen: list[Case] = []
-    for found in judged:
-        patch_id = found.patch.id
-        if found.word != "applies":
-            skipped.append(Outcome(patch_id, "skipped", f"{found.word}: {found.reason}"))
+    for verdict in judged:
+        patch_id = verdict.patch.id
+        if verdict.word != "applies":
+            skipped.append(Outcome(patch_id, "skipped", f"{verdict.word}: {verdict.reason}"))
             continue
-        declared = [case for case in cases(found.patch.set) if case.patch == patch_id]
+        declared = [case for case in cases(verdict.patch.set) if case.patch == patch_id]
         if not declared:
             skipped.append(Outcome(patch_id, "skipped", "there is no case for it"))
         for case in declared:
@@ -100,9 +100,9 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
     words: dict[str, set[str]] = {}
     for outcome in outcomes:
         words.setdefault(outcome.patch, set()).add(outcome.word)
-    if not any("equal" in found for found in words.values()):
+    if not any("equal" in words_of for words_of in words.values()):
         return 1
-    is_bad = any(found & {"different", "failed"} for found in words.values())
+    is_bad = any(words_of & {"different", "failed"} for words_of in words.values())
     return 1 if is_bad or any("equal" not in words.get(patch_id, ()) for patch_id in in_full) else 0
 
 

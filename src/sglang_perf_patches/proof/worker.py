@@ -51,7 +51,7 @@ def run(cases: Sequence[Case], inputs: Inputs) -> Iterator[dict[str, Any]]:
 def _play(case: Case, inputs: Inputs) -> dict[str, Any]:
     """Play all checks of a case: the worst that became of any, and of which."""
     compared = 0
-    told: dict[str, list[str]] = {"failed": [], "different": [], "missing": []}
+    reasons_by_word: dict[str, list[str]] = {"failed": [], "different": [], "missing": []}
     try:
         checks = case.checks()
     except Exception:
@@ -60,12 +60,12 @@ def _play(case: Case, inputs: Inputs) -> dict[str, Any]:
         try:
             compared += check(inputs)
         except Different as error:
-            told["different"].append(f"{name}: {error}")
+            reasons_by_word["different"].append(f"{name}: {error}")
         except Missing as error:
-            told["missing"].append(str(error))
+            reasons_by_word["missing"].append(str(error))
         except Exception:
-            told["failed"].append(f"{name}:\n{traceback.format_exc()}")
-    for word, reasons in told.items():
+            reasons_by_word["failed"].append(f"{name}:\n{traceback.format_exc()}")
+    for word, reasons in reasons_by_word.items():
         if reasons:
             return {word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}
     return {"compared": compared}

@@ -120,10 +120,10 @@ class _Keeper:
         self.exporter = metrics.Exporter()
         self.sweeper: records.Sweeper | None = None
 
-    def guarded(self, task: Callable[..., _T], *given: Any) -> _T | None:
+    def guarded(self, task: Callable[..., _T], *args: Any) -> _T | None:
         """Do one task. What it raises is said once and ends nothing but the task."""
         try:
-            return task(*given)
+            return task(*args)
         except BaseException as error:  # whatever: the thread must come to its next task
             with contextlib.suppress(Exception):
                 logger.debug("%s failed", getattr(task, "__qualname__", task), exc_info=True)
@@ -280,11 +280,11 @@ class _Keeper:
         """Say once in a process that `status` may not show what is true of it."""
         if not self.has_warned:
             self.has_warned = True
-            said = "" if isinstance(error, RecordError) else f"{type(error).__name__}: "
+            kind = "" if isinstance(error, RecordError) else f"{type(error).__name__}: "
             logger.warning(
                 "sglang-perf-patches: the record is not kept, "
                 "`status` will not show process %d: %s%s",
-                *(self.pid, said, error),
+                *(self.pid, kind, error),
             )
 
     def remove(self) -> None:

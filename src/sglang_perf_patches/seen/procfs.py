@@ -44,8 +44,8 @@ def namespace() -> str:
 def start_token(pid: int) -> str | None:
     """A mark that no later process with this PID has; None if there is no such process."""
     if _HAS_PROC:
-        found = _of_proc(pid)
-        return None if found is None or found.has_ended else found.born
+        process = _of_proc(pid)
+        return None if process is None or process.has_ended else process.born
     return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
 
 
@@ -66,8 +66,8 @@ def image(pid: int) -> str:
 def parent(pid: int) -> int:
     """The PID of a process's parent, 0 if it has none or there is no such process."""
     if _HAS_PROC:
-        found = _of_proc(pid)
-        return found.parent if found else 0
+        process = _of_proc(pid)
+        return process.parent if process else 0
     return int(_ps(pid, "ppid") or 0)
 
 
@@ -93,35 +93,35 @@ def table() -> list[Process]:
 
 def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
     """The processes with these PIDs, and what descends from them."""
-    found = {process.pid: process for process in table}
-    mine = {pid for pid in pids if pid in found}
-    for pid in found:
+    by_pid = {process.pid: process for process in table}
+    mine = {pid for pid in pids if pid in by_pid}
+    for pid in by_pid:
         line = []
         above = pid
-        while above in found and above not in mine and above not in line:
+        while above in by_pid and above not in mine and above not in line:
             line.append(above)
-            above = found[above].parent
+            above = by_pid[above].parent
         if above in mine:
             mine.update(line)
-    return [process for process in found.values() if process.pid in mine]
+    return [process for process in by_pid.values() if process.pid in mine]
 
 
 def table_of_proc() -> list[Process]:
     """The table as ``/proc`` gives it."""
-    found = (_of_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
-    return [process for process in found if process is not None]
+    processes = (_of_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in processes if process is not None]
 
 
 def table_of_ps() -> list[Process]:
     """The table as POSIX's ``ps`` gives it."""
     import subprocess
 
-    asked = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    found = []
-    for line in done.stdout.splitlines():
+    words = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
+    listing = subprocess.run(words, capture_output=True, text=True, check=False)
+    processes = []
+    for line in listing.stdout.splitlines():
         pid, parent, group, resident, state, *born = line.split()
-        found.append(
+        processes.append(
             Process(
                 pid=int(pid),
                 parent=int(parent),
@@ -132,7 +132,7 @@ def table_of_ps() -> list[Process]:
                 has_ended=state.startswith("Z"),
             )
         )
-    return found
+    return processes
 
 
 def _of_proc(pid: int) -> Process | None:
@@ -160,9 +160,9 @@ def _ps(pid: int, field: str) -> str:
     import subprocess  # only without /proc; other servers need not load it
 
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             ["ps", "-o", f"{field}=", "-p", str(pid)], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return answer.stdout.strip()

@@ -64,15 +64,15 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
     """The line that is logged."""
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
-    more = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
+    others = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
     live, gated = summary.in_state(states, "live"), summary.in_state(states, "gated")
-    named = ", ".join(live) or "none"
+    names = ", ".join(live) or "none"
     if gated and not live:
         reason = summary.reason(processes, gated[0], "gated")
-        named += f"; {gated[0]} is gated: {reason}"
+        names += f"; {gated[0]} is gated: {reason}"
     return (
-        f"sglang-perf-patches: {what} {first['pid']}{more}: {summary.counts(states)}; "
-        f"live on sglang {first['sglang']}: {named}"
+        f"sglang-perf-patches: {what} {first['pid']}{others}: {summary.counts(states)}; "
+        f"live on sglang {first['sglang']}: {names}"
     )
 
 

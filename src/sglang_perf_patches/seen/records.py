@@ -61,10 +61,11 @@ def folders_to_read() -> Iterator[Path]:
     Raises:
         RecordError: there is none at all.
     """
-    found = [folder_to_write(), Path(_RUN) / str(os.getuid()) / _FOLDER, _in_temporary(_TEMPORARY)]
+    of_user = Path(_RUN) / str(os.getuid()) / _FOLDER
+    folders = [folder_to_write(), of_user, _in_temporary(_TEMPORARY)]
     with contextlib.suppress(RecordError):  # everything but the runtime folder may be read-only
-        found.append(_in_temporary(_temporary_folder()))
-    yield from dict.fromkeys(found)
+        folders.append(_in_temporary(_temporary_folder()))
+    yield from dict.fromkeys(folders)
 
 
 def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
         RecordError: the folder in which this environment's processes have their records is there
             but not this user's alone. Another such folder is passed over.
     """
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for number, folder in enumerate(folders_to_read()):
         if not os.path.lexists(folder):
             continue
@@ -88,9 +89,9 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
                 raise
             continue
         for path, pid in _of_living(folder, on_bad, with_others=True):
-            if path.name not in found and (data := _read(path, pid, on_bad=on_bad)):
-                found[path.name] = data
-    return sorted(found.values(), key=lambda data: (data["server"], data["pid"]))
+            if path.name not in by_name and (data := _read(path, pid, on_bad=on_bad)):
+                by_name[path.name] = data
+    return sorted(by_name.values(), key=lambda data: (data["server"], data["pid"]))
 
 
 def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
@@ -102,10 +103,10 @@ def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
     """
     try:
         require_private(folder)
-        found = [_read(path, pid, server) for path, pid in _of_living(folder)]
+        records = [_read(path, pid, server) for path, pid in _of_living(folder)]
     except RecordError:
         return []
-    return sorted((data for data in found if data), key=lambda data: data["pid"])
+    return sorted((data for data in records if data), key=lambda data: data["pid"])
 
 
 class Sweeper:
@@ -171,14 +172,14 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 def topmost(folder: Path, pid: int) -> str:
     """The name of the topmost process that has a record, among this one and its ancestors."""
-    found = name_of(pid)
+    name_of_topmost = name_of(pid)
     parent = procfs.parent(pid)
     while parent > 0:
         name = name_of(parent)
         if (folder / f"{name}.json").exists():
-            found = name
+            name_of_topmost = name
         parent = procfs.parent(parent)
-    return found
+    return name_of_topmost
 
 
 def require_private(folder: Path) -> None:

@@ -28,11 +28,11 @@ def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     Args:
         processes: records, as `records.read_all` gives them.
     """
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for process in processes:
         for patch in process["patches"]:
-            found[patch["id"]] = min(found.get(patch["id"], "off"), patch["state"], key=_strength)
-    return found
+            states[patch["id"]] = min(states.get(patch["id"], "off"), patch["state"], key=_strength)
+    return states
 
 
 def counts(states: Mapping[str, str]) -> str:
@@ -51,10 +51,10 @@ def in_state(states: Mapping[str, str], word: str) -> Sequence[str]:
 def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) -> str:
     """Why a patch has a state in the first of the processes in which it has it."""
     patches = (patch for process in processes for patch in process["patches"])
-    said = (p["reason"] for p in patches if (p["id"], p["state"]) == (patch_id, state))
-    return next(said, "")
+    reasons = (p["reason"] for p in patches if (p["id"], p["state"]) == (patch_id, state))
+    return next(reasons, "")
 
 
 def _strength(state: str) -> int:
-    known = state in _STRONGEST_FIRST
-    return _STRONGEST_FIRST.index(state) if known else len(_STRONGEST_FIRST)
+    is_known = state in _STRONGEST_FIRST
+    return _STRONGEST_FIRST.index(state) if is_known else len(_STRONGEST_FIRST)

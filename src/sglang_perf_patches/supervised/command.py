@@ -47,11 +47,11 @@ class Supervised:
             OSError: there is no such command, or it can't be run.
         """
         life, self._life = os.pipe()
-        self._said, said = os.pipe()
+        self._reader, writer = os.pipe()
         self._text = b""
         self._code: int | None = None
         self._left: tuple[int, ...] | None = None
-        words = [str(_ROOT), str(life), str(said), str(polite_s), *command]
+        words = [str(_ROOT), str(life), str(writer), str(polite_s), *command]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _START, *words],
@@ -61,16 +61,16 @@ class Supervised:
                 stderr=stderr,
                 text=True,
                 errors="replace",
-                pass_fds=(life, said),
+                pass_fds=(life, writer),
                 start_new_session=True,
             )
         except BaseException:
             os.close(self._life)
-            os.close(self._said)
+            os.close(self._reader)
             raise
         finally:
             os.close(life)
-            os.close(said)
+            os.close(writer)
         self.stdout = self._process.stdout
         self.pid = 0
         self._error = "its supervisor could not be started"
@@ -96,9 +96,13 @@ class Supervised:
     def processes(self) -> list[procfs.Process]:
         """The command's process and all that came of it, as far as they have not ended."""
         table = procfs.table()
-        mine = {found.pid for found in table if self.pid in (found.group, found.session)}
+        mine = {process.pid for process in table if self.pid in (process.group, process.session)}
         family = procfs.descendants(table, {self._process.pid, *mine})
-        return [found for found in family if found.pid != self._process.pid and not found.has_ended]
+        return [
+            process
+            for process in family
+            if process.pid != self._process.pid and not process.has_ended
+        ]
 
     def hurry(self) -> None:
         """Kill all of it now, from any thread; `end` is still to be called."""
@@ -126,11 +130,11 @@ class Supervised:
             pass
         if self._left is None:  # the supervisor was killed, and the kernel has killed the command
             self._left = ()
-            for found in self.processes() if self.pid else ():
+            for process in self.processes() if self.pid else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(found.pid, signal.SIGKILL)
+                    os.kill(process.pid, signal.SIGKILL)
         os.close(self._life)
-        os.close(self._said)
+        os.close(self._reader)
         self._life = -1
         return self._left
 
@@ -141,14 +145,14 @@ class Supervised:
 
     def _read(self, seconds: float | None) -> bool:
         """Read what the supervisor says, waiting so long; False if it said nothing."""
-        if self._life < 0 or not select.select([self._said], [], [], seconds)[0]:
+        if self._life < 0 or not select.select([self._reader], [], [], seconds)[0]:
             return False
-        more = os.read(self._said, 4096)
-        if not more:
+        heard = os.read(self._reader, 4096)
+        if not heard:
             if self._code is None and self.pid:
                 self._code = -signal.SIGKILL
             return False
-        *lines, self._text = (self._text + more).split(b"\n")
+        *lines, self._text = (self._text + heard).split(b"\n")
         for line in lines:
             word, _, rest = line.decode(errors="replace").partition(" ")
             if word == "pid":

@@ -38,15 +38,15 @@ def main(words: Sequence[str]) -> None:
         words: the descriptor whose end is the sign; the one to write to; the seconds that the
             command gets to end by itself when it is asked to; the command.
     """
-    life, said, polite_s = int(words[0]), int(words[1]), float(words[2])
+    life, writer, polite_s = int(words[0]), int(words[1]), float(words[2])
     os.set_inheritable(life, False)
-    os.set_inheritable(said, False)
-    _Supervisor(life, said).run(words[3:], polite_s)
+    os.set_inheritable(writer, False)
+    _Supervisor(life, writer).run(words[3:], polite_s)
 
 
 class _Supervisor:
-    def __init__(self, life: int, said: int) -> None:
-        self.said = said
+    def __init__(self, life: int, writer: int) -> None:
+        self.writer = writer
         self.life: int | None = life
         self.is_urgent = False
         self.woken, waker = os.pipe()
@@ -118,7 +118,7 @@ class _Supervisor:
                 break
             time.sleep(_LOOK_S / 10)
         self.reap()
-        self.say(" ".join(["left", *(str(found.pid) for found in left)]))
+        self.say(" ".join(["left", *(str(process.pid) for process in left)]))
 
     def wait(self, goes_on: Callable[[], bool], seconds: float) -> None:
         """While it goes on, so long at most, and no longer when it becomes urgent."""
@@ -137,16 +137,17 @@ class _Supervisor:
         self.reap()
         table = procfs.table()
         mine = {
-            found.pid
-            for found in table
-            if self.pid in (found.group, found.session) or (found.pid, found.born) in self.known
+            process.pid
+            for process in table
+            if self.pid in (process.group, process.session)
+            or (process.pid, process.born) in self.known
         }
         members = [
-            found
-            for found in procfs.descendants(table, {os.getpid(), *mine})
-            if not found.has_ended and found.pid != os.getpid()
+            process
+            for process in procfs.descendants(table, {os.getpid(), *mine})
+            if not process.has_ended and process.pid != os.getpid()
         ]
-        self.known |= {(found.pid, found.born) for found in members}
+        self.known |= {(process.pid, process.born) for process in members}
         return members
 
     def reap(self) -> None:
@@ -162,12 +163,12 @@ class _Supervisor:
 
     def say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(self.said, f"{line}\n".encode())
+            os.write(self.writer, f"{line}\n".encode())
 
 
 def _send_all(processes: Iterable[procfs.Process], number: signal.Signals) -> None:
-    for found in processes:
-        _send(found.pid, number)
+    for process in processes:
+        _send(process.pid, number)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
     """Print a line for each case."""
     logging.disable(logging.WARNING)
     if sys.argv[1:]:
-        stock.MORE["mamba_max_states_per_path"] = int(sys.argv[1])
+        stock.EXTRA_ARGUMENTS["mamba_max_states_per_path"] = int(sys.argv[1])
     for others in ((), (100,)):
         for place in (256, 384, 512):
             print(f"beside {list(others)}, fork at {place}: {forks(others, place)}", flush=True)

@@ -47,9 +47,9 @@ class Replays:
     smaller: tuple[int, ...] = ()
 
 
-def replays_of(*batches: Batch, more: int = 0, **options: Any) -> Replays:
-    """Replays in the smallest bucket that takes the batches, or one with so many `more` tokens."""
-    return Replays(batches, max(batch.tokens for batch in batches) + more, **options)
+def replays_of(*batches: Batch, spare: int = 0, **options: Any) -> Replays:
+    """Replays in the smallest bucket that takes the batches, or one with so many `spare` tokens."""
+    return Replays(batches, max(batch.tokens for batch in batches) + spare, **options)
 
 
 _OVERFULL = replays_of(
@@ -68,7 +68,7 @@ EDGES = (
         Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
         Batch((Request(65),)),
         Batch((Request(30), Request(5, 64)), tracking=False),
-        more=5,
+        spare=5,
         loads=True,
         smaller=(64,),
     ),
@@ -81,10 +81,10 @@ EDGES = (
         smaller=(8,),
     ),
     replays_of(Batch((Request(1, tracked=False),))),
-    replays_of(Batch((Request(1, tracked=False),)), more=3),
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
     replays_of(Batch((Request(16, tracked=False),), tracking=False)),
     replays_of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
-    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), more=64, loads=True),
+    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), spare=64, loads=True),
     replays_of(
         Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED"),
         smaller=(64,),
@@ -99,17 +99,17 @@ BREAKS = (
         Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
         Batch((Request(64),)),
         Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
-        more=5,
+        spare=5,
         loads=True,
         smaller=(8,),
     ),
     _OVERFULL,
-    replays_of(Batch((Request(1, tracked=False),)), more=3),
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
     # kept at a chunk, at the end, and before the end
     replays_of(
         Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
         Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
-        more=64,
+        spare=64,
         loads=True,
     ),
 )
@@ -180,20 +180,20 @@ class Captured:
         for number, batch in enumerate(wanted.batches):
             if not runner.serves(len(batch.requests)):
                 raise AssertionError(f"{batch!r} replays no graph")
-            given = self.play.batch(batch)
+            forward_batch = self.play.batch(batch)
             self._feed(runner, number)
             self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
             with ExitStack() as stack:
                 if wanted.loads:
                     stack.enter_context(loading(self.play.rig.pool, batch, self.play.counter))
-                found = stack.enter_context(self.play.counting())
-                outputs.append(runner.replay(given).clone())
-            after.append(self._left(given))
+                waits = stack.enter_context(self.play.counting())
+                outputs.append(runner.replay(forward_batch).clone())
+            after.append(self._left(forward_batch))
             is_ours = _is_ours(self.play.rig.backend)
             if is_patched and wanted.left is not None and is_ours == (number in wanted.left):
                 raise AssertionError(f"{batch!r} is {'captured' if is_ours else 'left to stock'}")
             if is_ours or not is_patched:  # a batch that is left to stock waits as stock does
-                waited += found
+                waited += waits
         if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
             raise AssertionError(f"outputs of {wanted!r} are the same: nothing is computed")
         states = plain(self.play.rig.states())
@@ -210,9 +210,9 @@ class Captured:
 
     def _feed(self, runner: Runner, seed: int) -> None:
         drawn = self.play.rig.inputs(runner.bucket, seed)
-        for mine, given in zip(runner.inputs, drawn, strict=True):
-            for name, value in given.items():
-                mine[name].copy_(value)
+        for held, inputs in zip(runner.inputs, drawn, strict=True):
+            for name, value in inputs.items():
+                held[name].copy_(value)
 
     def _left(self, batch: Any) -> dict[str, Any]:
         """What Python holds after a forward, beside tensors."""

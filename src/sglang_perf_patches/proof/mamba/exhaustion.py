@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from .. import Different
-from ..comparing import live, require
+from ..comparing import both, require
 from .hybrid_parts import Shape, trees
 from .hybrid_server import HybridServer
 
@@ -128,17 +128,14 @@ def alike(seeds: Sequence[int]) -> Counter[str]:
     Raises:
         Different: patched, an episode goes another way than stock while that lives, or breaks.
     """
-    stock = [play(seed) for seed in seeds]
-    with live(PATCH, ran=None):
-        patched = [play(seed) for seed in seeds]
     counts: Counter[str] = Counter()
-    for seed, expected, found in zip(seeds, stock, patched, strict=True):
+    for seed, expected, actual in both((PATCH,), play, seeds, ran=None):
         where = f"{PATCH}, episode {seed}"
-        require(not found.died, f"{where}: it dies in {found.where}: {found.died}")
+        require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         same = len(expected.log)
-        alike = found.log[:same] == expected.log
-        require(alike, f"{where}: {_first(expected.log, found.log)}")
-        ended = expected.died or len(found.log) == same
+        alike = actual.log[:same] == expected.log
+        require(alike, f"{where}: {_first(expected.log, actual.log)}")
+        ended = expected.died or len(actual.log) == same
         require(ended, f"{where}: stock drains after fewer steps")
         counts[expected.where or "lived"] += 1
     return counts
@@ -166,9 +163,9 @@ def act(server: HybridServer, random: Random) -> None:
             for _ in range(random.randint(1, 3)):
                 submit(server, random)
         case "abort":
-            there = [*server.waiting, *server.running.reqs]
-            if there:
-                server.abort(random.choice(there))
+            requests = [*server.waiting, *server.running.reqs]
+            if requests:
+                server.abort(random.choice(requests))
                 server.check_slots()
         case "retract":
             if len(server.running.reqs) > 1:
@@ -179,11 +176,11 @@ def act(server: HybridServer, random: Random) -> None:
                 server.step()
 
 
-def _first(expected: Sequence[Any], found: Sequence[Any]) -> str:
-    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+def _first(expected: Sequence[Any], actual: Sequence[Any]) -> str:
+    for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
         if one != other:
             return f"entry {number} is {other}, on stock {one}"
-    return f"it ends after {len(found)} entries, stock's has {len(expected)}"
+    return f"it ends after {len(actual)} entries, stock's has {len(expected)}"
 
 
 def _place(error: BaseException) -> str:

@@ -23,10 +23,10 @@ def kernel(counter: waits.Counter) -> Any:
         counter: of the device's tensors. A kernel's reads are no waits.
     """
     module = importlib.import_module("sglang.srt.layers.attention.linear.kernels.gdn_flashinfer")
-    made = object.__new__(module.FlashInferGDNKernel)
-    made.use_state_pool = made._prefill_needs_fp32_state = False
-    made._prefill_fn = lambda **given: _prefill(counter, **given)
-    return made
+    stocks = object.__new__(module.FlashInferGDNKernel)
+    stocks.use_state_pool = stocks._prefill_needs_fp32_state = False
+    stocks._prefill_fn = lambda **arguments: _prefill(counter, **arguments)
+    return stocks
 
 
 def is_whole(requests: int) -> bool:
@@ -34,10 +34,10 @@ def is_whole(requests: int) -> bool:
     return requests > 1
 
 
-def _prefill(counter: waits.Counter, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _prefill(counter: waits.Counter, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     with counter.paused():
-        _gated_delta_rule(**given)
-    return given["output"], given["output_state"]
+        _gated_delta_rule(**arguments)
+    return arguments["output"], arguments["output_state"]
 
 
 def _gated_delta_rule(

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from .. import Different
+from ..caches import kv_allocator, unified_cache
 from ..stock import MEMORY, called
-from .hybrid_parts import Shape, bare_state_pool, component_module, prefix_params
+from .hybrid_parts import Shape, bare_state_pool, prefix_params
 from .hybrid_server import HybridServer
 from .rig import publish
 
@@ -96,25 +97,12 @@ class HostedServer(HybridServer):
             mamba_pool=self.pool.mamba_pool,
             enable_memory_saver=False,
         )
-        kinds = importlib.import_module(f"{MEMORY}.allocator")
-        paged = self.shape.page > 1
-        kind = kinds.PagedTokenToKVPoolAllocator if paged else kinds.TokenToKVPoolAllocator
-        return called(
-            kind,
-            size=self.shape.tokens,
-            page_size=self.shape.page,
-            dtype=torch.float32,
-            device="cpu",
-            kvcache=self.rows,
-            need_sort=False,
-        )
+        options = {"kvcache": self.rows, "dtype": torch.float32}
+        return kv_allocator(self.shape.page, self.shape.tokens, **options)
 
     def _make_tree(self) -> Any:
         params = prefix_params(self.shape, self.pool, self.kv)
-        kinds = component_module().ComponentType
-        params.tree_components = (kinds.FULL, kinds.MAMBA)
-        unified = importlib.import_module(f"{MEMORY}.unified_radix_cache")
-        tree = unified.UnifiedRadixCache(params)
+        tree = unified_cache(params, "FULL", "MAMBA")
         tree.init_hicache(self._args, params)
         return tree
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from ..caches import cache_params, unified_cache
 from ..namespace import NoneByDefault
-from ..stock import MEMORY, called
+from ..stock import MEMORY, called, speculation
 from .rig import publish, request_pool
 
 VOCABULARY = 1000
@@ -69,31 +70,10 @@ def bare_state_pool(shape: Shape) -> Any:
     return request_pool(widths, [0], torch.float32, shape.rows, shape.slots, tracked=shape.tracked)
 
 
-def kv_allocator(page: int, tokens: int, device: str = "cpu") -> Any:
-    """The allocator of KV in pages of 1 token or more; none is behind it, only what is asked."""
-    kinds = importlib.import_module(f"{MEMORY}.allocator")
-    kind = kinds.PagedTokenToKVPoolAllocator if page > 1 else kinds.TokenToKVPoolAllocator
-    return called(
-        kind,
-        size=tokens,
-        page_size=page,
-        dtype=torch.float16,
-        device=device,
-        kvcache=NoneByDefault(),
-        need_sort=False,
-    )
-
-
 def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
     """What a prefix cache over them is made of."""
-    return called(
-        importlib.import_module(f"{MEMORY}.cache_init_params").CacheInitParams,
-        disable=False,
-        req_to_token_pool=pool,
-        token_to_kv_pool_allocator=kv,
-        page_size=shape.page,
-        enable_mamba_extra_buffer=shape.tracked,
-    )
+    options = {"disable": False, "enable_mamba_extra_buffer": shape.tracked}
+    return cache_params(pool, kv, shape.page, **options)
 
 
 def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
@@ -101,22 +81,7 @@ def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
     params = prefix_params(shape, pool, kv)
     if shape.tree == "radix":
         return importlib.import_module(f"{MEMORY}.mamba_radix_cache").MambaRadixCache(params)
-    kinds = component_module().ComponentType
-    params.tree_components = (kinds.FULL, kinds.MAMBA)
-    unified = importlib.import_module(f"{MEMORY}.unified_radix_cache")
-    return unified.UnifiedRadixCache(params)
-
-
-def component_module() -> Any:
-    """The package of the unified radix cache's components.
-
-    Raises:
-        ModuleNotFoundError: the release has no such cache.
-    """
-    try:
-        return importlib.import_module(f"{MEMORY}.unified_cache.components")
-    except ModuleNotFoundError:
-        return importlib.import_module(f"{MEMORY}.unified_cache_components")
+    return unified_cache(params, "FULL", "MAMBA")
 
 
 def trees() -> tuple[str, ...]:
@@ -136,10 +101,27 @@ def arguments(shape: Shape) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
     strategy = "extra_buffer" if shape.tracked else "no_buffer"
     if _PUBLISHED.get("strategy") != strategy:
-        made = publish(shape.page, strategy, 64, chunked_prefill_size=shape.chunk, device="cpu")
-        _PUBLISHED.clear()
-        _PUBLISHED.update(strategy=strategy, made=made)
-    return _PUBLISHED["made"]
+        server_args = publish(
+            shape.page, strategy, 64, chunked_prefill_size=shape.chunk, device="cpu"
+        )
+        _PUBLISHED.update(strategy=strategy, server_args=server_args)
+    return _PUBLISHED["server_args"]
+
+
+def schedule_batch(
+    reqs: list[Any], pool: Any, kv: Any, tree: Any, vocabulary: int = VOCABULARY, **options: Any
+) -> Any:
+    """The release's own ``ScheduleBatch`` of these requests, pools and prefix cache."""
+    return called(
+        importlib.import_module("sglang.srt.managers.schedule_batch").ScheduleBatch.init_new,
+        reqs=reqs,
+        req_to_token_pool=pool,
+        token_to_kv_pool_allocator=kv,
+        tree_cache=tree,
+        model_config=model_config(vocabulary),
+        spec_algorithm=speculation().NONE,
+        **options,
+    )
 
 
 def model_config(vocabulary: int = VOCABULARY) -> Any:

@@ -19,15 +19,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import Different, stock
+from ..caches import kv_allocator
 from ..namespace import NoneByDefault
-from ..stock import MEMORY, called, takes
+from ..stock import MEMORY, takes
 from .hybrid_parts import (
     VOCABULARY,
     Shape,
     arguments,
-    kv_allocator,
     model_config,
     prefix_cache,
+    schedule_batch,
     state_pool,
 )
 
@@ -60,7 +61,7 @@ class HybridServer:
         self.kv = self._make_kv()
         self.tree = self._make_tree()
         self.scheduler = self._scheduler()
-        self.running = self._empty()
+        self.running = schedule_batch([], self.pool, self.kv, self.tree, enable_overlap=False)
         self._launched: list[Any] = []
 
     # -- what it is made of ----------------------------------------------------------------------
@@ -114,9 +115,9 @@ class HybridServer:
         self._settle()
         if len(self.running.reqs) < 2:
             return
-        given = takes(self.running.retract_decode, "server_args")
+        takes_arguments = takes(self.running.retract_decode, "server_args")
         retracted, *_ = self.running.retract_decode(
-            *([self.scheduler.server_args] if given else [])
+            *([self.scheduler.server_args] if takes_arguments else [])
         )
         self.waiting[:0] = retracted
         self.running.batch_is_full = False  # as wherever stock's batch gets smaller
@@ -203,16 +204,14 @@ class HybridServer:
         """
         tree, shape = self.tree, self.shape
         tree.sanity_check()
-        for name, free, cached, locked, size in (
-            (
-                *("slots", self.slots.available_size(), tree.mamba_evictable_size()),
-                *(tree.mamba_protected_size(), shape.slots),
-            ),
-            (
-                *("tokens", self.kv.available_size(), tree.full_evictable_size()),
-                *(tree.full_protected_size(), shape.tokens),
-            ),
+        for pool, kind, name, size in (
+            (self.slots, "mamba", "slots", shape.slots),
+            (self.kv, "full", "tokens", shape.tokens),
         ):
+            free = pool.available_size()
+            cached, locked = (
+                getattr(tree, f"{kind}_{state}_size")() for state in ("evictable", "protected")
+            )
             if locked or free + cached != size:
                 raise Different(
                     f"after a drain {free} of {size} {name} are free, {cached} cached, "
@@ -253,8 +252,8 @@ class HybridServer:
         chunked = self.scheduler.chunked_req
         excluded = [chunked] if chunked is not None else []
         batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
-        known = takes(batch.filter_batch, "reqs_to_exclude")
-        name = "reqs_to_exclude" if known else "chunked_req_to_exclude"
+        is_renamed = takes(batch.filter_batch, "reqs_to_exclude")
+        name = "reqs_to_exclude" if is_renamed else "chunked_req_to_exclude"
         batch.filter_batch(**{name: excluded})
         if excluded:
             self.running.batch_is_full = False
@@ -297,8 +296,8 @@ class HybridServer:
 
     def _goes_on(self, req: Any, start: int, end: int) -> None:
         states, slot, ids = self._states(), int(held(req).mamba_pool_idx), _ids(req)
-        found = float(states[0, slot].flatten()[0])
-        if start and found != _told(ids[:start]):
+        state = float(states[0, slot].flatten()[0])
+        if start and state != _told(ids[:start]):
             raise Different(f"{req.rid} goes on after {start} tokens with another state")
         states[:, slot] = _told(ids[:end])
 
@@ -324,18 +323,6 @@ class HybridServer:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _empty(self) -> Any:
-        return called(
-            self._batches.ScheduleBatch.init_new,
-            reqs=[],
-            req_to_token_pool=self.pool,
-            token_to_kv_pool_allocator=self.kv,
-            tree_cache=self.tree,
-            model_config=model_config(),
-            enable_overlap=False,
-            spec_algorithm=stock.speculation().NONE,
-        )
-
     def _scheduler(self) -> Any:
         module = importlib.import_module("sglang.srt.managers.scheduler")
 
@@ -358,8 +345,6 @@ class HybridServer:
         return Scheduler(
             server_args=arguments(self.shape),
             waiting_queue=[],
-            running_batch=None,
-            chunked_req=None,
             grammar_manager=SimpleNamespace(has_waiting_grammars=lambda: False),
             policy=SimpleNamespace(
                 calc_priority=lambda *_, **__: None,

@@ -74,12 +74,12 @@ class Lightning(Rig):
         heads, head = self.size.value_heads, self.size.head
         return [{name: random(tokens, heads, head) for name in "qkv"} for _ in self.layers]
 
-    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """One layer; on a CPU, with the compute capability that the kernel asks for."""
         if torch.device(self.device).type == "cuda":
-            return super().run(layer, batch, given)
+            return super().run(layer, batch, inputs)
         with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
-            return super().run(layer, batch, given)
+            return super().run(layer, batch, inputs)
 
 
 class Mamba2(Rig):
@@ -146,14 +146,14 @@ class Mamba2(Rig):
         random = self._random(seed, 0.3)
         return [{"hidden_states": random(tokens, self.hidden)} for _ in self.layers]
 
-    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """One mixer."""
-        hidden = given["hidden_states"]
+        hidden = inputs["hidden_states"]
         output = torch.empty_like(hidden)
-        with contextlib.ExitStack() as lent:
+        with contextlib.ExitStack() as stack:
             if torch.device(self.device).type == "cpu":  # old kernels select their GPU
-                lent.enter_context(mock.patch.object(torch.cuda, "device", contextlib.nullcontext))
-            made = called(
+                stack.enter_context(mock.patch.object(torch.cuda, "device", contextlib.nullcontext))
+            returned = called(
                 self.backend.forward,
                 mixer=layer,
                 hidden_states=hidden,
@@ -162,7 +162,7 @@ class Mamba2(Rig):
                 forward_batch=batch,
                 use_triton_causal_conv=True,
             )
-        return output if made is None else made
+        return output if returned is None else returned
 
 
 def _lend_convolution(module: Any) -> None:

@@ -46,9 +46,9 @@ def is_old() -> bool:
 @cache
 def counter() -> waits.Counter:
     """The one of this process: what kernels read does not count."""
-    made = waits.Counter()
-    waits.counting_kernels_as_device(made)
-    return made
+    counter_of_waits = waits.Counter()
+    waits.counting_kernels_as_device(counter_of_waits)
+    return counter_of_waits
 
 
 @cache
@@ -59,13 +59,13 @@ def gdn() -> Play:
 
 def known_batch(rig: Rig, wanted: Batch) -> Any:
     """A ForwardBatch as the scheduler's part of the patches leaves it."""
-    made = rig.batch(wanted)
+    batch = rig.batch(wanted)
     requests = wanted.requests
     if wanted.tracking and wanted.mode != "DECODE":
-        made.reqs = requests
+        batch.reqs = requests
         mask = [request.tracked for request in requests]
-        host.attach_track(made, mask, [request.track_seqlen for request in requests])
-    return made
+        host.attach_track(batch, mask, [request.track_seqlen for request in requests])
+    return batch
 
 
 class Play:
@@ -80,9 +80,9 @@ class Play:
 
     def batch(self, wanted: Batch) -> Any:
         """A ForwardBatch as the scheduler's part of the patches leaves it."""
-        made = known_batch(self.rig, wanted)
-        self.own(made)
-        return made
+        batch = known_batch(self.rig, wanted)
+        self.own(batch)
+        return batch
 
     def own(self, batch: Any) -> None:
         """Say of a batch's tensors that they are on the device, but for those called otherwise."""
@@ -92,19 +92,19 @@ class Play:
     def counting(self) -> Iterator[list[str]]:
         """The list is filled at the end."""
         self.counter.found.clear()
-        found: list[str] = []
+        waits_seen: list[str] = []
         with self.counter:
-            yield found
-        found.extend(self.counter.found)
+            yield waits_seen
+        waits_seen.extend(self.counter.found)
 
     def forwards(self, batches: Sequence[Batch]) -> Played:
         """Outputs of all layers and all states after forwards on the same random states."""
         self.rig.fill()
         outputs: list[torch.Tensor] = []
         waited: list[str] = []
-        for made, found in self.each(batches):
-            outputs += [plain(output) for output in made]
-            waited += found
+        for of_layers, waits_seen in self.each(batches):
+            outputs += [plain(output) for output in of_layers]
+            waited += waits_seen
         if not all(bool(output.isfinite().all()) for output in outputs):
             raise AssertionError(f"outputs of {batches!r} are not finite")
         if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
@@ -116,10 +116,10 @@ class Play:
         for seed, wanted in enumerate(batches):
             batch = self.batch(wanted)
             inputs = self.rig.inputs(wanted.tokens, seed)
-            self.counter.own(*(tensor for given in inputs for tensor in given.values()))
-            with self.counting() as found:
+            self.counter.own(*(tensor for of_layer in inputs for tensor in of_layer.values()))
+            with self.counting() as waits_seen:
                 outputs = self.rig.forward(batch, inputs)
-            yield outputs, found
+            yield outputs, waits_seen
 
     def metadata(self, wanted: Batch) -> Played:
         """Every field of a forward's metadata, and the chunk indices that its layers ask for."""
@@ -128,7 +128,7 @@ class Play:
     def planned(self, batch: Any) -> Played:
         """As `metadata`, of a batch that is there."""
         backend = self.rig.backend
-        with self.counting() as found:
+        with self.counting() as waits_seen:
             backend.init_forward_metadata(batch)
             start = backend.forward_metadata.query_start_loc
             asks = start is not None and not batch.forward_mode.is_decode()
@@ -138,15 +138,15 @@ class Play:
                 for size in (16, 64)
                 if asks
             ]
-        made = {"fields": fields_of(backend.forward_metadata), "chunks": [*map(placed, chunks)]}
-        return made, found
+        plan = {"fields": fields_of(backend.forward_metadata), "chunks": [*map(placed, chunks)]}
+        return plan, waits_seen
 
     def fields(self, wanted: Batch) -> Played:
         """As `metadata`, without the chunk indices."""
         batch = self.batch(wanted)
-        with self.counting() as found:
+        with self.counting() as waits_seen:
             self.rig.backend.init_forward_metadata(batch)
-        return fields_of(self.rig.backend.forward_metadata), found
+        return fields_of(self.rig.backend.forward_metadata), waits_seen
 
     def changed(self, change: Callable[[Play, Any], None]) -> Played:
         """As `metadata`, of a batch that something changed on its way."""
@@ -161,9 +161,9 @@ class Play:
         """
         with self._uncounted():
             _, prefill = scheduling.scheduled(self.rig, requests)
-            known = host.prefill(prefill)
+            prefill_known = host.prefill(prefill)
             mask = tuple(prefill.mamba_track_mask.tolist())
-        return mask, known and known.track and known.track.mask
+        return mask, prefill_known and prefill_known.track and prefill_known.track.mask
 
     def scheduled(self, requests: Sequence[Request]) -> Played:
         """As `metadata`, of batches that the release's own scheduler made.
@@ -173,7 +173,7 @@ class Play:
         """
         with self._uncounted():
             schedule, prefill = scheduling.scheduled(self.rig, requests)
-        first, found = self._plan_of(prefill)
+        first, of_prefill = self._plan_of(prefill)
         if not any(prefill.mamba_track_mask.tolist()):
             raise AssertionError("the scheduler tracks nothing of this batch")
         with self._uncounted():
@@ -181,8 +181,8 @@ class Play:
         second, _ = self._plan_of(decode)
         with self._uncounted():
             mixed = scheduling.mixed(self.rig, schedule, requests[:2])
-        third, most = self._plan_of(mixed)
-        return [first, second, third], found + most
+        third, of_mix = self._plan_of(mixed)
+        return [first, second, third], of_prefill + of_mix
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:
@@ -192,9 +192,9 @@ class Play:
 
     def _plan_of(self, batch: Any) -> Played:
         self.own(batch)
-        plan, found = self.planned(batch)
+        plan, waits_seen = self.planned(batch)
         held = (batch.mamba_track_mask, batch.mamba_track_seqlens)
-        return {"plan": plan, "mode": batch.forward_mode.name, "held": plain(held)}, found
+        return {"plan": plan, "mode": batch.forward_mode.name, "held": plain(held)}, waits_seen
 
 
 def fields_of(metadata: Any) -> dict[str, Any]:
@@ -222,10 +222,10 @@ def plain(value: Any) -> Any:
 
 def source_has(module: str, text: str) -> bool:
     """Whether the source of one of the release's attention modules holds a text."""
-    found = attention_module(module)
-    if found is None:
+    attention = attention_module(module)
+    if attention is None:
         return False
-    with open(found.__file__, encoding="utf-8") as file:
+    with open(attention.__file__, encoding="utf-8") as file:
         return text in file.read()
 
 

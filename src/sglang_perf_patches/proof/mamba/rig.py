@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib
 import shutil
@@ -16,7 +15,7 @@ import torch
 
 from .. import stock
 from ..namespace import NoneByDefault
-from ..stock import MORE, called
+from ..stock import EXTRA_ARGUMENTS, called
 from .cases import CHUNK, Batch
 
 ATTENTION = "sglang.srt.layers.attention"
@@ -145,11 +144,11 @@ class Rig:
             for _ in self.layers
         ]
 
-    def run(self, layer: Any, batch: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """One layer of a forward whose metadata is there."""
         decodes = batch.forward_mode.is_decode()
         method = self.backend.forward_decode if decodes else self.backend.forward_extend
-        output: torch.Tensor = method(layer=layer, forward_batch=batch, **given)
+        output: torch.Tensor = method(layer=layer, forward_batch=batch, **inputs)
         return output
 
     # -- what all have ---------------------------------------------------------------------------
@@ -158,7 +157,8 @@ class Rig:
         """One forward: the metadata, then each layer."""
         self.backend.init_forward_metadata(batch)
         return [
-            self.run(layer, batch, given) for layer, given in zip(self.layers, inputs, strict=True)
+            self.run(layer, batch, of_layer)
+            for layer, of_layer in zip(self.layers, inputs, strict=True)
         ]
 
     def fill(self) -> None:
@@ -175,52 +175,46 @@ class Rig:
     def batch(self, wanted: Batch) -> Any:
         """A ForwardBatch; with tracking on, its host knowledge as the scheduler has it."""
         info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
-        requests = wanted.requests
-        count = len(requests)
-        new = [request.new for request in requests]
-        cached = [request.cached for request in requests]
+        tensor = functools.partial(torch.tensor, device=self.device)
+        count = len(wanted.requests)
+        new = [request.new for request in wanted.requests]
+        cached = [request.cached for request in wanted.requests]
         lens = [a + b for a, b in zip(new, cached, strict=True)]
-        where: dict[str, Any] = {"device": self.device}
-        starts = [sum(new[:row]) for row in range(count)]
+        rows = tensor(range(1, count + 1))
         mapping = self.pool.req_index_to_mamba_index_mapping
-        mapping[1 : count + 1] = torch.arange(1, count + 1, **where).to(mapping.dtype)
-        mask = [request.tracked for request in requests]
-        seqlens = [request.track_seqlen for request in requests]
+        mapping[1 : count + 1] = rows.to(mapping.dtype)
         fields: dict[str, Any] = {
             "forward_mode": info.ForwardMode[wanted.mode],
             "batch_size": count,
-            "input_ids": torch.zeros(wanted.tokens, dtype=torch.int64, **where),
-            "req_pool_indices": torch.arange(1, count + 1, dtype=torch.int64, **where),
-            "seq_lens": torch.tensor(lens, **where),
-            "out_cache_loc": torch.arange(wanted.tokens, dtype=torch.int64, **where),
+            "input_ids": tensor([0] * wanted.tokens),
+            "req_pool_indices": rows,
+            "seq_lens": tensor(lens),
+            "out_cache_loc": tensor(range(wanted.tokens)),
             "seq_lens_sum": sum(lens),
             "seq_lens_cpu": torch.tensor(lens),
         }
         if wanted.mode != "DECODE":
+            starts = [sum(new[:row]) for row in range(count)]
             fields |= {
                 "extend_num_tokens": wanted.tokens,
-                "extend_seq_lens": torch.tensor(new, dtype=torch.int32, **where),
-                "extend_prefix_lens": torch.tensor(cached, dtype=torch.int32, **where),
-                "extend_start_loc": torch.tensor(starts, dtype=torch.int32, **where),
-                "extend_prefix_lens_cpu": list(cached),
-                "extend_seq_lens_cpu": list(new),
+                "extend_seq_lens": tensor(new, dtype=torch.int32),
+                "extend_prefix_lens": tensor(cached, dtype=torch.int32),
+                "extend_start_loc": tensor(starts, dtype=torch.int32),
+                "extend_prefix_lens_cpu": cached,
+                "extend_seq_lens_cpu": new,
             }
         if wanted.tracking:
-            fields |= {
-                "mamba_track_mask": torch.tensor(mask, dtype=torch.bool, **where),
-                "mamba_track_indices": torch.arange(
-                    self.slots - count, self.slots, dtype=torch.int64, **where
-                ),
-            }
-        if wanted.tracking and wanted.mode != "DECODE":
-            fields |= {
-                "mamba_track_seqlens": torch.tensor(seqlens, dtype=torch.int64, **where),
-                "mamba_prefill_track_mask_cpu": list(mask),
-                "mamba_track_seqlens_cpu": list(seqlens),
-            }
-        made = called(info.ForwardBatch, **fields)
-        made.spec_info = None
-        return made
+            mask = [request.tracked for request in wanted.requests]
+            fields["mamba_track_mask"] = tensor(mask)
+            fields["mamba_track_indices"] = tensor(range(self.slots - count, self.slots))
+            if wanted.mode != "DECODE":
+                seqlens = [request.track_seqlen for request in wanted.requests]
+                fields["mamba_track_seqlens"] = tensor(seqlens)
+                fields["mamba_track_seqlens_cpu"] = seqlens
+                fields["mamba_prefill_track_mask_cpu"] = mask
+        batch = called(info.ForwardBatch, **fields)
+        batch.spec_info = None
+        return batch
 
     def _pool(self, layers: list[int]) -> Any:
         return request_pool(
@@ -306,10 +300,7 @@ def alone() -> None:
         backend="gloo",
     )
     state.initialize_model_parallel()
-    with contextlib.suppress(ModuleNotFoundError):
-        parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
-        if hasattr(parallel, "override_permanently"):  # since 0.5.22 or so
-            parallel.override_permanently(tp_rank=0, attn_tp_rank=0)
+    stock.state_ranks(tp_rank=0, attn_tp_rank=0)
 
 
 @functools.cache  # a second publication would drop the process groups
@@ -334,7 +325,7 @@ def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
         "sampling_backend": "pytorch",
         **options,
     }
-    made = stock.arguments(**{**own, **MORE})
-    made._mamba_cache_chunk_size = max(chunk, page)
-    stock.publish(made)
-    return made
+    server_args = stock.arguments(**{**own, **EXTRA_ARGUMENTS})
+    server_args._mamba_cache_chunk_size = max(chunk, page)
+    stock.publish(server_args)
+    return server_args

@@ -51,45 +51,47 @@ class Runner:
         self._key = importlib.import_module(f"{_EXECUTOR}.runner.shape_key").ShapeKey(
             size=self.bucket
         )
-        made = self.stocks = object.__new__(self._module.PrefillCudaGraphRunner)
+        stocks = self.stocks = object.__new__(self._module.PrefillCudaGraphRunner)
         hybrid = _hybrid(rig)
-        made.model_runner = NoneByDefault(
+        stocks.model_runner = NoneByDefault(
             attn_backend=hybrid,
             model=NoneByDefault(),
             req_to_token_pool=rig.pool,
             device=rig.device,
         )
-        made.enable_cp_bcg_capture = made._is_full_backend = made._capture_chunked_prefix = False
-        made.use_captured_attn_metadata = (
+        stocks.use_captured_attn_metadata = (
             hybrid.use_captured_forward_metadata_for_breakable_cuda_graph
         )
-        made.attn_metadata_buffers = {} if made.use_captured_attn_metadata else None
-        made._captured_attn_metadata_max_bs = hybrid.prefill_cuda_graph_max_batch_size
-        made.capture_num_tokens = [*smaller, self.bucket]
-        made.attention_layers = rig.layers
-        for name in ("quant_config", "moe_layers", "moe_fusions", "dsa_indexers"):
-            setattr(made, name, None)
-        made.mha_companion_layers = made.dllm_attention = None
-        made.backend = _graph_backend(made)
-        made.capture_prepare = lambda _: (_whole(capture), hybrid)
-        made._run_forward = self._run
-        self._captured(made)
+        stocks.attn_metadata_buffers = {} if stocks.use_captured_attn_metadata else None
+        stocks._captured_attn_metadata_max_bs = hybrid.prefill_cuda_graph_max_batch_size
+        stocks.capture_num_tokens = [*smaller, self.bucket]
+        stocks.attention_layers = rig.layers
+        for name in (
+            *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
+            *("mha_companion_layers", "enable_cp_bcg_capture"),
+            *("_is_full_backend", "_capture_chunked_prefix"),
+        ):
+            setattr(stocks, name, None)
+        stocks.backend = _graph_backend(stocks)
+        stocks.capture_prepare = lambda _: (_whole(capture), hybrid)
+        stocks._run_forward = self._run
+        self._captured(stocks)
 
     def replay(self, batch: Any) -> torch.Tensor:
         """What the layers put out, of shape ``[bucket, …]``, for a batch and `inputs`."""
-        made = self.stocks
+        stocks = self.stocks
         batch = _whole(batch)
         static = copy.copy(batch)
         if static.forward_mode.name == "MIXED":
             static.forward_mode = type(static.forward_mode).EXTEND
         static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self.bucket)
-        with self._on_cpu(), made.backend.replay_session():
-            made._prepare_forward_metadata_for_replay(batch, static, self._key)
+        with self._on_cpu(), stocks.backend.replay_session():
+            stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
             tokens = int(batch.extend_num_tokens)
-            with made._prefill_forward_context(
+            with stocks._prefill_forward_context(
                 static, num_tokens=self.bucket, raw_num_tokens=tokens
             ):
-                output: torch.Tensor = made.backend.replay(self._key, static)
+                output: torch.Tensor = stocks.backend.replay(self._key, static)
         return output
 
     def serves(self, requests: int) -> bool:
@@ -97,19 +99,19 @@ class Runner:
         most = self.stocks._captured_attn_metadata_max_bs
         return most is None or requests <= most
 
-    def _captured(self, made: Any) -> None:
+    def _captured(self, stocks: Any) -> None:
         tape.without_kernels(True)
         try:
-            with self._on_cpu(), made.backend.replay_session():
-                made.capture_one_shape(self.bucket)
+            with self._on_cpu(), stocks.backend.replay_session():
+                stocks.capture_one_shape(self.bucket)
         finally:
             tape.without_kernels(False)
 
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):
             outputs = [
-                layer.forward(batch, **given)[0]
-                for layer, given in zip(self.rig.layers, self.inputs, strict=True)
+                layer.forward(batch, **of_layer)[0]
+                for layer, of_layer in zip(self.rig.layers, self.inputs, strict=True)
             ]
         return torch.cat(outputs, dim=1)
 
@@ -176,6 +178,6 @@ def _graph_backend(runner: Any) -> Any:
     group = SimpleNamespace(barrier=lambda: None)
     parallel = SimpleNamespace(tp_group=group)
     with mock.patch.object(module, "get_parallel", return_value=parallel):
-        made = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)
-    made.deduped_cuda_graph = None
-    return made
+        backend = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)
+    backend.deduped_cuda_graph = None
+    return backend

@@ -10,19 +10,20 @@ from typing import Any
 import torch
 
 from .. import stock
+from ..caches import cache_params, kv_allocator
 from ..namespace import NoneByDefault
-from ..stock import called
+from ..stock import MEMORY, called
 from .cases import Request
-from .hybrid_parts import kv_allocator, model_config
+from .hybrid_parts import schedule_batch
 from .rig import Rig, alone
 
 
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""
     alone()
-    made = kv_allocator(64, 64 * 200, rig.device)
+    pages = kv_allocator(64, 64 * 200, device=rig.device)
     rig.pool.clear()
-    return _extending(rig, made, _tree(rig, made), requests)
+    return _extending(rig, pages, _tree(rig, pages), requests)
 
 
 def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
@@ -36,17 +37,8 @@ def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
 
 
 def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
-    schedule = importlib.import_module("sglang.srt.managers.schedule_batch")
-    batch = called(
-        schedule.ScheduleBatch.init_new,
-        reqs=[_request(pages, tree, wanted, n) for n, wanted in enumerate(requests)],
-        req_to_token_pool=rig.pool,
-        token_to_kv_pool_allocator=pages,
-        tree_cache=tree,
-        model_config=model_config(100),
-        enable_overlap=True,
-        spec_algorithm=stock.speculation().NONE,
-    )
+    reqs = [_request(pages, tree, wanted, n) for n, wanted in enumerate(requests)]
+    batch = schedule_batch(reqs, rig.pool, pages, tree, 100, enable_overlap=True)
     batch.prepare_for_extend()
     return batch, _forward_batch(rig, batch)
 
@@ -64,11 +56,11 @@ def decoding(rig: Rig, batch: Any) -> Any:
 
 def _forward_batch(rig: Rig, batch: Any) -> Any:
     info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
-    given = batch.get_model_worker_batch() if hasattr(batch, "get_model_worker_batch") else batch
+    batch_of_worker = getattr(batch, "get_model_worker_batch", lambda: batch)()
     runner = NoneByDefault(**vars(rig.runner) | _alone_and_plain(batch.model_config))
     return called(
         info.ForwardBatch.init_new,
-        batch=given,
+        batch=batch_of_worker,
         model_runner=runner,
         return_hidden_states_before_norm=False,
     )
@@ -102,8 +94,8 @@ def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
         request.prefix_indices = pages.alloc(wanted.cached)
     if hasattr(request, "extend_end"):  # since 0.5.22 or so; a radix tree would know the prefix
         request.prefix_len, request.extend_end = wanted.cached, total
-        held = getattr(request, "prefix_indices", torch.empty(0, dtype=torch.int64))
-        tree.prefixes[request.rid] = held
+        indices = getattr(request, "prefix_indices", torch.empty(0, dtype=torch.int64))
+        tree.prefixes[request.rid] = indices
         tree.prefix_device_indices = lambda asked: tree.prefixes[asked.rid]
     elif hasattr(request, "set_extend_range"):  # since 0.5.16 or so
         request.set_extend_range(wanted.cached, total)
@@ -114,17 +106,10 @@ def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
 
 
 def _tree(rig: Rig, pages: Any) -> Any:
-    params = importlib.import_module("sglang.srt.mem_cache.cache_init_params")
-    made = called(
-        params.CacheInitParams,
-        disable=True,
-        req_to_token_pool=rig.pool,
-        token_to_kv_pool_allocator=pages,
-        page_size=64,
-    )
+    params = cache_params(rig.pool, pages, 64, disable=True)
     try:
-        return importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache(made)
+        return importlib.import_module(f"{MEMORY}.chunk_cache").ChunkCache(params)
     except ModuleNotFoundError:  # since 0.5.22 or so
-        tree = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(made)
+        tree = importlib.import_module(f"{MEMORY}.radix_cache").RadixCache(params)
         tree.prefixes = {}
         return tree

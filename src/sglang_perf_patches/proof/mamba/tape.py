@@ -56,16 +56,16 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         Raises:
             AssertionError: it would wait.
         """
-        given = dict(kwargs or {})
-        result = func(*args, **given)
+        options = dict(kwargs or {})
+        result = func(*args, **options)
         name = func.overloadpacket.__name__
         if name in _WAITS:
             raise AssertionError(f"a capture can't wait for {name}")
-        made = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+        results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
         if func._schema.is_mutable:
-            self.steps.append(lambda: func(*args, **given))
-        elif not name.startswith("empty") and not _is_view(made, (args, given)):
-            self.steps.append(lambda: _again(func, args, given, made))
+            self.steps.append(lambda: func(*args, **options))
+        elif not name.startswith("empty") and not _is_view(results, (args, options)):
+            self.steps.append(lambda: _again(func, args, options, results))
         return result
 
 
@@ -94,18 +94,18 @@ def without_kernels(is_off: bool) -> None:
     _without_kernels = is_off
 
 
-def _is_view(made: list[Any], given: Any) -> bool:
+def _is_view(results: list[Any], arguments: Any) -> bool:
     """Whether nothing was computed: each result shows memory of an argument."""
     memory = {
         value.untyped_storage().data_ptr()
-        for value in tree_leaves(given)
+        for value in tree_leaves(arguments)
         if isinstance(value, torch.Tensor)
     }
-    return all(value.untyped_storage().data_ptr() in memory for value in made)
+    return all(value.untyped_storage().data_ptr() in memory for value in results)
 
 
-def _again(func: Any, args: Any, given: Any, made: list[Any]) -> None:
+def _again(func: Any, args: Any, options: Any, results: list[Any]) -> None:
     """Compute a result anew, into the memory that the capture's has."""
-    result = [v for v in tree_leaves(func(*args, **given)) if isinstance(v, torch.Tensor)]
-    for old, new in zip(made, result, strict=True):
+    result = [v for v in tree_leaves(func(*args, **options)) if isinstance(v, torch.Tensor)]
+    for old, new in zip(results, result, strict=True):
         old.copy_(new)

@@ -143,8 +143,8 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
             return False
         if name == "copy_":
             return self.owns(args[0])
-        asked = [kwargs.get("device"), *(args[1:] if name in {"to", "type_as"} else ())]
-        for value in asked:
+        devices = [kwargs.get("device"), *(args[1:] if name in {"to", "type_as"} else ())]
+        for value in devices:
             if isinstance(value, str | torch.device):
                 return bool(torch.device(value).index == _DEVICE.index)
             if name in _COPIES and isinstance(value, torch.Tensor):
@@ -176,8 +176,8 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
             of_self = first if name in _METHODS else None
             return int(any(value.dim() == 0 for value in owned if value is not of_self))
         if name == "repeat_interleave" and owned:
-            known = kwargs.get("output_size") is not None
-            return int(not known and len(args) > 1 and self.owns(args[1]))
+            has_size = kwargs.get("output_size") is not None
+            return int(not has_size and len(args) > 1 and self.owns(args[1]))
         return 0
 
     def _waits_for_index(self, name: str, held: Any, index: Any, value: Any = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +13,33 @@ from ..namespace import NoneByDefault
 from .rig import CONTEXT
 
 
-class Batch(SimpleNamespace):
-    """A forward batch, of the fields that metadata is built from; a weak reference may name it."""
+class Batch(NoneByDefault):
+    """A forward batch, of the fields that metadata is built from; any other is None, as stock's."""
+
+
+def forward_batch(
+    runner: NoneByDefault, mode: ForwardMode, requests: torch.Tensor, lengths: Any, **fields: Any
+) -> Batch:
+    """A forward batch of these requests, whose lengths the host has too.
+
+    Args:
+        runner: whose request pool it is of.
+        mode: see `ForwardMode`.
+        requests: rows of the request pool, int64, (requests,).
+        lengths: of their KV, int64, (requests,).
+        fields: further ones, or others in their place.
+    """
+    batch = Batch(
+        batch_size=len(requests),
+        forward_mode=mode,
+        req_pool_indices=requests,
+        req_to_token_pool=runner.req_to_token_pool,
+        seq_lens=lengths,
+        seq_lens_cpu=lengths.cpu(),
+        seq_lens_sum=int(lengths.sum()),
+    )
+    vars(batch).update(fields)
+    return batch
 
 
 def some_lengths(random: Random, most: int, *, least: int = 1) -> list[int]:
@@ -34,28 +58,17 @@ def draft_batch(
 ) -> Batch:
     """A draft of these prefix lengths, padded as a replayed graph pads it."""
     count, device = len(lengths), runner.device
-    bs = count + padding
-    seq_lens = torch.tensor(lengths + [1] * padding, dtype=torch.int64, device=device)
     starts = [0] * count if capture else lengths
     spec_info = EagleDraftInput(topk_p=torch.zeros(count, 1, device=device))
     spec_info.kv_indptr = spec_info.kv_indices = None
-    positions = torch.tensor(starts + [0] * padding, dtype=torch.int64, device=device)
-    return Batch(
-        batch_size=bs,
-        forward_mode=ForwardMode.DECODE,
-        req_pool_indices=requests_of(runner, count, padding),
-        req_to_token_pool=runner.req_to_token_pool,
-        seq_lens=seq_lens,
-        seq_lens_cpu=seq_lens.cpu(),
-        seq_lens_sum=int(seq_lens.sum()),
-        positions=positions,
+    return forward_batch(
+        runner,
+        ForwardMode.DECODE,
+        requests_of(runner, count, padding),
+        torch.tensor(lengths + [1] * padding, dtype=torch.int64, device=device),
+        positions=torch.tensor(starts + [0] * padding, dtype=torch.int64, device=device),
         spec_info=spec_info,
-        decode_trtllm_mla_metadata=None,
-        encoder_lens=None,
-        out_cache_loc=torch.arange(bs * steps, device=device),
-        kv_loc_plan=None,
-        global_num_tokens_cpu=None,
-        _original_batch_size=None,
+        out_cache_loc=torch.arange((count + padding) * steps, device=device),
     )
 
 
@@ -109,6 +122,6 @@ def verify_input(draft: int, device: str = "cpu") -> Any:
     """What a verify of chains of `draft` tokens is told, without a mask."""
     create = EagleVerifyInput.create_idle_input
     takes_device = "device" in create.__func__.__code__.co_varnames
-    made = create(1, draft - 1, draft, *((device,) if takes_device else ()))
-    made.draft_token_num = made.num_tokens_per_req = draft
-    return made
+    verify = create(1, draft - 1, draft, *((device,) if takes_device else ()))
+    verify.draft_token_num = verify.num_tokens_per_req = draft
+    return verify

@@ -13,7 +13,7 @@ from sglang.srt.layers.attention import flashattention_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from ..namespace import NoneByDefault
-from .cases import Batch, prepare_backend, requests_of, verify_input
+from .cases import Batch, forward_batch, prepare_backend, requests_of, verify_input
 from .rig import REQUESTS, model_runner, server_args
 
 CONTEXT = 250
@@ -35,41 +35,32 @@ Case = dict[str, Any]
 torch.compiler.set_stance("force_eager")
 
 
-def arguments(page: int, steps: int = DRAFT - 1) -> NoneByDefault:
-    """The server's."""
-    return server_args(
-        speculative_num_steps=steps,
-        speculative_num_draft_tokens=steps + 1,
-        speculative_eagle_topk=1,
-        max_speculative_num_draft_tokens=steps + 1,
-        page_size=page,
-    )
+def arguments(page: int) -> NoneByDefault:
+    """The server's, which drafts chains of `DRAFT` tokens."""
+    return server_args(max_speculative_num_draft_tokens=DRAFT, page_size=page)
 
 
 def runner_of(
     page: int,
     *,
     mla: bool = False,
-    draft: bool = True,
-    steps: int = DRAFT - 1,
     context: int = CONTEXT,
     requests: int = REQUESTS,
     device: str = "cpu",
 ) -> NoneByDefault:
-    """A runner whose request pool has room past the context, as stock's has."""
-    held = -(-(context + EXTRA) // page) * page
-    made = model_runner(
-        arguments(page, steps),
+    """A draft's runner whose request pool has room past the context, as stock's has."""
+    runner = model_runner(
+        arguments(page),
         mla=mla,
-        context=held,
+        context=-(-(context + EXTRA) // page) * page,
         requests=requests,
         device=device,
-        is_draft_worker=draft,
+        is_draft_worker=True,
         tp_size=1,
         attn_cp_size=1,
     )
-    made.model_config.context_len = context
-    return made
+    runner.model_config.context_len = context
+    return runner
 
 
 def make(runner: NoneByDefault, **options: Any) -> Any:
@@ -83,55 +74,47 @@ def batch(
     prefixes: list[int],
     padding: int = 0,
     *,
-    draft: int = DRAFT,
     host: bool = HOST_LENGTHS,
 ) -> Batch:
     """A verify or draft-extend of these prefixes, padded as a replayed graph is."""
     count, device = len(prefixes), runner.device
     bs = count + padding
     before = torch.tensor(prefixes, dtype=torch.int64, device=device)
-    lengths = before + draft if mode is EXTEND else before
-    seq_lens = torch.cat([lengths, lengths.new_ones(padding)])
-    widths = torch.full((bs,), draft, dtype=torch.int32, device=device)
-    spec_info: Any = verify_input(draft, device)
+    lengths = before + DRAFT if mode is EXTEND else before
+    widths = torch.full((bs,), DRAFT, dtype=torch.int32, device=device)
+    spec_info: Any = verify_input(DRAFT, device)
     if mode is EXTEND:
         spec_info = NoneByDefault(
-            num_tokens_per_req=draft,
-            extend_seq_lens_cpu=[draft] * bs,
+            num_tokens_per_req=DRAFT,
+            extend_seq_lens_cpu=[DRAFT] * bs,
             extend_seq_lens_tensor=widths,
             num_accept_tokens=widths,
             num_accepted_tokens=widths,
         )
-    return Batch(
-        batch_size=bs,
-        forward_mode=mode,
-        req_pool_indices=requests_of(runner, count, padding),
-        req_to_token_pool=runner.req_to_token_pool,
-        seq_lens=seq_lens,
-        seq_lens_cpu=seq_lens.cpu() if host else None,
-        seq_lens_sum=int(seq_lens.sum()),
+    return forward_batch(
+        runner,
+        mode,
+        requests_of(runner, count, padding),
+        torch.cat([lengths, lengths.new_ones(padding)]),
         extend_seq_lens=widths,
-        extend_seq_lens_cpu=[draft] * bs,
+        extend_seq_lens_cpu=[DRAFT] * bs,
         extend_prefix_lens_cpu=[*prefixes, *[0] * padding],
-        extend_num_tokens=bs * draft,
-        global_num_tokens_cpu=None,
-        positions=torch.zeros(bs * draft, device=device),
+        extend_num_tokens=bs * DRAFT,
+        positions=torch.zeros(bs * DRAFT, device=device),
         spec_info=spec_info,
-        encoder_lens=None,
-        out_cache_loc=torch.zeros(bs * draft, dtype=torch.int64, device=device),
-        kv_loc_plan=None,
+        out_cache_loc=torch.zeros(bs * DRAFT, dtype=torch.int64, device=device),
+        **({} if host else {"seq_lens_cpu": None}),
     )
 
 
-def replayed(backend: Any, runner: NoneByDefault, made: Batch) -> Any:
+def replayed(backend: Any, runner: NoneByDefault, wanted: Batch) -> Any:
     """Capture and replay one batch; the metadata that its graph reads."""
-    bs = made.batch_size
-    captured = batch(runner, made.forward_mode, [1] * bs, host=True)
+    captured = batch(runner, wanted.forward_mode, [1] * wanted.batch_size, host=True)
     captured.seq_lens.fill_(1)
     prepare_backend(backend, captured, capture=True)
-    held = backend.forward_metadata
-    prepare_backend(backend, made)
-    return held
+    metadata = backend.forward_metadata
+    prepare_backend(backend, wanted)
+    return metadata
 
 
 def read(metadata: Any, page: int, requests: int) -> dict[str, Any]:
@@ -154,10 +137,5 @@ def read(metadata: Any, page: int, requests: int) -> dict[str, Any]:
 def beyond(table: Any, row: int, page: int) -> int:
     """What memory holds for a page of a row, be it past the row's width or the whole table."""
     at = table.storage_offset() + row * table.stride(0) + page
-    held = table.untyped_storage().nbytes() // table.element_size()
-    if at >= held:
-        return -1
-    whole = torch.empty(0, dtype=table.dtype, device=table.device).set_(
-        table.untyped_storage(), 0, (held,)
-    )
-    return int(whole[at])
+    memory = torch.empty(0, dtype=table.dtype, device=table.device).set_(table.untyped_storage())
+    return int(memory[at]) if at < len(memory) else -1

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..namespace import NoneByDefault
-from ..stock import MORE, noted
+from ..stock import EXTRA_ARGUMENTS, noted, replaced
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -28,8 +28,8 @@ class OnCpu(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return func(*args, **kwargs)
 
 
-def server_args(**given: Any) -> NoneByDefault:
-    """Server arguments of a plain speculative server."""
+def server_args(**settings: Any) -> NoneByDefault:
+    """Server arguments of a plain speculative server, with these settings."""
     defaults = {
         "enable_two_batch_overlap": False,
         "enable_deterministic_inference": False,
@@ -53,9 +53,7 @@ def server_args(**given: Any) -> NoneByDefault:
         "cuda_graph_max_bs": REQUESTS,
         "get_attention_backends": lambda: ("triton", "triton"),
     }
-    made = NoneByDefault(**{**defaults, **given, **MORE})
-    noted(made)
-    return made
+    return noted(NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS}))
 
 
 def model_runner(
@@ -66,7 +64,7 @@ def model_runner(
     context: int = CONTEXT,
     requests: int = REQUESTS,
     device: str = "cpu",
-    **given: Any,
+    **attributes: Any,
 ) -> NoneByDefault:
     """A runner whose requests own scattered tokens of a KV pool, page by page."""
     page = arguments.page_size
@@ -105,12 +103,7 @@ def model_runner(
         "max_running_requests": requests,
         "dcp_size": 1,
         "dcp_rank": 0,
-        "ps": NoneByDefault(
-            attn_cp_size=1,
-            attn_tp_size=arguments.tp_size or 1,
-            tp_size=arguments.tp_size or 1,
-            pp_size=1,
-        ),
+        "ps": _ranks(arguments),
         "req_to_token_pool": pool,
         "token_to_kv_pool": NoneByDefault(
             start_layer=0,
@@ -127,7 +120,7 @@ def model_runner(
         "spec_algorithm": NoneByDefault(is_dspark=lambda: False),
         "kv_index_translator": _translator(pool, page, device),
     }
-    return NoneByDefault(**{**defaults, **given})
+    return NoneByDefault(**{**defaults, **attributes})
 
 
 _KV = {"fp8_e4m3": torch.float8_e4m3fn}
@@ -144,52 +137,24 @@ _ASKED = (
 @contextmanager
 def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
     """Publish the arguments to modules that ask sglang's process-wide context for them."""
-    lent = {
-        "get_global_server_args": lambda: arguments,
-        "get_server_args": lambda: arguments,
-        "get_attention_tp_size": lambda: arguments.tp_size or 1,
-        "get_parallel": lambda: NoneByDefault(
-            attn_dcp_size=1,
-            dcp_size=1,
-            dcp_rank=0,
-            attn_dcp_rank=0,
-            attn_tp_size=arguments.tp_size or 1,
-            attn_cp_size=1,
-            tp_size=arguments.tp_size or 1,
-            pp_size=1,
-            dcp_enabled=False,
-        ),
-        "get_spec": lambda: arguments,
-        "get_schedule": lambda: arguments,
-        "get_memory": lambda: arguments,
-        "get_model": lambda: arguments,
-        "get_disagg": lambda: arguments,
+    groups = ("global_server_args", "server_args", "spec", "schedule", "memory", "model", "disagg")
+    stand_ins = {
+        **{f"get_{group}": lambda: arguments for group in groups},
         "get_exec": lambda: _Exec(arguments),
+        "get_attention_tp_size": lambda: arguments.tp_size or 1,
+        "get_parallel": lambda: _ranks(arguments),
         "get_device_core_count": lambda *_: 8,
-        "get_cuda_graph_max_batch_size": lambda *given: next(
-            size for size in given if isinstance(size, int)
+        "get_cuda_graph_max_batch_size": lambda *args: next(
+            size for size in args if isinstance(size, int)
         ),
         "cuda_graph_fully_disabled": lambda: False,
         "check_cuda_graph_backend": lambda *_: False,
         "mambaish_config": lambda _: None,
         "resolve_draft_decode_window": lambda _: (0, 0),
     }
-    kept: list[tuple[Any, str, Any]] = []
-    for name in (*modules, *_ASKED):
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        for attribute, value in lent.items():
-            if hasattr(module, attribute):
-                kept.append((module, attribute, getattr(module, attribute)))
-                setattr(module, attribute, value)
-    try:
-        with nullcontext() if torch.cuda.is_available() else OnCpu():
-            yield
-    finally:
-        for module, attribute, value in reversed(kept):
-            setattr(module, attribute, value)
+    asking = [*map(importlib.import_module, modules), *filter(None, map(_module, _ASKED))]
+    with replaced(asking, stand_ins), nullcontext() if torch.cuda.is_available() else OnCpu():
+        yield
 
 
 class _Exec:
@@ -202,15 +167,29 @@ class _Exec:
         return vars(self._arguments).get(name, self._arguments)
 
 
+def _ranks(arguments: NoneByDefault) -> NoneByDefault:
+    """Of a process that is alone, or one of those that the arguments say."""
+    size = arguments.tp_size or 1
+    sizes = {"attn_tp_size": size, "tp_size": size, "attn_cp_size": 1, "pp_size": 1}
+    return NoneByDefault(**sizes, attn_dcp_size=1, dcp_size=1, dcp_rank=0, attn_dcp_rank=0)
+
+
 def _attention_arch(name: str) -> Any:
     return getattr(importlib.import_module("sglang.srt.configs.model_config").AttentionArch, name)
 
 
+def _module(name: str) -> Any:
+    """A module; None if the release lacks it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
 def _translator(pool: NoneByDefault, page: int, device: str) -> Any:
     """What reads the request pool from 0.5.19 on: stock's own, without a unified pool."""
-    try:
-        module = importlib.import_module("sglang.srt.mem_cache.kv_index_translator")
-    except ModuleNotFoundError:
+    module = _module("sglang.srt.mem_cache.kv_index_translator")
+    if module is None:
         return None
     with furnished(NoneByDefault(), module.__name__):
         return module.KVIndexTranslator(

@@ -22,7 +22,7 @@ FEW = 3
 
 def same(
     patch: str,
-    made: Model,
+    model: Model,
     schedules: Sequence[Sequence[Step]],
     *,
     radix: bool = False,
@@ -35,7 +35,7 @@ def same(
 
     Args:
         patch: its id.
-        made: the model.
+        model: the model.
         schedules: each is played on a fresh runner.
         radix: see `Player`.
         sampling: see `Player`.
@@ -43,7 +43,7 @@ def same(
         counts: what the patch counts.
         served: the names under which it must have counted every batched step.
     """
-    play = _Play(made, radix, sampling)
+    play = _Play(model, radix, sampling)
     if counts is not None:
         counts.clear()
     compared = comparing.same(patch, play, schedules, ran=ran, stock=play.stock)
@@ -62,32 +62,32 @@ def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     drawn = inputs(cases.random_episodes)
     hits = [cases.HITTING, *inputs(cases.random_hits)]
     compared = 0
-    with models.model("qwen3", "float32") as made:
-        compared += same(patch, made, [*hits, *drawn], radix=True)
-        compared += same(patch, made, [cases.SCRIPTED, cases.EXTENDING], ran=not needs_pool)
+    with models.model("qwen3", "float32") as model:
+        compared += same(patch, model, [*hits, *drawn], radix=True)
+        compared += same(patch, model, [cases.SCRIPTED, cases.EXTENDING], ran=not needs_pool)
         if can_sample():
             sampled = some(inputs, [cases.HITTING, cases.EXTENDING])
-            compared += same(patch, made, sampled, radix=True, sampling=True)
+            compared += same(patch, model, sampled, radix=True, sampling=True)
     others = (
         ("qwen3", "bfloat16", False),
         ("qwen3", "bfloat16", True),
         *((name, "float32", False) for name in further_models()),
     )
     for name, dtype, quantized in some(inputs, others):
-        with models.model(name, dtype, quantized=quantized) as made:
+        with models.model(name, dtype, quantized=quantized) as model:
             ran = not needs_pool or name != "gpt_oss"  # stock makes no pool for windows
-            compared += same(patch, made, [hits[-1], *drawn[:2]], radix=True, ran=ran)
+            compared += same(patch, model, [hits[-1], *drawn[:2]], radix=True, ran=ran)
     return compared
 
 
 def after_failures(patch: str, dtype: str) -> int:
     """A patched run with failing steps, against stock without those steps."""
     without = [step for step in cases.FAILING if step[0] != "fail"]
-    with models.model("qwen3", dtype) as made:
-        expected = _Play(made).stock(without)
+    with models.model("qwen3", dtype) as model:
+        expected = _Play(model).stock(without)
         with live(patch):
-            found = asdict(Player(made).play(cases.FAILING))
-    require_same(f"{patch}, after a step that failed", expected, found)
+            actual = asdict(Player(model).play(cases.FAILING))
+    require_same(f"{patch}, after a step that failed", expected, actual)
     return 1
 
 
@@ -107,15 +107,15 @@ def can_sample() -> bool:
 def further_models() -> list[str]:
     """Models with the other kinds of layer that the release can batch."""
     caches: Any = import_module("sglang.srt.hardware_backend.mlx.kv_cache")
-    found = ["qwen3_next"] if hasattr(caches, "MlxModelCacheLayout") else []
-    return [*found, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else found
+    names = ["qwen3_next"] if hasattr(caches, "MlxModelCacheLayout") else []
+    return [*names, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else names
 
 
 @dataclass
 class _Play:
     """Plays schedules on fresh runners, and notes the number of batched steps of each."""
 
-    made: Model
+    model: Model
     radix: bool = False
     sampling: bool = False
     batched: list[int] = field(default_factory=list)
@@ -130,13 +130,13 @@ class _Play:
         A model of the same making always has the same weights, and what is kept are digests,
         tokens and counts, so every patch is compared with the same results.
         """
-        key = repr((self.made.made_as, self.radix, self.sampling, schedule))
+        key = repr((self.model.made_as, self.radix, self.sampling, schedule))
         if key not in _STOCK:
             _STOCK[key] = self._anew(schedule)
         return self._noted(_STOCK[key])
 
     def _anew(self, schedule: Sequence[Step]) -> Played:
-        return Player(self.made, radix=self.radix, sampling=self.sampling).play(schedule)
+        return Player(self.model, radix=self.radix, sampling=self.sampling).play(schedule)
 
     def _noted(self, played: Played) -> dict[str, Any]:
         self.batched.append(played.batched)

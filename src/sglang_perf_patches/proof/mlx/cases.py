@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from random import Random
 from typing import Any
@@ -139,12 +140,89 @@ HITTING = schedule(
 
 def random_schedule(chance: Random) -> tuple[Step, ...]:
     """Joins, leaves, extensions and decode steps, in random order within the batch."""
-    return _random_schedule(chance, radix=False)
+    return _drawn(chance, ("join", "leave", "decode", "decode", "chain", "extend"))
 
 
 def random_hits(chance: Random) -> tuple[Step, ...]:
     """Like `random_schedule`, with prompt prefixes that other requests left in the pool."""
-    return _random_schedule(chance, radix=True)
+    return _drawn(chance, ("join", "leave", "decode", "decode", "chain", "hit"))
+
+
+def random_episodes(chance: Random) -> tuple[Step, ...]:
+    """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
+
+    Also changes of the batch, and requests that decode alone.
+    """
+    kinds = ("join", "hit", "extend", "leave", "drop", "decode", "decode", "chain", "clear")
+    return _drawn(chance, kinds, in_chunks=True, steps=28, most=5, longest=60, chained=7)
+
+
+def _drawn(
+    chance: Random,
+    kinds: Sequence[str],
+    *,
+    in_chunks: bool = False,
+    steps: int = 24,
+    most: int = 6,
+    longest: int = 33,
+    chained: int = 5,
+) -> tuple[Step, ...]:
+    """So many steps of these kinds, each drawn where it is possible.
+
+    Args:
+        chance: draws.
+        kinds: to choose from; the more often a kind is named, the more often it comes.
+        in_chunks: prompts are extended only until their requests decode, by more, and so are hits;
+            the last request may leave.
+        steps: how many.
+        most: requests at a time.
+        longest: tokens of a prompt.
+        chained: steps of the longest chain.
+    """
+    names = (f"r{number}" for number in count())
+    held: dict[str, int] = {}
+    left: dict[str, int] = {}
+    growing: set[str] = set()
+    schedule: list[Step] = []
+    while len(schedule) < steps:
+        kind = chance.choice(kinds)
+        extensible = sorted(growing if in_chunks else held)
+        if kind == "join" and len(held) < most:
+            who = next(names)
+            held[who] = chance.choice((1, 2, 9, 9, 17, longest))
+            growing.add(who)
+            schedule.append(("join", who, held[who]))
+        elif kind == "hit" and len(held) < most and left:
+            who, donor = next(names), chance.choice(sorted(left))
+            prefix = chance.randint(1, left[donor])
+            further = chance.choice((0, 1, 5, 40) if in_chunks else (0, 1, 5))
+            held[who] = prefix + further
+            growing.add(who)
+            schedule.append(("hit", who, donor, prefix, further))
+        elif kind == "extend" and extensible:
+            who = chance.choice(extensible)
+            further = chance.choice((1, 4, 33) if in_chunks else (1, 4))
+            held[who] += further
+            schedule.append(("extend", who, further))
+        elif kind in {"leave", "drop"} and len(held) > (not in_chunks):
+            who = chance.choice(sorted(held))
+            length = held.pop(who)
+            growing.discard(who)
+            if kind == "leave":
+                left[who] = length
+            schedule.append((kind, who))
+        elif kind in {"decode", "chain"} and held:
+            batch = chance.sample(sorted(held), chance.randint(1, len(held)))
+            taken = chance.randint(2, chained) if kind == "chain" else 1
+            for who in batch:
+                held[who] += taken
+            growing.difference_update(batch)
+            schedule.append((kind, batch, taken) if kind == "chain" else (kind, batch))
+        elif kind == "clear" and chance.random() < 0.2:
+            for requests in (held, left, growing):
+                requests.clear()
+            schedule.append(("clear", ""))
+    return tuple(schedule)
 
 
 def random_changes(chance: Random) -> tuple[Step, ...]:
@@ -174,90 +252,4 @@ def random_changes(chance: Random) -> tuple[Step, ...]:
                 schedule.append(("decode", [chance.choice(batch)]))
             fewer = len(batch) - (change == "fewer")
             schedule.append(("decode", chance.sample(batch, fewer) if fewer > 2 else list(batch)))
-    return tuple(schedule)
-
-
-def _random_schedule(chance: Random, *, radix: bool) -> tuple[Step, ...]:
-    names = (f"r{number}" for number in count())
-    held: dict[str, int] = {}
-    left: dict[str, int] = {}
-    schedule: list[Step] = []
-    other = "hit" if radix else "extend"
-    kinds = ("join", "leave", "decode", "decode", "chain", other)
-    while len(schedule) < 24:
-        kind = chance.choice(kinds)
-        if kind == "join" and len(held) < 6:
-            who, length = next(names), chance.choice((1, 2, 9, 9, 17, 33))
-            held[who] = length
-            schedule.append(("join", who, length))
-        elif kind == "hit" and len(held) < 6 and left:
-            who, donor = next(names), chance.choice(sorted(left))
-            prefix, more = chance.randint(1, left[donor]), chance.choice((0, 1, 5))
-            held[who] = prefix + more
-            schedule.append(("hit", who, donor, prefix, more))
-        elif kind == "extend" and held:
-            who, more = chance.choice(sorted(held)), chance.choice((1, 4))
-            held[who] += more
-            schedule.append(("extend", who, more))
-        elif kind == "leave" and len(held) > 1:
-            who = chance.choice(sorted(held))
-            left[who] = held.pop(who)
-            schedule.append(("leave", who))
-        elif kind in {"decode", "chain"} and held:
-            batch = chance.sample(sorted(held), chance.randint(1, len(held)))
-            taken = chance.randint(2, 5) if kind == "chain" else 1
-            for who in batch:
-                held[who] += taken
-            schedule.append((kind, batch, taken) if kind == "chain" else (kind, batch))
-    return tuple(schedule)
-
-
-def random_episodes(chance: Random) -> tuple[Step, ...]:
-    """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
-
-    Also changes of the batch, and requests that decode alone.
-    """
-    names = (f"r{number}" for number in count())
-    held: dict[str, int] = {}
-    left: dict[str, int] = {}
-    growing: set[str] = set()
-    schedule: list[Step] = []
-    kinds = ("join", "hit", "chunk", "leave", "drop", "decode", "decode", "chain", "clear")
-    while len(schedule) < 28:
-        kind = chance.choice(kinds)
-        ready = sorted(held)
-        if kind == "join" and len(held) < 5:
-            who, length = next(names), chance.choice((1, 2, 9, 9, 17, 60))
-            held[who] = length
-            growing.add(who)
-            schedule.append(("join", who, length))
-        elif kind == "hit" and len(held) < 5 and left:
-            who, donor = next(names), chance.choice(sorted(left))
-            prefix, more = chance.randint(1, left[donor]), chance.choice((0, 1, 5, 40))
-            held[who] = prefix + more
-            growing.add(who)
-            schedule.append(("hit", who, donor, prefix, more))
-        elif kind == "chunk" and growing:
-            who, more = chance.choice(sorted(growing)), chance.choice((1, 4, 33))
-            held[who] += more
-            schedule.append(("extend", who, more))
-        elif kind in {"leave", "drop"} and ready:
-            who = chance.choice(ready)
-            length = held.pop(who)
-            growing.discard(who)
-            if kind == "leave":
-                left[who] = length
-            schedule.append((kind, who))
-        elif kind in {"decode", "chain"} and ready:
-            batch = chance.sample(ready, chance.randint(1, len(ready)))
-            taken = chance.randint(2, 7) if kind == "chain" else 1
-            for who in batch:
-                held[who] += taken
-                growing.discard(who)
-            schedule.append((kind, batch, taken) if kind == "chain" else (kind, batch))
-        elif kind == "clear" and chance.random() < 0.2:
-            held.clear()
-            left.clear()
-            growing.clear()
-            schedule.append(("clear", ""))
     return tuple(schedule)

@@ -104,11 +104,11 @@ def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> It
     model_class, arguments = import_module("mlx_lm.utils")._get_classes(config)
     module = model_class(arguments.from_dict(config))
     mx.random.seed(5)
-    made = [
+    weights = [
         (path, _random(path, value).astype(getattr(mx, dtype)))
         for path, value in tree_flatten(module.parameters())
     ]
-    module.update(tree_unflatten(made))
+    module.update(tree_unflatten(weights))
     if quantized:
         nn.quantize(module, group_size=32, bits=4)
     mx.eval(module.parameters())
@@ -118,17 +118,17 @@ def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> It
         yield Model(Path(folder), config, module, made_as)
 
 
-def runner(made: Model, **options: Any) -> Any:
+def runner(model: Model, **options: Any) -> Any:
     """A stock ``MlxModelRunner`` over a model."""
     stock: Any = import_module(RUNNER)
     load = stock.mlx_lm_load
 
     def loaded(_path: str, *, return_config: bool = False, **_: Any) -> tuple[Any, ...]:
-        return (made.model, None, dict(made.config)) if return_config else (made.model, None)
+        return (model.model, None, dict(model.config)) if return_config else (model.model, None)
 
     stock.mlx_lm_load = loaded
     try:
-        return stock.MlxModelRunner(str(made.folder), **options)
+        return stock.MlxModelRunner(str(model.folder), **options)
     finally:
         stock.mlx_lm_load = load
 

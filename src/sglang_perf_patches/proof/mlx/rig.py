@@ -51,18 +51,18 @@ class Player:
     """
 
     def __init__(
-        self, made: Model, *, radix: bool = False, sampling: bool = False, slots: int = 4096
+        self, model: Model, *, radix: bool = False, sampling: bool = False, slots: int = 4096
     ) -> None:
         """Make a runner.
 
         Args:
-            made: its model.
+            model: its model.
             radix: whether the radix cache is on.
             sampling: whether decoded tokens are sampled, each from its request's seed and its
                 position; otherwise decoding is greedy.
             slots: size of the radix cache's pool, in tokens.
         """
-        self._made = made
+        self._model = model
         self._pool: _RequestPool | None = None
         self._is_sampling = sampling
         options: dict[str, Any] = {}
@@ -70,7 +70,7 @@ class Player:
             options = {"disable_radix_cache": not radix, "pool_size": slots}
         if sampling:
             options["enable_sampling"] = True
-        self.runner = runner(made, **options)
+        self.runner = runner(model, **options)
         if radix:
             self._pool = _RequestPool(slots)
             start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
@@ -96,13 +96,13 @@ class Player:
         Unless it `ends`, its requests stay for the next one.
         """
         played = Played()
-        for kind, who, *more in schedule:
+        for kind, who, *rest in schedule:
             if kind == "join":
-                self.join(who, more[0])
+                self.join(who, rest[0])
             elif kind == "hit":
-                self.hit(who, *more)
+                self.hit(who, *rest)
             elif kind == "extend":
-                self.extend(who, more[0])
+                self.extend(who, rest[0])
             elif kind == "leave":
                 self._note(who, played)
                 self.leave(who)
@@ -113,10 +113,10 @@ class Player:
             elif kind == "clear":
                 self._clear(played)
             elif kind == "fail":
-                self._fail(list(who), more[0])
+                self._fail(list(who), rest[0])
             else:
-                self.decode(list(who), more[0] if more else 1, chained=kind == "chain")
-                played.batched += (len(who) > 1) * (more[0] if more else 1)
+                self.decode(list(who), rest[0] if rest else 1, chained=kind == "chain")
+                played.batched += (len(who) > 1) * (rest[0] if rest else 1)
             for logits in self.pending:
                 played.logits.append(digest(logits))
                 self.note(logits)
@@ -134,11 +134,11 @@ class Player:
 
     def leave(self, who: str) -> None:
         """Remove a request; the next one may reuse its caches."""
-        held = self._held.pop(who)
+        length = self._held.pop(who)
         if self._pool is not None:
-            self._donated[who] = (self.tokens(who)[:held], self._pool.slots(who, 0, held))
+            self._donated[who] = (self.tokens(who)[:length], self._pool.slots(who, 0, length))
             if hasattr(self.runner, "release_request_row"):
-                self.runner.release_request_row(who, held)
+                self.runner.release_request_row(who, length)
         self.runner.remove_request(who)
 
     def decode(self, batch: list[str], steps: int = 1, *, chained: bool = False) -> None:
@@ -179,12 +179,12 @@ class Player:
 
     def _words(self, seed: str, length: int) -> list[int]:
         chance = Random(seed)  # noqa: S311
-        return [chance.randrange(self._made.vocabulary) for _ in range(length)]
+        return [chance.randrange(self._model.vocabulary) for _ in range(length)]
 
-    def hit(self, who: str, donor: str, prefix: int, more: int) -> None:
+    def hit(self, who: str, donor: str, prefix: int, further: int) -> None:
         """Prefill a prompt that begins with `prefix` tokens of a request that has left."""
         tokens, slots = self._donated[donor]
-        new = self._words(f"{who}{more}", more)
+        new = self._words(f"{who}{further}", further)
         self._prefill(who, tokens[:prefix] + new, slots[:prefix])
 
     def _prefill(self, who: str, prompt: list[int], prefix_slots: list[int]) -> None:
@@ -207,16 +207,16 @@ class Player:
                 temperature=0.9, top_k=20, top_p=0.9, min_p=0.0, seed=self._words(who, 1)[0]
             )
 
-    def extend(self, who: str, more: int) -> None:
-        """Prefill `more` further tokens of a request's prompt."""
-        held = self._held[who]
-        new = self._words(f"{who}+{held}", more)
-        self._held[who] += more
+    def extend(self, who: str, tokens: int) -> None:
+        """Prefill `tokens` further tokens of a request's prompt."""
+        length = self._held[who]
+        new = self._words(f"{who}+{length}", tokens)
+        self._held[who] += tokens
         if has_pool():
             slots = []
             if self._pool is not None:
-                self._pool.allocate(who, held, more)
-                slots = self._pool.slots(who, held, held + more)
+                self._pool.allocate(who, length, tokens)
+                slots = self._pool.slots(who, length, length + tokens)
             self.runner.extend(who, new, slots)
         else:
             # Without a pool, stock counts generated tokens as not yet fed in.
@@ -226,7 +226,7 @@ class Player:
 
     def _fail(self, batch: list[str], layer: int) -> None:
         """Run a step in which one layer's output projection raises."""
-        attention = self._made.model.layers[layer].self_attn
+        attention = self._model.model.layers[layer].self_attn
         attention = getattr(attention, "_inner", attention)
         projection = attention.o_proj
 

@@ -66,8 +66,8 @@ def without_room(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
     stock = [admitted(**load)["admitted"] for load in loads]
     with live_throughout(patch):
         for load, expected in zip(loads, stock, strict=True):
-            found = admitted(**load)["admitted"]
-            require(found >= expected, f"{patch}, {load}: {found} admitted, stock {expected}")
+            actual = admitted(**load)["admitted"]
+            require(actual >= expected, f"{patch}, {load}: {actual} admitted, stock {expected}")
     return len(loads)
 
 

@@ -44,10 +44,10 @@ def admitted(
     reqs = worker.admit()
     order = [req.rid for req in reqs]
     require(order == [f"r{n}" for n in range(len(reqs))], f"not in order: {order}")
-    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
+    kept_tokens = [worker.allocated(req) - worker.evicted(req) for req in reqs]
     return {
         "admitted": len(reqs),
-        "held": sorted(set(held)),
+        "held": sorted(set(kept_tokens)),
         "refused": len(worker.rejected),
         "message": next(iter(worker.rejected.values()), ""),
     }
@@ -59,8 +59,6 @@ def history(window: int, page_size: int, prompts: tuple[int, ...] = PROMPTS) -> 
         window=window,
         page_size=page_size,
         swa_tokens=65536,
-        full_tokens=65536,
-        context=2048,
         running=4,
         in_transfer=3,
         reserved=16,
@@ -100,8 +98,6 @@ def pressed(
         window=window,
         page_size=page_size,
         swa_tokens=swa_tokens,
-        full_tokens=65536,
-        context=2048,
         running=8,
         in_transfer=8,
         reserved=0,
@@ -138,7 +134,6 @@ def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, A
         window=128,
         page_size=page_size,
         swa_tokens=1024,
-        full_tokens=65536,
         context=16384,
         running=2,
         in_transfer=1,

@@ -6,6 +6,7 @@ Stand-ins take the place of the scheduler around them and of the transfers. A `w
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from typing import Any
 from unittest import mock
 
 from .. import stock
-from ..stock import MORE
+from ..caches import cache_params, unified_cache
+from ..namespace import NoneByDefault
+from ..stock import EXTRA_ARGUMENTS, MEMORY, called
 from .shape import LAYOUTS, Shape
 
 DECODE = "sglang.srt.disaggregation.decode"
@@ -32,7 +35,7 @@ class Transfers:
 
 
 def publish(shape: Shape) -> Any:
-    """Publish the server that a worker is a rank of; what `stock.MORE` adds gives way to it."""
+    """Publish the server that a worker is a rank of; `EXTRA_ARGUMENTS` give way to its own."""
     own = {
         "page_size": shape.page_size,
         "disable_radix_cache": True,
@@ -46,7 +49,7 @@ def publish(shape: Shape) -> Any:
         own["speculative_algorithm"] = "EAGLE"
     if shape.backup != "default":
         own["disaggregation_decode_retraction_backup"] = shape.backup
-    arguments = stock.arguments(**{"chunked_prefill_size": 8192} | MORE | own)
+    arguments = stock.arguments(**{"chunked_prefill_size": 8192} | EXTRA_ARGUMENTS | own)
     stock.publish(arguments)
     if shape.draft:
         names = ("num_draft_tokens", "num_steps", "eagle_topk")
@@ -54,7 +57,13 @@ def publish(shape: Shape) -> Any:
             arguments,
             {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
         )
-    _state_ranks()
+    stock.state_ranks(
+        tp_rank=0,
+        pp_rank=0,
+        dp_rank=None,
+        attn_tp_rank=0,
+        attn_tp_group=SimpleNamespace(cpu_group=_gloo_group()),
+    )
     return arguments
 
 
@@ -69,7 +78,7 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
 
     names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
     dtype = names.get(kv_cache_dtype, torch.float32)
-    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool")
+    module = importlib.import_module(f"{MEMORY}.swa_memory_pool")
     kind = module.SWAKVPool
     plain = {"enable_kvcache_transpose": False}
     pool = kind(
@@ -85,7 +94,7 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
         **(plain if stock.takes(kind, "enable_kvcache_transpose") else {}),
     )
     if not hasattr(module, "SWATokenToKVPoolAllocator"):
-        module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
+        module = importlib.import_module(f"{MEMORY}.allocator.swa")
     allocator = module.SWATokenToKVPoolAllocator(
         size=shape.full_tokens,
         size_swa=shape.swa_tokens,
@@ -103,43 +112,30 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
 
     Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
     """
-    parameters = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams(
-        disable=True,
-        req_to_token_pool=rows,
-        token_to_kv_pool_allocator=allocator,
-        page_size=shape.page_size,
-        sliding_window_size=shape.window,
-    )
+    options = {"disable": True, "sliding_window_size": shape.window}
+    params = cache_params(rows, allocator, shape.page_size, **options)
     if not has_host_pool:
-        try:
-            chunked = importlib.import_module("sglang.srt.mem_cache.chunk_cache")
-        except ImportError:
-            pass  # now there is one cache for all
-        else:
-            return chunked.SWAChunkCache(parameters)
-    from sglang.srt.mem_cache.unified_cache.components import ComponentType
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
-    parameters.tree_components = (ComponentType.FULL, ComponentType.SWA)
-    return UnifiedRadixCache(parameters)
+        with contextlib.suppress(ImportError):  # now there is one cache for all
+            return importlib.import_module(f"{MEMORY}.chunk_cache").SWAChunkCache(params)
+    return unified_cache(params, "FULL", "SWA")
 
 
 def batch(worker: Any) -> Any:
     """The release's ``ScheduleBatch`` of running requests, empty."""
-    made = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
-    made.req_to_token_pool = worker.rows
-    made.token_to_kv_pool_allocator = worker.allocator
-    made.tree_cache = worker.tree_cache
-    made.model_config = SimpleNamespace(is_encoder_decoder=False)
-    made.spec_algorithm = stock.speculation().NONE
-    made.device = "cpu"
-    made.enable_overlap = False
-    made.filter_batch = worker.keep
-    return made
+    running = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
+    running.req_to_token_pool = worker.rows
+    running.token_to_kv_pool_allocator = worker.allocator
+    running.tree_cache = worker.tree_cache
+    running.model_config = SimpleNamespace(is_encoder_decoder=False)
+    running.spec_algorithm = stock.speculation().NONE
+    running.device = "cpu"
+    running.enable_overlap = False
+    running.filter_batch = worker.keep
+    return running
 
 
 def scheduler(worker: Any) -> Any:
-    """In the place of a ``Scheduler``: what the queue reads of it."""
+    """In the place of a ``Scheduler``: what the queue reads of it; all else is off."""
     from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
     algorithm = stock.speculation()
@@ -156,10 +152,9 @@ def scheduler(worker: Any) -> Any:
         kv_cache_dtype_str="auto",
     )
     ranks = SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0)
-    return SimpleNamespace(
+    return NoneByDefault(
         running_batch=worker.batch,
         waiting_queue=[],
-        last_batch=None,
         server_args=worker.server_args,
         sliding_window_size=worker.shape.window,
         spec_algorithm=algorithm.EAGLE if worker.shape.over_allocation else algorithm.NONE,
@@ -167,20 +162,12 @@ def scheduler(worker: Any) -> Any:
         metadata_indices=ReqToMetadataIdxAllocator(4 * worker.shape.in_transfer),
         stream_output=output,
         output_streamer=SimpleNamespace(stream_output=output),
-        metrics_reporter=SimpleNamespace(enable_metrics=False),
+        metrics_reporter=NoneByDefault(),
         ps=ranks,
         pp_size=1,
         dp_rank=0,
         gpu_id=0,
         random_seed=0,
-        enable_hisparse=False,
-        enable_metrics=False,
-        enable_overlap=False,
-        enable_priority_scheduling=False,
-        enable_decode_hicache=False,
-        enable_lora=False,
-        decode_offload_manager=None,
-        kv_checksum_computer=None,
         retire_unadmitted_request=lambda req: None,
     )
 
@@ -190,7 +177,7 @@ def queue(worker: Any) -> Any:
     from sglang.srt.disaggregation.utils import TransferBackend
 
     kind = worker.decode.DecodePreallocQueue
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "req_to_token_pool": worker.rows,
         "token_to_kv_pool_allocator": worker.allocator,
         "draft_token_to_kv_pool": None,
@@ -218,12 +205,12 @@ def queue(worker: Any) -> Any:
     kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
     manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
     with mock.patch.object(kind, "_init_kv_manager", return_value=manager):
-        made = stock.called(kind, **given)
-    if worker.shape.layout == "stages" and hasattr(made, "pp_size"):
-        made.pp_size = 2
+        prealloc = called(kind, **options)
+    if worker.shape.layout == "stages" and hasattr(prealloc, "pp_size"):
+        prealloc.pp_size = 2
     if worker.shape.layout == "replicas":
-        made.draft_token_to_kv_pool = object()
-    return made
+        prealloc.draft_token_to_kv_pool = object()
+    return prealloc
 
 
 def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
@@ -239,20 +226,6 @@ def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
         return
     for name, value in resolved.items():
         setattr(arguments, name, value)
-
-
-def _state_ranks() -> None:
-    """Say, to releases that keep a register of it, that this process is the only one."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:
-        return
-    register = get_parallel()
-    if hasattr(register, "override_permanently"):
-        group = SimpleNamespace(cpu_group=_gloo_group())
-        register.override_permanently(
-            tp_rank=0, pp_rank=0, dp_rank=None, attn_tp_rank=0, attn_tp_group=group
-        )
 
 
 def _gloo_group() -> Any:

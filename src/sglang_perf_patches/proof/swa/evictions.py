@@ -42,9 +42,9 @@ def episode(random: Random, policies: tuple[str, ...] = (*POLICIES, *UNSERVED)) 
         match random.choice(("request",) * 5 + ("match", "match", "end", "end", "evict", "rare")):
             case "request":
                 begun = random.choice(known)
-                more = random.randint(1, max(2, longest))
+                tokens_behind = random.randint(1, max(2, longest))
                 ids = begun[: random.randint(0, len(begun))]
-                ids += tuple(random.randint(0, 3) for _ in range(more))
+                ids += tuple(random.randint(0, 3) for _ in range(tokens_behind))
                 known.append(ids)
                 ask = Ask(
                     ids,
@@ -68,10 +68,10 @@ def episode(random: Random, policies: tuple[str, ...] = (*POLICIES, *UNSERVED)) 
     return Episode(shape, acts)
 
 
-def play(given: Episode) -> list[Any]:
+def play(wanted: Episode) -> list[Any]:
     """What came of each act, and what there was after it."""
-    tree = PrefixTree(given.shape)
-    return [(getattr(tree, name)(*words), tree.told()) for name, words in given.acts]
+    tree = PrefixTree(wanted.shape)
+    return [(getattr(tree, name)(*words), tree.told()) for name, words in wanted.acts]
 
 
 def crowded(leaves: int, policy: str = "lru", tokens: int = 4) -> PrefixTree:

@@ -9,7 +9,7 @@ whose copies need a GPU's streams.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,11 +135,11 @@ class _Controller:
         self._group = self.mem_pool_host = group
         self.l2_transfer_engine = self
 
-    def _resolve_pool_transfers_allocation(self, transfers: Any, **named: Any) -> Any:
+    def _resolve_pool_transfers_allocation(self, transfers: Any, **options: Any) -> Any:
         """0.5.18: slots for what goes along, by stock's own method."""
         module = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
         stock = importlib.import_module(module).HybridCacheController
-        return stock._resolve_pool_transfers_allocation(self, transfers, **named)
+        return stock._resolve_pool_transfers_allocation(self, transfers, **options)
 
     def allocate_host_transfers(self, device_indices: Any, extra: Any, *, reclaim: Any) -> Any:
         """Slots in every pool, or in none; from 0.5.21 on this is the controller's."""
@@ -164,32 +164,35 @@ class _Controller:
 
     def _l2_transfers(self, host: Any, device: Any, pools: Sequence[Any] | None) -> list[Any]:
         anchor = self._group.anchor_entry
-        more = [
+        along = [
             (self._group.entry_map[each.name], each.host_indices, each.device_indices)
             for each in pools or ()
         ]
-        return [(anchor, host, device), *more]
+        return [(anchor, host, device), *along]
 
     _l2_load_transfers = _l2_transfers
 
     def submit_device_to_host(self, transfers: Sequence[Any]) -> Any:
         """Copy from the device's pools."""
-        for entry, host, device in transfers:
-            pairs = zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True)
-            for kept, buffer in pairs:
-                kept[host] = buffer[device]
+        for kept, host, buffer, device in _pairs(transfers):
+            kept[host] = buffer[device]
         return _DONE
 
     def submit_host_to_device(self, transfers: Sequence[Any], **_: Any) -> Any:
         """Copy back."""
-        for entry, host, device in transfers:
-            pairs = zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True)
-            for kept, buffer in pairs:
-                buffer[device] = kept[host]
+        for kept, host, buffer, device in _pairs(transfers):
+            buffer[device] = kept[host]
         return _DONE
 
 
 _DONE = SimpleNamespace(finish_event=SimpleNamespace(synchronize=lambda: None))
+
+
+def _pairs(transfers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Each buffer of the host with its slots, and the device's with those."""
+    for entry, host, device in transfers:
+        for kept, buffer in zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True):
+            yield kept, host, buffer, device
 
 
 def _buffers(part: Any) -> list[Any]:

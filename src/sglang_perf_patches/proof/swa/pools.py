@@ -6,13 +6,16 @@ the place of the model's configuration and of the process's arguments and ranks.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from .. import stock
-from ..stock import MORE
+from ..namespace import NoneByDefault
+from ..stock import EXTRA_ARGUMENTS, replaced
 
 MODULE = "sglang.srt.model_executor.pool_configurator"
 GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
@@ -20,39 +23,30 @@ GROUPS = ("schedule", "memory", "disagg", "spec", "parallel")
 SETTINGS = {
     "max_running_requests": 64,
     "swa_full_tokens_ratio": 0.8,
-    "_swa_full_tokens_ratio_explicitly_set": False,
     "chunked_prefill_size": 8192,
-    "disable_radix_cache": False,
-    "disable_overlap_schedule": False,
     "disaggregation_mode": "null",
     "disaggregation_decode_extra_slots": 0,
-    "speculative_algorithm": None,
-    "speculative_num_draft_tokens": None,
-    "speculative_num_steps": None,
-    "speculative_eagle_topk": None,
-    "enable_unified_memory": False,
-    "enable_hierarchical_cache": False,
-    "swa_prefix_tails": None,
     "pp_size": 1,
     "dp_size": 1,
     "attn_tp_size": 1,
     "page_size": 1,
     "kv_cache_dtype": "auto",
 }
+"""Arguments of a server; each other one is None, or off."""
 
 
-def publish(**asked: Any) -> Any:
+def publish(**settings: Any) -> Any:
     """Say that this process is an ordinary server; a decode worker may have said otherwise.
 
     Returns:
         the release's ``ServerArgs``.
 
     Args:
-        asked: arguments of the server, beside those that `stock.MORE` adds.
+        settings: arguments of the server, beside those that `stock.EXTRA_ARGUMENTS` adds.
     """
-    made = stock.arguments(**{"device": "cpu"} | MORE | asked)
-    stock.publish(made)
-    return made
+    server_args = stock.arguments(**{"device": "cpu"} | EXTRA_ARGUMENTS | settings)
+    stock.publish(server_args)
+    return server_args
 
 
 def pools(
@@ -69,18 +63,12 @@ def pools(
         changed: arguments other than `SETTINGS`.
     """
     module = importlib.import_module(MODULE)
-    arguments = SimpleNamespace(**{**SETTINGS, "page_size": page_size, **changed})
-    kept = {name: vars(module)[name] for name in asked_by(module)}
-    try:
-        for name in kept:
-            setattr(module, name, stand_in(name, arguments))
-        made = runner(arguments, window, page_size, full, windowed)
-        with arguments_of_process(arguments):
-            configurator = module.create_memory_pool_configurator(made)
-            return configurator.calculate_pool_sizes(available, page_size), configurator
-    finally:
-        for name, value in kept.items():
-            setattr(module, name, value)
+    arguments = NoneByDefault(**{**SETTINGS, "page_size": page_size, **changed})
+    with arguments_of_process(arguments):
+        configurator = module.create_memory_pool_configurator(
+            runner(arguments, window, page_size, full, windowed)
+        )
+        return configurator.calculate_pool_sizes(available, page_size), configurator
 
 
 def sizes(config: Any) -> tuple[int, int]:
@@ -97,38 +85,15 @@ def cells(configurator: Any) -> tuple[float, float]:
     )
 
 
-def asked_by(module: Any) -> list[str]:
-    """Names of the module that ask for the process's own arguments or ranks."""
-    names = [f"get_{group}" for group in GROUPS]
-    return [name for name in [*names, "get_attention_tp_size"] if name in vars(module)]
-
-
-def stand_in(name: str, arguments: Any) -> Any:
-    """In the place of a function that `asked_by` names."""
-    return (lambda: 1) if name == "get_attention_tp_size" else (lambda: arguments)
-
-
-class arguments_of_process:  # noqa: N801 - reads as what it does
-    """The groups of arguments of the process, where the release has them."""
-
-    def __init__(self, arguments: Any) -> None:
-        self._arguments = arguments
-        self._kept: dict[str, Any] = {}
-
-    def __enter__(self) -> None:
-        try:
-            from sglang.srt import runtime_context as module
-        except ImportError:
-            return
-        self._module = module
-        for name in (f"get_{group}" for group in GROUPS):
-            if hasattr(module, name):
-                self._kept[name] = getattr(module, name)
-                setattr(module, name, lambda: self._arguments)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._kept.items():
-            setattr(self._module, name, value)
+@contextlib.contextmanager
+def arguments_of_process(arguments: Any) -> Iterator[None]:
+    """Have them asked for as the process's own, which has one rank."""
+    modules = [importlib.import_module(MODULE)]
+    with contextlib.suppress(ImportError):  # older releases have no groups of arguments
+        modules.append(importlib.import_module("sglang.srt.runtime_context"))
+    stand_ins: dict[str, Any] = {f"get_{group}": lambda: arguments for group in GROUPS}
+    with replaced(modules, stand_ins | {"get_attention_tp_size": lambda: 1}):
+        yield
 
 
 def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int) -> Any:
@@ -149,22 +114,17 @@ def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int
         get_num_kv_heads=lambda _: 8,
         get_swa_num_kv_heads=lambda _: 8,
     )
-    algorithm = SimpleNamespace(
-        is_none=lambda: True,
-        is_eagle=lambda: False,
-        is_standalone=lambda: False,
-        is_dflash=lambda: False,
-        is_dflash_family=lambda: False,
-    )
-    given = arguments
+    others = ("is_eagle", "is_standalone", "is_dflash", "is_dflash_family")
+    algorithm = SimpleNamespace(is_none=lambda: True, **dict.fromkeys(others, lambda: False))
+    server_args = arguments
     module = importlib.import_module(MODULE)
     init: Any = inspect.unwrap(module.HybridSWAPoolConfigurator.__init__)
     if "get_schedule" in vars(module) and "server_args" not in init.__code__.co_names:
         # Only the user's settings; the groups hold the values derived from them. 0.5.18 has the
         # groups, but still takes the ratio from here.
-        given = SimpleNamespace(**dict.fromkeys(SETTINGS) | {"pp_size": arguments.pp_size})
+        server_args = NoneByDefault(pp_size=arguments.pp_size)
     return SimpleNamespace(
-        server_args=given,
+        server_args=server_args,
         model_config=model,
         layer_info=model,
         kv_cache_dtype=torch.bfloat16,

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from ..caches import cache_params, component_module, kv_allocator, unified_cache
 from ..comparing import require
 from ..mamba.hybrid_parts import Shape as StatesShape
 from ..mamba.hybrid_parts import bare_state_pool
-from ..namespace import NoneByDefault
 from ..stock import MEMORY, called
 from .decode_parts import pools as window_pools
 from .pools import publish
@@ -26,7 +26,10 @@ from .shape import Shape as WindowShape
 STATES_CHUNK = 64
 """Tokens between two states that can be cached."""
 
-KINDS = ("full", "window", "states")
+_BESIDE = {"full": (), "window": ("SWA",), "states": ("MAMBA",)}
+"""Kind of a cache → stock's names of what it owns beside the KV of full attention."""
+
+KINDS = tuple(_BESIDE)
 POLICIES = ("lru", "lfu", "fifo", "filo", "priority", "slru")
 """Stock's orders that the patch serves; ``mru`` is left to stock."""
 
@@ -96,23 +99,18 @@ class PrefixTree:
         )
         self._bases = importlib.import_module(f"{MEMORY}.base_prefix_cache")
         self._keys = importlib.import_module(f"{MEMORY}.radix_cache")
-        kinds = importlib.import_module(f"{MEMORY}.unified_cache.components").ComponentType
-        more = {"window": (kinds.SWA,), "states": (kinds.MAMBA,)}.get(shape.kind, ())
-        given = called(
-            importlib.import_module(f"{MEMORY}.cache_init_params").CacheInitParams,
+        params = cache_params(
+            rows,
+            self.kv,
+            shape.page,
             disable=False,
-            req_to_token_pool=rows,
-            token_to_kv_pool_allocator=self.kv,
-            page_size=shape.page,
             is_eagle=shape.bigrams,
             eviction_policy=shape.policy,
             sliding_window_size=shape.window if shape.kind == "window" else None,
             enable_mamba_extra_buffer=shape.page > 1,
             tree_core_backend="python",
         )
-        given.tree_components = (kinds.FULL, *more)
-        unified = importlib.import_module(f"{MEMORY}.unified_radix_cache")
-        self.cache = unified.UnifiedRadixCache(given)
+        self.cache = unified_cache(params, "FULL", *_BESIDE[shape.kind])
         self._watch()
 
     @property
@@ -127,10 +125,10 @@ class PrefixTree:
         length -= length % self.shape.page
         if not length:
             return ("too short",)
-        found = self._match(key)
-        matched = self._slots_of(found)
+        match = self._match(key)
+        matched = self._slots_of(match)
         there = len(matched)
-        lock = self._lock(found.last_device_node)
+        lock = self._lock(match.last_device_node)
         fresh = self._slots(length - there)
         state = self._state() if self.shape.kind == "states" else None
         if fresh is None or (self.shape.kind == "states" and state is None):
@@ -162,15 +160,15 @@ class PrefixTree:
 
     def evict(self, tokens: int, windowed: int = 0, states: int = 0) -> tuple[Any, ...]:
         """Evict so much of each."""
-        given = {"full": (0, 0), "window": (windowed, 0), "states": (0, states)}
-        swa, mamba = given[self.shape.kind]
-        done = self.cache.evict(
-            self._bases.EvictParams(num_tokens=tokens, swa_num_tokens=swa, mamba_num=mamba)
+        kind = self.shape.kind
+        params = self._bases.EvictParams(
+            num_tokens=tokens,
+            swa_num_tokens=windowed if kind == "window" else 0,
+            mamba_num=states if kind == "states" else 0,
         )
-        return (
-            *("evicted", done.num_tokens_evicted),
-            *(done.swa_num_tokens_evicted, done.mamba_num_evicted),
-        )
+        done = self.cache.evict(params)
+        counts = done.num_tokens_evicted, done.swa_num_tokens_evicted, done.mamba_num_evicted
+        return ("evicted", *counts)
 
     def flush(self) -> tuple[Any, ...]:
         """Empty the cache, as an idle server does that is told to."""
@@ -211,9 +209,9 @@ class PrefixTree:
     def _match(self, key: Any) -> Any:
         return self.cache.match_prefix(self._bases.MatchPrefixParams(key=key))
 
-    def _slots_of(self, found: Any) -> Any:
-        """The KV slots of what was found; from 0.5.22 on stock gives their number alone."""
-        node, slots = self.core.node_by_id(found.last_device_node), []
+    def _slots_of(self, match: Any) -> Any:
+        """The KV slots of what was matched; from 0.5.22 on stock gives their number alone."""
+        node, slots = self.core.node_by_id(match.last_device_node), []
         while node is not self.core.root_node:
             slots.append(node.component_data[0].value.to(torch.int64))
             node = node.parent
@@ -238,8 +236,7 @@ class PrefixTree:
             priority=ask.priority,
         )
         if behind and hasattr(params, "set_evicted_seqlen"):
-            kinds = importlib.import_module(f"{MEMORY}.unified_cache.components").ComponentType
-            params.set_evicted_seqlen(kinds.SWA, behind)
+            params.set_evicted_seqlen(component_module().ComponentType.SWA, behind)
         return params
 
     def _slots(self, tokens: int) -> Any:
@@ -304,13 +301,12 @@ def prepare() -> None:
 
 def _pools(shape: Shape) -> tuple[Any, Any]:
     """The pool of rows, and the allocator of KV."""
-    memory = importlib.import_module(f"{MEMORY}.memory_pool")
     if shape.kind == "states":
         tracked = shape.page > 1
         rows = bare_state_pool(StatesShape("unified", tracked=tracked, slots=shape.states))
     else:
         rows = called(
-            memory.ReqToTokenPool,
+            importlib.import_module(f"{MEMORY}.memory_pool").ReqToTokenPool,
             size=8,
             max_context_len=4096,
             device="cpu",
@@ -325,15 +321,4 @@ def _pools(shape: Shape) -> tuple[Any, Any]:
             context=4096,
         )
         return rows, window_pools(window, "auto")[1]
-    kinds = importlib.import_module(f"{MEMORY}.allocator")
-    paged = shape.page > 1
-    kind = kinds.PagedTokenToKVPoolAllocator if paged else kinds.TokenToKVPoolAllocator
-    return rows, called(
-        kind,
-        size=shape.tokens,
-        page_size=shape.page,
-        dtype=torch.float16,
-        device="cpu",
-        kvcache=NoneByDefault(),
-        need_sort=False,
-    )
+    return rows, kv_allocator(shape.page, shape.tokens)

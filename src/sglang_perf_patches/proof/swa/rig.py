@@ -199,8 +199,8 @@ class DecodeWorker:
 
     def retract(self) -> list[Any]:
         """Retract as stock's scheduler does when the next step does not fit."""
-        known = stock.takes(self.batch.retract_decode, "server_args")
-        arguments = (self.server_args,) if known else ()
+        takes_arguments = stock.takes(self.batch.retract_decode, "server_args")
+        arguments = (self.server_args,) if takes_arguments else ()
         retracted, _, aborted = self.batch.retract_decode(*arguments)
         self.counts.retractions += len(retracted)
         self.counts.aborted += len(aborted)
@@ -249,27 +249,22 @@ class DecodeWorker:
 
     def committed(self, req: Any) -> int:
         """Tokens of a request that have KV."""
-        holder = req if hasattr(req, "kv_committed_len") else req.kv
-        return int(holder.kv_committed_len)
+        return int(_record(req, "kv_committed_len").kv_committed_len)
 
     def allocated(self, req: Any) -> int:
         """Tokens of a request that have slots."""
-        holder = req if hasattr(req, "kv_allocated_len") else req.kv
-        return int(holder.kv_allocated_len)
+        return int(_record(req, "kv_allocated_len").kv_allocated_len)
 
     def evicted(self, req: Any) -> int:
         """Leading tokens of a request that have no sliding-window KV."""
-        if hasattr(req, "swa_evicted_seqlen"):
-            return int(req.swa_evicted_seqlen)
-        if hasattr(req.kv, "get_evicted_seqlen"):
-            component = self._batches.ComponentType.SWA
-            return int(req.kv.get_evicted_seqlen(component))
-        return int(req.kv.swa_evicted_seqlen)
+        record = _record(req, "swa_evicted_seqlen")
+        if hasattr(record, "get_evicted_seqlen"):
+            return int(record.get_evicted_seqlen(self._batches.ComponentType.SWA))
+        return int(record.swa_evicted_seqlen)
 
     def slots(self, req: Any, first: int, end: int) -> Any:
         """Full-pool slots of a range of a request's tokens, int32."""
-        row = req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx
-        return self.rows.req_to_token[row, first:end]
+        return self.rows.req_to_token[self._row(req), first:end]
 
     # -- slots -----------------------------------------------------------------------------------
 
@@ -283,7 +278,7 @@ class DecodeWorker:
         batch.req_pool_indices = torch.tensor([self._row(req) for req in batch.reqs])
 
     def _row(self, req: Any) -> int:
-        return int(req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx)
+        return int(_record(req, "req_pool_idx").req_pool_idx)
 
     def _alloc_for_decode(self, batch: Any, tokens: int) -> Any:
         module = self._common
@@ -297,7 +292,7 @@ class DecodeWorker:
         slots = module.alloc_for_decode(batch, tokens)
         for req, length in zip(batch.reqs, before, strict=True):
             if self.allocated(req) == length:
-                self._set(req, "kv_allocated_len", length + tokens)
+                _record(req, "kv_allocated_len").kv_allocated_len = length + tokens
         return slots
 
     def _into_allocated(self, batch: Any, fresh: Sequence[Any]) -> Any:
@@ -326,18 +321,18 @@ class DecodeWorker:
         """
         import torch
 
-        held = self.allocated(req)
-        now, then = torch.tensor([held]), torch.tensor([held + tokens])
+        length = self.allocated(req)
+        now, then = torch.tensor([length]), torch.tensor([length + tokens])
+        last = self.slots(req, length - 1, length).long()
         if self.shape.page_size == 1:
             slots = self.allocator.alloc(tokens)
         elif tokens == 1:
-            slots = self.allocator.alloc_decode(then, then, self.slots(req, held - 1, held).long())
+            slots = self.allocator.alloc_decode(then, then, last)
         else:
-            last = self.slots(req, held - 1, held).long()
             slots = self.allocator.alloc_extend(now, now, then, then, last, tokens)
         assert slots is not None, "the pool is full"
-        self.rows.write((self._row(req), slice(held, held + tokens)), slots.to(torch.int32))
-        self._set(req, "kv_allocated_len", held + tokens)
+        self.rows.write((self._row(req), slice(length, length + tokens)), slots.to(torch.int32))
+        _record(req, "kv_allocated_len").kv_allocated_len = length + tokens
 
     def _after_decode(self, req: Any, at: int) -> None:
         tokens = self.shape.draft[0] if self.shape.draft else 1
@@ -345,12 +340,9 @@ class DecodeWorker:
         if missing > 0:
             self._extend(req, missing)
         req.decode_batch_idx += 1
-        self._set(req, "kv_committed_len", at + tokens)
+        _record(req, "kv_committed_len").kv_committed_len = at + tokens
         self.written(req, at, at + tokens)
         req.output_ids.extend([3] * tokens)
-
-    def _set(self, req: Any, name: str, value: int) -> None:
-        setattr(req if hasattr(req, name) else req.kv, name, value)
 
     def _forget_backup(self, req: Any) -> None:
         """As stock's scheduler does when a retracted request is aborted, from 0.5.18 on."""
@@ -360,6 +352,11 @@ class DecodeWorker:
 
                 backend = get_disagg().disaggregation_decode_retraction_backup
                 getattr(self._common, name)(req, self.tree_cache, backend)
+
+
+def _record(req: Any, name: str) -> Any:
+    """What has an attribute of a request: the request, or its record of KV."""
+    return req if hasattr(req, name) else req.kv
 
 
 def _is_done(req: Any) -> bool:

@@ -47,8 +47,8 @@ class Shape:
     window: int | None
     page_size: int
     swa_tokens: int
-    full_tokens: int
-    context: int
+    full_tokens: int = 65536
+    context: int = 2048
     running: int = 64
     in_transfer: int = 64
     reserved: int = 512

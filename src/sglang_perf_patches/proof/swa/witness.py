@@ -67,8 +67,9 @@ class Witness:
                 free == size // page * page, f"the {name} pool has {free} of {size} after a drain"
             )
         if getattr(worker.tree_cache, "host_pool_group", None) is not None:
-            for unused, there in host_pool.free(worker.tree_cache):
-                require(unused == there, f"{there - unused} slots of a host pool are taken")
+            for unused, size_of_pool in host_pool.free(worker.tree_cache):
+                taken = size_of_pool - unused
+                require(not taken, f"{taken} slots of a host pool are taken")
         mapping = allocator.full_to_swa_index_mapping
         require(int(mapping[-1]) == -1, "the mapping's last entry is not -1")
         require(not mapping[:-1].any(), "slots are still mapped after a drain")
@@ -164,8 +165,8 @@ def _fill(pool: Any, slots: Any, values: Any) -> None:
 
 def _read(pool: Any, slots: Any) -> Any:
     """All that the pool holds for some slots, shape ``(slots, values)``."""
-    held = torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
-    return held.view(torch.float32) if held.itemsize == 1 else held
+    parts = torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
+    return parts.view(torch.float32) if parts.itemsize == 1 else parts
 
 
 def _free_pages(allocator: Any) -> Any:

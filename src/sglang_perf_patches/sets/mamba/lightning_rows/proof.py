@@ -19,8 +19,8 @@ FEW = (PREFIX, FORWARDS["none"], FORWARDS["no mask"])
 
 def seg_la(inputs: Inputs) -> int:
     """Forwards of the ``seg_la`` kernel; without tracking, the patch changes nothing."""
-    more = some(inputs, (FORWARDS["half"], FORWARDS["chunks"]))
-    scenarios = prefills(MODULE, *FEW, *more)
+    further = some(inputs, (FORWARDS["half"], FORWARDS["chunks"]))
+    scenarios = prefills(MODULE, *FEW, *further)
     return _forwards("seg_la", scenarios, own=0) if len(scenarios) > 1 else 0
 
 
@@ -34,10 +34,10 @@ def knowledge(_: Inputs) -> int:
     if not source_has(MODULE, "mamba_track"):
         return 0
     with live(PATCH, ran=False):
-        found = [gdn().tracks(requests) for requests in SCHEDULED]
-    known = all(mask == host and any(mask) for mask, host in found)
-    require(known, f"{PATCH}: of the scheduler's batches the host knows {found}")
-    return len(found)
+        tracks = [gdn().tracks(requests) for requests in SCHEDULED]
+    known = all(mask == host and any(mask) for mask, host in tracks)
+    require(known, f"{PATCH}: of the scheduler's batches the host knows {tracks}")
+    return len(tracks)
 
 
 def _forwards(kernel: str, scenarios: Sequence[tuple[Batch, ...]], own: int) -> int:

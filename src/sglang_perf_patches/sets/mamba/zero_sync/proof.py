@@ -36,8 +36,8 @@ def metadata(inputs: Inputs) -> int:
 
 def kda(inputs: Inputs) -> int:
     """The same of the release's KDA backend, where that makes metadata of its own."""
-    found = attention_module("linear.kda_backend")
-    if found is None or "init_forward_metadata" not in vars(found.KDAAttnBackend):
+    module = attention_module("linear.kda_backend")
+    if module is None or "init_forward_metadata" not in vars(module.KDAAttnBackend):
         return 0
     fields = Play(Kda()).fields
     count = alike((PATCH,), fields, _drawn(inputs))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Any
 
 from ....proof import Inputs
-from ....proof.comparing import live, require_same
+from ....proof.comparing import same
 from ....proof.mla import flash
 from ....proof.mla.cases import some_lengths
 from ....proof.mla.rig import furnished
@@ -35,40 +36,34 @@ def drawn(random: Random) -> Case:
 
 
 def eager_and_replayed(inputs: Inputs) -> int:
-    """Compare what eager and replayed draft-extends read.
-
-    From 0.5.16 on the table's width too. Before, the graph's is wider.
-    """
+    """Compare what eager and replayed draft-extends read."""
     import_module("sglang.srt.speculative.eagle_worker_v2")  # what the patch waits for
-    batches = [*EDGES, *inputs(drawn)]
-    eager = [read(batch, graph=False) for batch in batches]
-    with live(PATCH, ran=None):
-        replayed = [read(batch, graph=True) for batch in batches]
-    for batch, expected, found in zip(batches, eager, replayed, strict=True):
-        if flash.HOST_LENGTHS:
-            del expected["width"], found["width"]
-        require_same(f"{PATCH}, {batch!r}", expected, found)
-    return len(batches)
+    eager, replayed = (partial(read, graph=graph) for graph in (False, True))
+    return same(PATCH, replayed, [*EDGES, *inputs(drawn)], ran=None, stock=eager)
 
 
 def read(case: Case, *, graph: bool) -> dict[str, Any]:
-    """What the kernel of a draft-extend reads, of the rows that are requests."""
+    """What the kernel of a draft-extend reads, of the rows that are requests.
+
+    Without the table's width, where the graph's is wider.
+    """
     page, count = case["page"], len(case["lengths"])
     with furnished(flash.arguments(page), flash.module.__name__):
         runner = flash.runner_of(page, mla=case["mla"])
         backend = flash.make(runner)
         if graph:
             backend.init_cuda_graph_state(CAPTURED, CAPTURED * flash.DRAFT)
-            made = flash.batch(runner, flash.EXTEND, case["lengths"], case["padding"])
-            metadata = flash.replayed(backend, runner, made)
+            padded = flash.batch(runner, flash.EXTEND, case["lengths"], case["padding"])
+            metadata = flash.replayed(backend, runner, padded)
         else:
             backend.init_forward_metadata(flash.batch(runner, flash.EXTEND, case["lengths"]))
             metadata = backend.forward_metadata
-        found = flash.read(metadata, page, count)
-        found["lengths"] = found["lengths"][:count]
-        found["starts"] = found["starts"][: count + 1]
-        found["queries"] = found["queries"][: count + 1]
-        return found
+        fields = flash.read(metadata, page, count)
+        for name, length in (("lengths", count), ("starts", count + 1), ("queries", count + 1)):
+            fields[name] = fields[name][:length]
+        if flash.HOST_LENGTHS:
+            del fields["width"]
+        return fields
 
 
 CHECKS = {"eager and replayed": eager_and_replayed}

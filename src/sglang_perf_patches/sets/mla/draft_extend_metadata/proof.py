@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,16 +44,16 @@ def replays(case: Case) -> list[Any]:
         runner = flash.runner_of(case["page"])
         backend = flash.make(runner)
         graphs = make(runner, backend)
-        found: list[Any] = []
+        read_by_kernel: list[Any] = []
         for lengths in case["rounds"]:
             read: list[Any] = []
             graphs.backend.read = read.append
-            replay(graphs, runner, lengths)
+            replaying(graphs, runner, lengths)()
             metadata = backend.draft_extend_metadata[read[0]]
-            found.append(flash.read(metadata, case["page"], len(lengths)))
+            read_by_kernel.append(flash.read(metadata, case["page"], len(lengths)))
             held = backend.forward_metadata is backend.draft_extend_metadata[graphs.bs]
-            found.append((held, backend.forward_metadata.max_seq_len_k))
-        return found
+            read_by_kernel.append((held, backend.forward_metadata.max_seq_len_k))
+        return read_by_kernel
 
 
 def make(runner: NoneByDefault, backend: Any, captured: int = CAPTURED) -> Any:
@@ -103,17 +102,14 @@ def in_graph(graphs: Any, bs: int) -> Any:
     spec_info = NoneByDefault(
         num_tokens_per_req=flash.DRAFT, extend_seq_lens_cpu=[flash.DRAFT] * bs
     )
-    return SimpleNamespace(
+    return NoneByDefault(
         batch_size=bs,
         forward_mode=flash.EXTEND,
         req_pool_indices=buffers.req_pool_indices,
         seq_lens=buffers.seq_lens[:bs],
-        seq_lens_cpu=None,
-        encoder_lens=None,
         extend_seq_lens=buffers.extend_seq_lens[:bs],
         positions=buffers.positions[:tokens],
         out_cache_loc=buffers.out_cache_loc[:tokens],
-        kv_loc_plan=None,
         spec_info=spec_info,
     )
 
@@ -132,11 +128,6 @@ class _Replayed:
         self.read(size)
         rows = torch.zeros(size * flash.DRAFT, 2)
         return NoneByDefault(next_token_logits=rows, hidden_states=rows)
-
-
-def replay(graphs: Any, runner: NoneByDefault, prefixes: list[int]) -> None:
-    """Replay a draft-extend of these prefixes by stock's ``execute``."""
-    replaying(graphs, runner, prefixes)()
 
 
 def replaying(graphs: Any, runner: NoneByDefault, prefixes: list[int]) -> Callable[[], object]:

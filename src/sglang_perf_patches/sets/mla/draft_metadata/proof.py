@@ -59,14 +59,14 @@ def drawn(random: Random) -> Case:
 
 def backends() -> list[Any]:
     """The draft backends that the release has: TRT-LLM MLA's, and those that inherit it."""
-    found = [MODULE.TRTLLMMLAMultiStepDraftBackend]
+    kinds = [MODULE.TRTLLMMLAMultiStepDraftBackend]
     for name, kind in HEIRS:
         try:
             module = import_module(f"sglang.srt.layers.attention.{name}")
         except ImportError:
             continue
-        found.append(getattr(module, kind))
-    return found
+        kinds.append(getattr(module, kind))
+    return kinds
 
 
 def draft(case: Case, of: Any) -> dict[str, Any]:

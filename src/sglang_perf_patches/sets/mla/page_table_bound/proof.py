@@ -67,25 +67,25 @@ def prepared(runner: Any, mode: str, lengths: list[int], case: Case) -> list[Any
     if mode == "draft":
         steps = flash.DRAFT - 1
         draft = flash.module.FlashAttentionMultiStepBackend(runner, 1, steps)
-        given: Any = {"steps": steps}
-        made = draft_batch(runner, lengths, padding, **given)
+        options: Any = {"steps": steps}
+        batch = draft_batch(runner, lengths, padding, **options)
         if not flash.HOST_LENGTHS:
-            made.seq_lens_cpu = None
+            batch.seq_lens_cpu = None
         if not case["graph"]:
-            draft.init_forward_metadata(made)
+            draft.init_forward_metadata(batch)
             return [step.forward_metadata for step in draft.attn_backends]
         draft.init_cuda_graph_state(CAPTURED, CAPTURED)
-        bs = made.batch_size
-        prepare(draft, draft_batch(runner, [1] * bs, **given), capture=True)
-        prepare(draft, made)
+        bs = batch.batch_size
+        prepare(draft, draft_batch(runner, [1] * bs, **options), capture=True)
+        prepare(draft, batch)
         return [step.decode_cuda_graph_metadata[bs] for step in draft.attn_backends]
     backend = flash.make(runner)
-    made = flash.batch(runner, MODES[mode], lengths, padding)
+    batch = flash.batch(runner, MODES[mode], lengths, padding)
     if not case["graph"]:
-        backend.init_forward_metadata(made)
+        backend.init_forward_metadata(batch)
         return [backend.forward_metadata]
     backend.init_cuda_graph_state(CAPTURED, CAPTURED * flash.DRAFT)
-    return [flash.replayed(backend, runner, made)]
+    return [flash.replayed(backend, runner, batch)]
 
 
 def at_the_limit(mode: str, *, graph: bool, page: int) -> None:
@@ -108,11 +108,11 @@ def _check(runner: Any, metadata: Any, page: int, what: str) -> None:
     for row, length in enumerate(metadata.cache_seqlens_int32.tolist()):
         for column in range(-(-length // page)):
             expected = int(pool[rows[row], column * page]) // page
-            found = flash.beyond(metadata.page_table, row, column)
+            actual = flash.beyond(metadata.page_table, row, column)
             past = column >= metadata.page_table.shape[1]
-            if found != expected and not (past and found == 0):
+            if actual != expected and not (past and actual == 0):
                 raise Different(
-                    f"{PATCH}: {what}: request {row} reads page {found} as its {column}th, "
+                    f"{PATCH}: {what}: request {row} reads page {actual} as its {column}th, "
                     f"which is {expected}"
                 )
 

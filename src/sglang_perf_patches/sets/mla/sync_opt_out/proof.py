@@ -13,7 +13,7 @@ from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 
 from ....proof import Different
 from ....proof.comparing import same
-from ....proof.mla import wheels
+from ....proof.mla import cases, wheels
 from ....proof.mla.cases import Batch, requests_of, some_lengths, verify_input
 from ....proof.mla.rig import furnished, model_runner, server_args
 from ....proof.namespace import NoneByDefault
@@ -22,7 +22,12 @@ PATCH = "mla.sync-opt-out"
 CAPTURED = 4
 DRAFT = 4
 KINDS = ("triton", "trtllm", "flashinfer+triton", "flashinfer+trtllm")
-MODES = ("verify", "extend", "draft")
+FORWARD_MODES = {
+    "verify": ForwardMode.TARGET_VERIFY,
+    "extend": ForwardMode.DRAFT_EXTEND_V2,
+    "draft": ForwardMode.DECODE,
+}
+MODES = tuple(FORWARD_MODES)
 
 TRTLLM, FLASHINFER = wheels.trtllm()
 hybrid_attn_backend = wheels.hybrid()
@@ -54,7 +59,7 @@ def drawn(random: Random) -> Case:
     }
 
 
-def arguments(**given: Any) -> NoneByDefault:
+def arguments(**settings: Any) -> NoneByDefault:
     """A server's, with the graphs that are on by default."""
     return server_args(
         **{
@@ -62,7 +67,7 @@ def arguments(**given: Any) -> NoneByDefault:
             "disable_piecewise_cuda_graph": False,
             "speculative_attention_mode": "prefill",
             "get_model_config": lambda: NoneByDefault(hf_text_config=NoneByDefault()),
-            **given,
+            **settings,
         }
     )
 
@@ -148,12 +153,6 @@ def forward_batch(runner: NoneByDefault, batch: NoneByDefault, case: Case) -> Ba
     """The forward batch of one part of a step, as stock derives it from the scheduler's."""
     count = batch.seq_lens.numel()
     lengths, host, total = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
-    mode = {
-        "verify": ForwardMode.TARGET_VERIFY,
-        "extend": ForwardMode.DRAFT_EXTEND_V2,
-        "draft": ForwardMode.DECODE,
-    }[case["mode"]]
-    tokens = count if case["mode"] == "draft" else count * DRAFT
     drafted: Any = eagle_info.EagleDraftInput(topk_p=torch.zeros(count, 1))
     drafted.num_tokens_per_req = DRAFT
     drafted.extend_seq_lens_tensor = torch.full((count,), DRAFT, dtype=torch.int32)
@@ -164,28 +163,21 @@ def forward_batch(runner: NoneByDefault, batch: NoneByDefault, case: Case) -> Ba
         if host is not None:
             host = host + DRAFT
             total = int(host.sum())
-    return Batch(
-        batch_size=count,
-        forward_mode=mode,
-        req_pool_indices=batch.req_pool_indices,
-        req_to_token_pool=runner.req_to_token_pool,
-        seq_lens=lengths,
+    positions = batch.seq_lens
+    if case["mode"] != "draft":
+        positions = torch.zeros(count * DRAFT, dtype=torch.int64)
+    return cases.forward_batch(
+        runner,
+        FORWARD_MODES[case["mode"]],
+        batch.req_pool_indices,
+        lengths,
         seq_lens_cpu=host,
         seq_lens_sum=total,
         extend_seq_lens=torch.full((count,), DRAFT, dtype=torch.int32),
         extend_seq_lens_cpu=[DRAFT] * count,
         extend_prefix_lens=batch.seq_lens.to(torch.int32),
-        extend_prefix_lens_cpu=None,
-        positions=torch.zeros(tokens, dtype=torch.int64)
-        if case["mode"] != "draft"
-        else batch.seq_lens,
+        positions=positions,
         spec_info=drafted,
-        encoder_lens=None,
-        out_cache_loc=None,
-        kv_loc_plan=None,
-        global_num_tokens_cpu=None,
-        decode_trtllm_mla_metadata=None,
-        _original_batch_size=None,
     )
 
 
@@ -197,7 +189,7 @@ def build(case: Case, target: Any, batch: NoneByDefault, forward: Batch) -> dict
     total = batch.seq_lens_sum
     if total is None:  # as the workers do
         total = 0 if mask is not None else count * target.max_context_len
-    made = eagle_utils.build_tree_kernel_efficient(
+    tree = eagle_utils.build_tree_kernel_efficient(
         torch.arange(count),
         [],
         parents,
@@ -212,12 +204,12 @@ def build(case: Case, target: Any, batch: NoneByDefault, forward: Batch) -> dict
         positions,
     )
     verify = verify_input(DRAFT)
-    verify.custom_mask = made[0]
+    verify.custom_mask = tree[0]
     forward.spec_info = verify
     cells = []
     if case["kind"].endswith("triton"):
-        cells = cells_of(made[0], batch.seq_lens.tolist())
-    return {"cells": cells, "rest": [value.clone() for value in made[1:]]}
+        cells = cells_of(tree[0], batch.seq_lens.tolist())
+    return {"cells": cells, "rest": [value.clone() for value in tree[1:]]}
 
 
 def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
@@ -234,30 +226,30 @@ def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
         }
     metadata = acting.forward_metadata
     indptr = metadata.kv_indptr[: bs + 1].clone()
-    found = {
+    fields = {
         "kv_indptr": indptr,
         "kv_indices": metadata.kv_indices.flatten()[: int(indptr[-1])].clone(),
         "max_extend_len": metadata.max_extend_len,
     }
     if metadata.qo_indptr is not None:
-        found["qo_indptr"] = metadata.qo_indptr[: bs + 1].clone()
+        fields["qo_indptr"] = metadata.qo_indptr[: bs + 1].clone()
     if metadata.num_kv_splits is not None:
-        found["num_kv_splits"] = metadata.num_kv_splits[:bs].clone()
+        fields["num_kv_splits"] = metadata.num_kv_splits[:bs].clone()
     if metadata.mask_indptr is not None:
-        found["mask_indptr"] = metadata.mask_indptr[: bs + 1].clone()
+        fields["mask_indptr"] = metadata.mask_indptr[: bs + 1].clone()
         cells = cells_of(metadata.custom_mask, case["lengths"])
-        found["cells"] = cells
-    return found
+        fields["cells"] = cells
+    return fields
 
 
 def cells_of(mask: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
     """The DRAFT x DRAFT cells of each request in a mask that has prefix cells too."""
-    found, at = [], 0
+    cells, at = [], 0
     for length in lengths:
         rows = mask[at : at + DRAFT * (length + DRAFT)].reshape(DRAFT, length + DRAFT)
-        found.append(rows[:, length:].to(torch.uint8).clone())
+        cells.append(rows[:, length:].to(torch.uint8).clone())
         at += rows.numel()
-    return found
+    return cells
 
 
 def _write_trees(

@@ -20,11 +20,11 @@ def too_small_pools(_: Inputs) -> int:
     stock = [pressed(*load, watched=False) for load in LOADS]
     with live_throughout(PATCH):
         for load, expected in zip(LOADS, stock, strict=True):
-            found = pressed(*load)
-            all_there = found["finished"] == expected["finished"] == 12
-            require(all_there, f"{PATCH}, {load}: {found}, stock {expected}")
-            fewer = found["retractions"] < expected["retractions"]
-            require(fewer, f"{PATCH}, {load}: not fewer retractions: {found}, stock {expected}")
+            outcome = pressed(*load)
+            all_there = outcome["finished"] == expected["finished"] == 12
+            require(all_there, f"{PATCH}, {load}: {outcome}, stock {expected}")
+            fewer = outcome["retractions"] < expected["retractions"]
+            require(fewer, f"{PATCH}, {load}: not fewer retractions: {outcome}, stock {expected}")
     return len(LOADS)
 
 

@@ -19,10 +19,10 @@ def idle_server(_: Inputs) -> int:
     stock = alone_without_limit(64)
     require(not stock["order"], f"stock admits requests without max_tokens: {stock}")
     with live_throughout(PATCH):
-        found = alone_without_limit(64)
+        outcome = alone_without_limit(64)
     require(
-        (found["first"], found["finished"], found["refused"]) == (1, 3, 0),
-        f"{PATCH}: three requests, one at a time, and {found} is what came of them",
+        (outcome["first"], outcome["finished"], outcome["refused"]) == (1, 3, 0),
+        f"{PATCH}: three requests, one at a time, and {outcome} is what came of them",
     )
     return 1
 

@@ -26,13 +26,13 @@ def budgets(inputs: Inputs) -> int:
     stock = [pools_or_none(*load) for load in loads]
     publish()
     with live(PATCH):
-        found = [pools_or_none(*load, published=True) for load in loads]
-    for plain, ours in zip(stock[-len(DERIVED) :], found[-len(DERIVED) :], strict=True):
+        patched = [pools_or_none(*load, published=True) for load in loads]
+    for plain, ours in zip(stock[-len(DERIVED) :], patched[-len(DERIVED) :], strict=True):
         if plain is None or ours is None:
             raise Different(f"{PATCH}: 40 GiB are refused")
         apart = ours[1]._swa_full_tokens_ratio != plain[1]._swa_full_tokens_ratio
         require(apart, f"{PATCH}: stock's own ratio, though the server is served")
-    for (available, load), plain, ours in zip(loads, stock, found, strict=True):
+    for (available, load), plain, ours in zip(loads, stock, patched, strict=True):
         where = f"{PATCH}, {available} bytes, {load}"
         if plain is None or ours is None:
             require(plain is None and ours is None, f"{where}: one of them refuses the budget")
@@ -50,7 +50,7 @@ def _compare(
         Different: they hold too little or too much, or stock makes others at the same ratio.
     """
     full, swa = sizes(ours[0])
-    ratio, stocks = (made[1]._swa_full_tokens_ratio for made in (ours, plain))
+    ratio, stocks = (side[1]._swa_full_tokens_ratio for side in (ours, plain))
     if ratio == stocks:
         require((full, swa) == sizes(plain[0]), f"{where}: other pools at stock's ratio")
         return
@@ -71,10 +71,13 @@ def _compare(
         raise Different(f"{where}: no other ratio is needed")
     # The pool is cut down to whole pages, and the ratio was made for one page more.
     require(abs(swa - wanted.swa) <= 2 * load["page_size"], f"{where}: not {wanted.swa} tokens")
-    told, _ = pools(available, **load | {"swa_full_tokens_ratio": ratio})
+    at_this_ratio, _ = pools(available, **load | {"swa_full_tokens_ratio": ratio})
     # The sum of two products may differ in its last digit.
-    apart = [abs(a - b) for a, b in zip(sizes(told), (full, swa), strict=True)]
-    require(max(apart) <= load["page_size"], f"{where}: stock makes {sizes(told)} at this ratio")
+    apart = [abs(a - b) for a, b in zip(sizes(at_this_ratio), (full, swa), strict=True)]
+    require(
+        max(apart) <= load["page_size"],
+        f"{where}: stock makes {sizes(at_this_ratio)} at this ratio",
+    )
 
 
 def drawn(random: Random) -> tuple[int, Load]:

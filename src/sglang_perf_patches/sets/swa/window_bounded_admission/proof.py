@@ -18,10 +18,10 @@ def any_length(_: Inputs) -> int:
     """As many requests are admitted whatever they may generate."""
     with live_throughout(PATCH):
         for new in LENGTHS:
-            found = admitted(**LOAD, prompt=1000, max_new_tokens=new)
+            outcome = admitted(**LOAD, prompt=1000, max_new_tokens=new)
             require(
-                (found["admitted"], found["refused"]) == (20, 0),
-                f"{PATCH}, max_new_tokens {new}: 20 requests fit, and {found} is what came of it",
+                (outcome["admitted"], outcome["refused"]) == (20, 0),
+                f"{PATCH}, max_new_tokens {new}: 20 requests fit, and {outcome} is what came of it",
             )
     return len(LENGTHS)
 

@@ -88,7 +88,7 @@ def _without_sglang(members: Sequence[str], error: TreeError) -> int:
     told = []
     for patch_id in members:
         patch = patches[patch_id]
-        parts = [f"{patch_id} ({patch.kind}): {patch.summary}", *_said(patch)]
+        parts = [render.filled(f"{patch_id} ({patch.kind}): {patch.summary}"), *_said(patch)]
         told.append("\n\n".join(parts))
     print("\n\n\n".join(told), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)

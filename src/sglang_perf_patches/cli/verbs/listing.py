@@ -173,7 +173,8 @@ def _text(
     shown = [one for one in verdicts if show_all or found[one.patch.id][0] in _CONCERN]
     parts = [
         f"{counts(word for word, _ in found.values())}\n"
-        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text}\nat {tree.root}"
+        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text or '(empty)'}\n"
+        f"at {tree.root}"
     ]
     if shown:
         where = "HERE" if is_here else f"ON {tree.version}"

@@ -185,8 +185,11 @@ def _text(
             for patch_id, (word, why) in found.items()
             if word in {REFUSED, SUPERSEDED}
         ]
-    if len(shown) < len(verdicts):
-        parts.append(f"{len(verdicts) - len(shown)} more: sglang-perf-patches list --all")
+    more = len(verdicts) - len(shown)
+    parts.append(
+        (f"{more} more: sglang-perf-patches list --all\n" if more else "")
+        + "Why, and how to switch one on or off: sglang-perf-patches explain PATCH"
+    )
     return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
 
 

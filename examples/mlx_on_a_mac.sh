@@ -4,9 +4,12 @@
 #   examples/mlx_on_a_mac.sh --model-path MODEL     serve, with any options of the server
 #   examples/mlx_on_a_mac.sh                        prove and measure them on this Mac
 #
-# The second takes some minutes, needs no model, and ends with one file, mlx-on-this-mac.txt (or
-# $FILE): please send it to us in an issue, whatever the result. We have had no Mac so far.
-# VERIFY (mlx) is what it proves; BENCH holds options of `sglang-perf-patches bench mlx`.
+# The second takes ten minutes at most, needs no model, and ends with one file,
+# mlx-on-this-mac.txt (or $FILE): please attach it to an issue, whatever the result. We have had no
+# Mac so far. It says which bits MLX's kernels give here, whether the patches' results are stock's,
+# what servers reply in a second (stock, patched and mlx_lm.server, by turns), and what they hold in
+# memory. Nothing is sent anywhere. VERIFY (mlx), KERNELS, SERVERS, MEMORY and BENCH hold other
+# options of the parts; MODEL is a model of yours for the servers, in place of random weights.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx
@@ -16,7 +19,21 @@ if [ "$#" -gt 0 ]; then
 fi
 
 file=${FILE:-mlx-on-this-mac.txt}
+parts=$(dirname "$0")/../tests/benchmarks/mlx
 say() { echo; echo "== $*"; }
+# part SECONDS COMMAND...: run it, and end it after so many seconds.
+part() {
+    seconds=$1
+    shift
+    say "$*"
+    "$@" &
+    running=$!
+    (sleep "$seconds" && kill "$running") > /dev/null 2>&1 &
+    limit=$!
+    wait "$running"
+    echo "it ended with $?"
+    kill "$limit" 2> /dev/null
+}
 machine() {
     say the machine
     uname -mrs
@@ -36,14 +53,13 @@ print(mlx.core.default_device(), mlx.core.device_info())"
 }
 {
     machine
-    say sglang-perf-patches list
-    sglang-perf-patches list
-    say "sglang-perf-patches verify ${VERIFY:-mlx}"
-    sglang-perf-patches verify ${VERIFY:-mlx}
-    echo "it ended with $?"
-    say "sglang-perf-patches bench mlx ${BENCH:-}"
-    sglang-perf-patches bench mlx ${BENCH:-}
-    echo "it ended with $?"
-} 2>&1 | tee "$file"
+    part 30 sglang-perf-patches list
+    part 60 python "$parts/kernels.py" ${KERNELS:---quick --seconds 50}
+    part 150 sglang-perf-patches verify ${VERIFY:-mlx}
+    part 270 python "$parts/beside.py" --here ${MODEL:+--model "$MODEL"} \
+        ${SERVERS:---shape 0.6b-4bit --loads unique --each 2 --slots 8192 --seconds 240}
+    part 45 python "$parts/footprint.py" ${MEMORY:-}
+    part 45 sglang-perf-patches bench mlx ${BENCH:---prefill 256 --context 256 --batch 16 --rounds 3}
+} 2>&1 | sed "s|$HOME|~|g" | tee "$file"
 echo
-echo "All of this is in $file: please send it to us."
+echo "All of this is in $file: please attach it to an issue."

@@ -75,16 +75,26 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
         "0.5.23",
         EXAMPLES / "mlx_on_a_mac.sh",
         FILE=str(file),
+        KERNELS="--quick --hidden 64 --vocabulary 512",
         VERIFY="mlx.last-row",
+        SERVERS="--turns 1 --clients 2 --each 1 --words 16 --replies 8 --loads unique,turns",
+        MEMORY="--loads 1_x_250",
         BENCH="--quick --rounds 2 --prefill 16 --context 16 --lengths equal --taken chained",
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.endswith(f"All of this is in {file}: please send it to us.\n")
+    assert done.stdout.endswith(f"All of this is in {file}: please attach it to an issue.\n")
     found = file.read_text(encoding="utf-8")
-    assert found.count("it ended with 0\n") == 2
+    assert found.count("it ended with 0\n") == 6, found
     assert "sglang 0.5.23\n" in found
+    assert '"other bits from so many rows on": []' in found
+    assert re.search(r"^\| turns \| 2 \|.* \| equal \|$", found, re.M)
+    assert re.search(r"^sglang-perf-patches: .*live.*mlx\.kv-arena", found, re.M)
+    assert all(
+        f'"side": "{side}", "load": "1_x_250"' in found for side in ("none", "mlx", "mlx-lm")
+    )
     assert "a prefill of one request" in found
     assert "a decode step of 4 requests" in found
+    assert str(Path.home()) not in found
 
 
 def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:

@@ -12,8 +12,10 @@ the same model and the same prompts, and sends each boot the same loads from 1, 
 
 A client of its own streams ``/v1/completions``, which all three have. It prints one line of JSON
 for each load of each boot, then a table: tokens per second and the first token's median of each
-boot. With ``--here`` it takes this interpreter, on a Mac for example, and ``--model`` serves a
-model of your own in place of one with random weights. `results/mlx.md` says what was measured.
+boot, and what the patched server said of its patches. With ``--here`` it takes this interpreter, on
+a Mac for example; ``--model`` serves a model of your own in place of one with random weights, and
+``--seconds`` begins no further turn that would not end in time. `results/mlx.md` says what was
+measured.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import json
 import os
 import platform
 import random
+import re
 import signal
 import socket
 import statistics
@@ -44,6 +47,7 @@ _HARNESS = _ROOT / "tests" / "harness"
 _SIDES = ("stock", "patched", "mlx-lm")
 _READY_S = 600
 _REPLY_S = 600
+_SAID = r"sglang-perf-patches: .+|mlx\.[a-z-]+(?::| runs) .+"
 _WORDS = 480  # the tiny model knows as many
 
 
@@ -74,9 +78,11 @@ def main() -> int:
     parser.add_argument("--said", type=int, default=3, help="turns of a conversation")
     parser.add_argument("--loads", default="unique,shared,turns")
     parser.add_argument("--slots", type=int, default=16_384, help="of sglang's pool, in tokens")
-    parser.add_argument("--hold", type=float, default=0, help="seconds to keep each server after")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for all of it")
     parser.add_argument("--keep", type=Path, help="keep model and logs here")
     given = parser.parse_args()
+    # A server ends with the block that began it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="mlx-beside-") as scratch:
         _measure(given, given.keep or Path(scratch))
     return 0
@@ -95,19 +101,34 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
         subprocess.run(words, env=_variables("none"), check=True)
     sides = given.sides.split(",")
     found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
+    said: dict[str, None] = {}
+    began = time.monotonic()
     for turn in range(given.turns):
+        if (time.monotonic() - began) * (turn + 1) > given.seconds * max(turn, 1):
+            print(f"stopped after {turn} of {given.turns} turns: --seconds {given.seconds:g}")
+            break
         for side in sides[:: -1 if turn % 2 else 1]:
-            with _server(python, side, model, given, folder / f"{turn}-{side}.log") as port:
-                _load(port, "unique", 2, 1, given, seed="warm up")
-                for load in given.loads.split(","):
-                    for clients in map(int, given.clients.split(",")):
-                        row = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
-                        found.setdefault((load, clients), {}).setdefault(side, []).append(row)
-                        told = {"turn": turn, "side": side, "load": load, "clients": clients}
-                        print(json.dumps(told | row), flush=True)
-                time.sleep(given.hold)
-    for line in table(found, sides):
+            log = folder / f"{turn}-{side}.log"
+            for row in _boot(python, side, model, given, log):
+                key = row["load"], row["clients"]
+                found.setdefault(key, {}).setdefault(side, []).append(row)
+                print(json.dumps({"turn": turn, "side": side} | row), flush=True)
+            if side == "patched":
+                said |= dict.fromkeys(re.findall(_SAID, log.read_text(errors="replace")))
+    for line in (*table(found, sides), *said):
         print(line)
+
+
+def _boot(
+    python: str, side: str, model: str, given: argparse.Namespace, log: Path
+) -> Iterator[dict[str, Any]]:
+    """Each load's figures of one boot."""
+    with _server(python, side, model, given, log) as port:
+        _load(port, "unique", 2, 1, given, seed="warm up")
+        for load in given.loads.split(","):
+            for clients in map(int, given.clients.split(",")):
+                told = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
+                yield {"load": load, "clients": clients} | told
 
 
 def table(
@@ -167,7 +188,7 @@ def _load(
         for reply in replies
         if reply.tokens > 1
     ]
-    text = json.dumps([reply.text for reply in replies])
+    text = json.dumps([reply.text.split() for reply in replies])  # mlx-lm has other spaces
     turns = [
         round(1e3 * statistics.median(reply.first_s for reply in of), 1)
         for of in zip(*by_client, strict=True)

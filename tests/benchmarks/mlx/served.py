@@ -37,8 +37,8 @@ from linux_mlx.server import running_server  # noqa: E402
 _SHIMS = str(_ROOT / "tests" / "harness" / "linux_mlx" / "shims")
 _SIDES = ("none", "mlx")
 _FIGURES = ("median_ttft_ms", "median_tpot_ms", "output_throughput")
-SHAPES = ("tiny", "window", "0.6b", "0.6b-4bit")
-"""Random weights: Qwen3 for a CPU, the same size in gpt-oss' layers, Qwen3-0.6B."""
+SHAPES = ("tiny", "window", "0.6b", "0.6b-4bit", "quarter-4bit")
+"""Random weights: Qwen3 for a CPU, gpt-oss' layers of that size, Qwen3-0.6B, a quarter of it."""
 
 _Load = tuple[str, int, list[str]]
 _CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"

@@ -717,11 +717,11 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         assert status(throwaway, "1") == (
             *(0, "no running sglang process of this user below 1 has these patches\n", ""),
         )
-        assert lines[1].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
+        assert lines[2].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
         (ranks,) = [line for line in lines if "scheduler" in line]
         assert ranks.startswith("  scheduler_TP0 ... scheduler_TP3 (4)  ")
         assert ranks.split()[-3:] == ["1", "1", "one.step"]
-        assert len(lines) == 4
+        assert len(lines) == 5
         watching = subprocess.Popen(
             [sys.executable, "-c", STATUS, "--watch", "0.5"],
             env=throwaway.environment(),

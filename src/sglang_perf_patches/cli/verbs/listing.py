@@ -188,7 +188,7 @@ def _text(
     more = len(verdicts) - len(shown)
     parts.append(
         (f"{more} more: sglang-perf-patches list --all\n" if more else "")
-        + "Why, and how to switch one on or off: sglang-perf-patches explain PATCH"
+        + render.filled("Why, and how to switch one on or off: sglang-perf-patches explain PATCH")
     )
     return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
 

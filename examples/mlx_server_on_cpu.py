@@ -112,8 +112,8 @@ def serve(
             _print_replies(requests, replies)
             own = ("status", str(server.group))  # the others of this user are not shown
             for words in (("list",), own) if selection != "none" else ():
-                print(f"\n$ sglang-perf-patches {' '.join(words)}")
-                print(report(server, *words), end="", flush=True)
+                print(f"\n$ sglang-perf-patches {' '.join(words)}", flush=True)
+                report(server, *words, shown=True)
     tokens = sum(request.max_tokens for request in requests)
     together = server.most_decoded_together()
     return Outcome(replies, together, working, server.group, tokens / taken)

@@ -275,6 +275,9 @@ def test_the_figures_are_at_most_100_columns_wide() -> None:
     text = to_text(made(changes={"throughput": change, "TTFT p99": noise.change(*reversed(sides))}))
     assert max(map(len, text.splitlines())) <= 100
     assert "60400 (41234-70812)" in text
+    narrow = to_text(made(changes={"throughput": change}), 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "60400 (41234-70812)" in narrow
 
 
 def test_a_restless_machine_is_named() -> None:

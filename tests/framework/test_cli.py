@@ -106,7 +106,10 @@ def test_list_is_the_default_and_has_an_alias(
     assert lines[4].split() == ["PATCH", "HERE", "GAIN", "COST"]
     assert lines[5].split() == ["one.step", "ready", "-", "-"]
     assert lines[8].split()[:3] == ["two.policy", "off", "(opt-in)"]
-    assert lines[10] == "2 more: sglang-perf-patches list --all"
+    assert lines[10:12] == [
+        "2 more: sglang-perf-patches list --all",
+        "Why, and how to switch one on or off: sglang-perf-patches explain PATCH",
+    ]
     assert "sglang-perf-patches run" in lines[-1]  # a tree without a plugin loader
 
 
@@ -211,9 +214,15 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     assert "Why:" not in text  # it has no page
     assert f"Definitions, below\n{tree.parent}:\n" in text
     assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
-    assert "Chosen by SGLANG_PERF_PATCHES=all." in text
+    assert "Chosen by SGLANG_PERF_PATCHES=all. Off: SGLANG_PERF_PATCHES=all,-two.both\n" in text
     policy = command(throwaway, "explain", "two.policy").stdout
-    assert "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name" in policy
+    assert (
+        "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name. "
+        "On: SGLANG_PERF_PATCHES=all,two.policy\n"
+    ) in policy
+    for selection in ("none", ""):
+        off = command(throwaway, "explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
+        assert "On: SGLANG_PERF_PATCHES=one.step\n" in off
     assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
     assert "  needs    1 as they are: explain two.both --json" in text
     built = command(throwaway, "explain", "two.built").stdout

@@ -169,6 +169,13 @@ def test_a_wide_table_is_cards_on_narrower_pages(columns: int, kind: str) -> Non
     assert f"table.{kind} tr{{display:block}}" in page.document("t", [])
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_table_fits_a_narrow_terminal(columns: int) -> None:
+    text = report.to_text(COUNTED, columns)
+    assert max(map(len, text.splitlines())) <= columns
+    assert text.count("admitted, patched") == 1
+
+
 @pytest.mark.parametrize("count", [3, 9, 30])
 def test_a_table_is_at_most_100_columns_wide(count: int) -> None:
     columns = ("case", *(f"figure {number}, stock, ms" for number in range(count)))

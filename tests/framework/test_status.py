@@ -185,13 +185,13 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         lines = text.splitlines()
         first, second = sorted(expected)
         heads = [line for line in lines if line.startswith("process ")]
-        assert [head.partition("  sglang 1.0, since ")[0] for head in heads] == [
+        assert heads == [
             f"process {pid}: live 0, pending 1, refused 0 (3 processes)" for pid in (first, second)
         ]
         place = lines.index(heads[1])
         shown = [
             {int(word) for line in part for word in line.split() if word.isdigit() and word != "0"}
-            for part in (lines[1:place], lines[place + 1 :])
+            for part in (lines[2:place], lines[place + 2 :])
         ]
         assert shown == [expected[first], expected[second]]
 
@@ -707,21 +707,21 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         assert server.stdout.readline() == "up\n"
         text = status(throwaway)[1]
         lines = text.splitlines()
-        assert lines[0].startswith(
-            f"server {server.pid} (me/tiny, port 31234): live 1, pending 0, refused 0 "
-            "(5 processes)  sglang 1.0, since "
+        assert lines[0] == (
+            f"server {server.pid} (me/tiny, port 31234): live 1, pending 0, refused 0 (5 processes)"
         )
+        assert lines[1].startswith("  sglang 1.0, since ")
         named = {"pid": server.pid, "is_server": True, "model": "me/tiny", "port": 31234}
         assert json.loads(status(throwaway, "--json")[1])["servers"] == [named]
         assert status(throwaway, str(server.pid))[1] == text
         assert status(throwaway, "1") == (
             *(0, "no running sglang process of this user below 1 has these patches\n", ""),
         )
-        assert lines[1].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
+        assert lines[2].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
         (ranks,) = [line for line in lines if "scheduler" in line]
         assert ranks.startswith("  scheduler_TP0 ... scheduler_TP3 (4)  ")
         assert ranks.split()[-3:] == ["1", "1", "one.step"]
-        assert len(lines) == 4
+        assert len(lines) == 5
         watching = subprocess.Popen(
             [sys.executable, "-c", STATUS, "--watch", "0.5"],
             env=throwaway.environment(),

@@ -72,7 +72,7 @@ def test_colour_is_for_terminals_that_have_some(prepared: Throwaway) -> None:
         [*COMMAND, "list"], env=prepared.environment(), capture_output=True, text=True
     )
     assert "\033" not in piped.stdout
-    assert piped.stdout.count("\n") == 10  # no line is broken where a program reads
+    assert piped.stdout.count("\n") == 12  # no line is broken where a program reads
 
 
 @pytest.mark.parametrize("words", [("list",), ("explain", "two.helper"), ("status", "--json")])

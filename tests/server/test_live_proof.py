@@ -160,7 +160,7 @@ def test_two_servers_at_once_are_told_apart(two_servers: tuple[Seen, Seen]) -> N
 def test_all_processes_are_of_one_server(many: tuple[str, Seen]) -> None:
     _, seen = many
     assert {process["server"] for process in seen.status.values()} == {seen.group}
-    head = rf"^server {seen.group}: live .*\({len(seen.status)} processes\)  sglang "
+    head = rf"^server {seen.group}\b.*: live .*\({len(seen.status)} processes\)$"
     assert re.search(head, seen.text, re.M)
 
 

@@ -132,47 +132,52 @@ def table_from_json(text: str) -> Table:
     return Table(data["set"], data["title"], *texts, counted)
 
 
-def to_text(table: Table) -> str:
-    """The table for a terminal, at most `WIDTH` columns wide.
+def to_text(table: Table, columns: int = WIDTH) -> str:
+    """The table for a terminal of so many columns, of which it takes at most `WIDTH`.
 
     A wider one is several below each other, each with the columns that name its rows.
     """
+    columns = min(columns, WIDTH)
     cells = [[_shown(cell) for cell in row] for row in table.rows]
     widths = [
         max(len(row[at]) for row in [table.columns, *cells]) for at in range(len(table.columns))
     ]
     left = [all(isinstance(row[at], str) for row in table.rows) for at in range(len(widths))]
-    blocks = []
-    for shown in _blocks(widths, _naming(table)):
+    lines_of = []
+    for shown in blocks(widths, _naming(table), columns):
         lines = [
             "  ".join(
                 row[at].ljust(widths[at]) if left[at] else row[at].rjust(widths[at]) for at in shown
             ).rstrip()
             for row in [table.columns, *cells]
         ]
-        blocks += [*lines, ""]
-    title = textwrap.fill(f"{table.set}: {table.title}", WIDTH)
-    return "\n".join([title, "", *blocks, *map(_wrapped, table.notes)]).rstrip()
+        lines_of += [*lines, ""]
+    title, *notes = (
+        textwrap.fill(text, columns) for text in (f"{table.set}: {table.title}", *table.notes)
+    )
+    return "\n".join([title, "", *lines_of, *notes]).rstrip()
 
 
-def _blocks(widths: Sequence[int], named: int) -> list[list[int]]:
-    """The columns of each table: the first `named` are in all, and no one is too wide."""
-    if sum(widths) + 2 * (len(widths) - 1) <= WIDTH:
+def blocks(widths: Sequence[int], named: int, columns: int) -> list[list[int]]:
+    """The columns of each table below each other, so that none is too wide.
+
+    Args:
+        widths: of the columns, which stand two apart.
+        named: how many at the beginning are in every table.
+        columns: of the terminal.
+    """
+    if sum(widths) + 2 * (len(widths) - 1) <= columns:
         return [[*range(len(widths))]]
     head = [*range(min(named, len(widths) - 1))]
     start = sum(widths[at] + 2 for at in head)
-    blocks, room = [[*head]], WIDTH - start
+    found, room = [[*head]], columns - start
     for at in range(len(head), len(widths)):
-        if widths[at] > room and len(blocks[-1]) > len(head):
-            blocks.append([*head])
-            room = WIDTH - start
-        blocks[-1].append(at)
+        if widths[at] > room and len(found[-1]) > len(head):
+            found.append([*head])
+            room = columns - start
+        found[-1].append(at)
         room -= widths[at] + 2
-    return blocks
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH)
+    return found
 
 
 def to_html(report: Report) -> str:

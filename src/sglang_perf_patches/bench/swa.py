@@ -8,6 +8,7 @@ can change it on this release. First it is shown that where memory does not bind
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
         for name, selection in progress(plan.selections.items(), "bench swa"):
             with selected(selection):
                 found[name] = _measured(plan, name)
+                gc.collect()  # a queue that is left would keep a patch on, which says so
     except Different:
         raise
     except Exception as error:

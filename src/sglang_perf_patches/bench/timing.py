@@ -84,9 +84,7 @@ def progress(items: Iterable[T], what: str) -> Iterator[T]:
         now = time.monotonic()
         if number == 1 or now - spoke >= _SAY_S:
             spoke = now
-            print(
-                f"  {what}: {number} of {len(listed)}, {now - began:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            # In one piece: the line of another process must not come before this one's end.
+            sys.stderr.write(f"  {what}: {number} of {len(listed)}, {now - began:.0f} s\n")
+            sys.stderr.flush()
         yield item

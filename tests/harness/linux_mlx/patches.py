@@ -10,18 +10,21 @@ from linux_mlx.processes import Failure
 from linux_mlx.server import Server
 
 
-def report(server: Server, *arguments: str) -> str:
-    """Run the command beside the server, with the same selection; its output."""
+def report(server: Server, *arguments: str, shown: bool = False) -> str:
+    """Run the command beside the server, with the same selection; its output.
+
+    If it is to be `shown`, it writes to our stdout itself, as wide as that is; nothing is returned.
+    """
     done = subprocess.run(
         [server.environment.script("sglang-perf-patches"), *arguments],
         env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.runtime),
         text=True,
-        stdout=subprocess.PIPE,
+        stdout=None if shown else subprocess.PIPE,
         check=False,
     )
     if done.returncode > 1:  # 1 concerns the selection; the output has details
         raise Failure(f"sglang-perf-patches {' '.join(arguments)} ended with {done.returncode}")
-    return done.stdout
+    return done.stdout or ""
 
 
 def processes(server: Server) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from .. import report
 from ..page import number
 from . import noise
 from .noise import Change
@@ -13,21 +14,21 @@ from .outcome import FIGURES, Figure, Outcome, amount, conclusion
 from .patches import Of
 from .sides import Side
 
-_WIDTH = 96
 _FELT = ("TPOT", "throughput")
 _STEADY = 1.1
 
 
-def to_text(found: Outcome) -> str:
-    """The conclusion first, then figures, tokens and patches."""
-    parts = [_wrapped(conclusion(found))]
+def to_text(found: Outcome, columns: int = report.WIDTH) -> str:
+    """The conclusion first, then figures, tokens and patches; for so many columns, or `WIDTH`."""
+    columns = min(columns, report.WIDTH)
+    parts = [textwrap.fill(conclusion(found), columns)]
     if found.is_described:
         parts.append("\n".join(f"{name}: {adds}" for name, adds in described(found)))
     if found.changes:
-        parts.append(table([[*map(_narrow, row)] for row in rows(found)]))
+        parts.append(table([[*map(_narrow, row)] for row in rows(found)], columns))
     parts.append("\n".join(facts(found)))
     if found.changes:
-        parts.append("\n".join(_wrapped(note) for note in notes(found)))
+        parts.append("\n".join(textwrap.fill(note, columns) for note in notes(found)))
     return "\n\n".join(parts)
 
 
@@ -125,18 +126,14 @@ def _narrow(cell: str) -> str:
     return re.sub(r"(?<=\d) to (?=\d)", "-", cell)
 
 
-def table(lines: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell."""
+def table(lines: Sequence[Sequence[str]], columns: int = report.WIDTH) -> str:
+    """Columns as wide as their widest cell; what has no room stands below, with the names again."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+    return "\n\n".join(
+        "\n".join("  ".join(line[at].ljust(widths[at]) for at in shown).rstrip() for line in lines)
+        for shown in report.blocks(widths, 2, columns)
     )
 
 
 def _es(count: int) -> str:
     return "" if count == 1 else "es"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _WIDTH)

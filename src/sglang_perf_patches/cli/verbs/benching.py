@@ -16,7 +16,7 @@ from ...judge import source
 from ...judge.verdict import Verdict
 from ...model.patch import by_id
 from ...model.selection import SelectionError
-from .. import last_bench
+from .. import last_bench, render
 from ..progress import progress
 from . import add_json, judged, names_of_patches, names_of_today, tree_at
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
                         continue
                     tables.append(made)
                     if not args.json:
-                        print(f"{report.to_text(made)}\n", flush=True)
+                        print(f"{report.to_text(made, _columns())}\n", flush=True)
             if not args.json and ended[name] != "equal" and len(chosen) > 1:
                 shown.clear()
                 print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
@@ -144,8 +144,12 @@ def _needs_server(patches: Sequence[str]) -> str:
 def _filled(text: str) -> str:
     """For a terminal: a command stays whole, on a line of its own."""
     said, command, named = text.partition(_SERVER.partition("{")[0])
-    lines = textwrap.wrap(said, report.WIDTH - 1, subsequent_indent="  ", break_on_hyphens=False)
+    lines = textwrap.wrap(said, _columns() - 1, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + (f":\n  {command[2:]}{named}" if command else "")
+
+
+def _columns() -> int:
+    return min(report.WIDTH, render.width() or report.WIDTH)
 
 
 def _closing(ended: dict[str, str], tables: Sequence[report.Table]) -> str:

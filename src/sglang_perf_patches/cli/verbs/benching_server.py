@@ -31,7 +31,7 @@ from ...bench.server.page import to_html
 from ...bench.server.shown import to_text
 from ...judge import source
 from ...model.selection import Selection
-from .. import entry_point, last_bench
+from .. import entry_point, last_bench, render
 from ..flags import shown_flags
 from . import add_json, selected, tree_at
 
@@ -163,7 +163,9 @@ def _compare(
         ]
         folder.is_kept |= stopped is not None
     last_bench.keep(outcomes.to_json(_without_names(found[0], words, plan.options)))
-    text = outcomes.to_json(*found) if given.json else "\n\n\n".join(map(to_text, found))
+    columns = render.width() or report.WIDTH
+    texts_of = (to_text(one, columns) for one in found)
+    text = outcomes.to_json(*found) if given.json else "\n\n\n".join(texts_of)
     print(text, flush=True)
     if given.html:
         report.write_text(given.html, to_html(*found))

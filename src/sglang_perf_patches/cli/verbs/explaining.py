@@ -19,6 +19,7 @@ from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.retired import RETIRED
 from ...model.selection import Selection, SelectionError
+from ...model.switch import is_off
 from .. import page, render
 from . import (
     add_json,
@@ -88,7 +89,7 @@ def _without_sglang(members: Sequence[str], error: TreeError) -> int:
     told = []
     for patch_id in members:
         patch = patches[patch_id]
-        parts = [f"{patch_id} ({patch.kind}): {patch.summary}", *_said(patch)]
+        parts = [render.filled(f"{patch_id} ({patch.kind}): {patch.summary}"), *_said(patch)]
         told.append("\n\n".join(parts))
     print("\n\n\n".join(told), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)
@@ -120,12 +121,14 @@ def _summary_of_set(name: str) -> str:
 
 
 def _choice(chosen: Selection, patch: Patch) -> str:
-    """Whether the selection takes a patch in, and what would."""
+    """Whether the selection takes a patch in, and how to change that."""
     text = f"SGLANG_PERF_PATCHES={chosen.text}"
     if patch.id in chosen.ids:
-        return f"Chosen by {text}."
+        return f"Chosen by {text}. Off: SGLANG_PERF_PATCHES={chosen.text},-{patch.id}"
     hint = "" if patch.is_default else ": a policy needs its full name"
-    return f"Not chosen by {text}{hint}."
+    # After `none` and its like nothing can be added.
+    before = "" if is_off(chosen.text) else f"{chosen.text},"
+    return f"Not chosen by {text}{hint}. On: SGLANG_PERF_PATCHES={before}{patch.id}"
 
 
 def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def _text(
     shown = [one for one in verdicts if show_all or found[one.patch.id][0] in _CONCERN]
     parts = [
         f"{counts(word for word, _ in found.values())}\n"
-        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text}\nat {tree.root}"
+        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text or '(empty)'}\n"
+        f"at {tree.root}"
     ]
     if shown:
         where = "HERE" if is_here else f"ON {tree.version}"
@@ -184,8 +185,11 @@ def _text(
             for patch_id, (word, why) in found.items()
             if word in {REFUSED, SUPERSEDED}
         ]
-    if len(shown) < len(verdicts):
-        parts.append(f"{len(verdicts) - len(shown)} more: sglang-perf-patches list --all")
+    more = len(verdicts) - len(shown)
+    parts.append(
+        (f"{more} more: sglang-perf-patches list --all\n" if more else "")
+        + render.filled("Why, and how to switch one on or off: sglang-perf-patches explain PATCH")
+    )
     return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
 
 

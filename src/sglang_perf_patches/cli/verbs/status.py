@@ -99,8 +99,7 @@ def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:
         states = summary.over_processes(members)
         head = f"{one.name}: {summary.counts(states)} ({count}{ended})"
         first = min(members, key=lambda data: data["started"])
-        about = f"  sglang {first['sglang']}, since {_time(first['started'])}"
-        parts = [head + about]
+        parts = [head, f"  sglang {first['sglang']}, since {_time(first['started'])}"]
         if show_all:
             parts += [_table(group) for group in _groups(members, by_run=True)]
         else:

@@ -1,4 +1,4 @@
-"""swa.page-size-1: what swa.tail-prealloc does, at page size 1, where upstream leaves it off.
+"""swa.page-size-1: without pages too, a request in transfer holds window KV for its window alone.
 
 Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants a page size above
 1, which is CUDA's default unless an attention backend needs another.

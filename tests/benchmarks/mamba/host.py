@@ -72,6 +72,9 @@ COMMON = [
 HOSTED = ["enable_hierarchical_cache=true", f"hicache_size={HOST_GB}"]
 DEVICE = os.environ.get("OPTIONS", "").split()
 
+GPUS = os.environ.get("GPUS", "").split()
+"""The GPU of each boot, in order; without any, the first one is everybody's."""
+
 
 def plans(names: Sequence[str]) -> list[dict[str, Any]]:
     """Of all boots: the Engine without a cache first."""
@@ -102,6 +105,12 @@ def pools() -> list[str]:
     return [f"max_mamba_cache_size={split.slots}", f"max_total_tokens={split.tokens // 64 * 64}"]
 
 
+def on_a_gpu(plan: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The boot of that number, on the GPU that `GPUS` names for it."""
+    gpu = {"CUDA_VISIBLE_DEVICES": GPUS[number % len(GPUS)]} if GPUS else {}
+    return {**plan, "env": {**plan["env"], **gpu}}
+
+
 class Boot(fleet.Boot):
     """An Engine in a process of its own."""
 
@@ -129,7 +138,7 @@ def main(out: Path, names: Sequence[str]) -> None:
     began = time.monotonic()
     folder = out.parent / f"{out.stem}-logs"
     folder.mkdir(parents=True, exist_ok=True)
-    boots = [Boot(plan, folder) for plan in plans(names)]
+    boots = [Boot(on_a_gpu(plan, number), folder) for number, plan in enumerate(plans(names))]
     result: dict[str, Any] = {"GiB": DEVICE_GIB, "host GB": HOST_GB, "shape": SHAPE, "parts": []}
     replies: dict[str, Any] = {}
 

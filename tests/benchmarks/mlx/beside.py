@@ -11,8 +11,9 @@ the same model and the same prompts, and sends each boot the same loads from 1, 
 - thoughts: the same without the replies, as where a template drops what a model has thought.
 
 A client of its own streams ``/v1/completions``, which all three have. It prints one line of JSON
-for each load of each boot, then a table: tokens per second and the first token's median of each
-boot, and what the patched server said of its patches. With ``--here`` it takes this interpreter, on
+for each load of each boot, then a table: of each boot tokens per second, the first token's median
+and the processor's time for a token, which other work on a machine changes least; and what the
+patched server said of its patches. With ``--here`` it takes this interpreter, on
 a Mac for example; ``--model`` serves a model of your own in place of one with random weights, and
 ``--seconds`` begins no further turn that would not end in time. `results/mlx.md` says what was
 measured.
@@ -48,6 +49,7 @@ _SIDES = ("stock", "patched", "mlx-lm")
 _READY_S = 600
 _REPLY_S = 600
 _SAID = r"sglang-perf-patches: .+|mlx\.[a-z-]+(?::| runs) .+"
+_PROCESSOR = "processor, ms a token"
 _WORDS = 480  # the tiny model knows as many
 
 
@@ -123,26 +125,30 @@ def _boot(
     python: str, side: str, model: str, given: argparse.Namespace, log: Path
 ) -> Iterator[dict[str, Any]]:
     """Each load's figures of one boot."""
-    with _server(python, side, model, given, log) as port:
+    with _server(python, side, model, given, log) as (port, group):
         _load(port, "unique", 2, 1, given, seed="warm up")
         for load in given.loads.split(","):
             for clients in map(int, given.clients.split(",")):
+                before = _processor_s(group)
                 told = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
-                yield {"load": load, "clients": clients} | told
+                spent = 1e3 * (_processor_s(group) - before) / max(told["tokens"], 1)
+                row = {"load": load, "clients": clients, _PROCESSOR: round(spent, 2)}
+                yield row | told
 
 
 def table(
     found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]], sides: Sequence[str]
 ) -> Iterator[str]:
     """Lines of Markdown: a row for each load and number of clients."""
-    heads = [f"{side}, {figure}" for figure in ("tokens/s", "first token, ms") for side in sides]
+    figures = ("tokens per second", "first token, ms", _PROCESSOR)
+    heads = [f"{side}, {figure}" for figure in figures for side in sides]
     others = [side for side in sides if side != "patched"] if "patched" in sides else []
     heads += [f"patched : {side}" for side in others] + ["replies, to stock's"]
     yield f"| load | clients | {' | '.join(heads)} |"
     yield f"| --- {'| --- ' * (len(heads) + 1)}|"
     for (load, clients), by_side in found.items():
         cells = [load, str(clients)]
-        for figure in ("tokens per second", "first token, ms"):
+        for figure in figures:
             cells += [", ".join(str(row[figure]) for row in by_side[side]) for side in sides]
         for side in others:
             speeds = [
@@ -244,8 +250,8 @@ def _asked(port: int, prompt: str, given: argparse.Namespace) -> Reply:
 @contextmanager
 def _server(
     python: str, side: str, model: str, given: argparse.Namespace, log: Path
-) -> Iterator[int]:
-    """The port of a server that answers; all its processes end with the block."""
+) -> Iterator[tuple[int, int]]:
+    """The port and the process group of a server that answers; the group ends with the block."""
     port = _free_port()
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if side == "mlx-lm":
@@ -268,7 +274,7 @@ def _server(
         )
     try:
         _wait(port, process, log)
-        yield port
+        yield port, process.pid
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -291,6 +297,29 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.25)
     said = log.read_text(errors="replace").splitlines()[-15:]
     raise RuntimeError("\n".join(["the server does not answer; it said:", *said]))
+
+
+def _processor_s(group: int) -> float:
+    """Seconds of the processor that a group's running processes have used."""
+    if not Path("/proc/self/stat").exists():
+        told = subprocess.run(["ps", "-A", "-o", "pgid=,time="], capture_output=True, text=True)
+        rows = (line.split() for line in told.stdout.splitlines())
+        return sum(_seconds(row[1]) for row in rows if len(row) == 2 and row[0] == str(group))
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name may contain any character; the fields follow the last parenthesis.
+            fields = stat.read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:13])) if fields[2] == str(group) else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _seconds(text: str) -> float:
+    """Of what ps prints: ``DD-HH:MM:SS``, or less of it."""
+    days, _, clock = text.rpartition("-")
+    found = 24 * 60.0 * int(days or 0)
+    parts = [float(part) for part in clock.split(":")]
+    return 60 * (found + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
 
 
 def _free_port() -> int:

@@ -77,7 +77,7 @@ class WindowServer:
             "log_level": "critical",
             "disable_cuda_graph": True,
             "disable_overlap_schedule": True,
-            **stock.MORE,
+            **stock.EXTRA_ARGUMENTS,
             **asked,
         }
         made = stock.noted(stock.called(arguments.ServerArgs, **settings))

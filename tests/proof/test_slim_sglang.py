@@ -87,6 +87,11 @@ BREAKS = {
         "lambda queue: idle(queue) and serves(queue)",
         "lambda queue: False",
     ),
+    "swa.window-pool": (
+        "swa/window_pool/body.py",
+        'int(kind == "sliding_attention")',
+        'int(kind != "sliding_attention")',
+    ),
     "swa.pool-ratio": (
         "swa/pool_ratio/body.py",
         "full_cell=cell - ratio * swa_cell,",

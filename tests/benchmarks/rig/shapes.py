@@ -180,6 +180,25 @@ _GPT_OSS: dict[str, Any] = {
     "sliding_window": 128,
     "router_aux_loss_coef": 0.9,
 }
+_GEMMA: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 1024,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
 _NEMOTRON: dict[str, Any] = {
     **_COMMON,
     "architectures": ["NemotronHForCausalLM"],
@@ -291,25 +310,20 @@ SHAPES: dict[str, Shape] = {
         },
     ),
     # Gemma-3-12B's text model.
-    "gemma": Shape(
+    "gemma": Shape(_GEMMA),
+    # Gemma-3-27B's.
+    "gemma-27b": Shape(
         {
-            **_COMMON,
-            "architectures": ["Gemma3ForCausalLM"],
-            "model_type": "gemma3_text",
-            "vocab_size": 262208,
-            "hidden_size": 3840,
-            "intermediate_size": 15360,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 10000.0,
-            "sliding_window": 1024,
-            "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
+            **_GEMMA,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "query_pre_attn_scalar": 168,
+            "layer_types": [*[*["sliding_attention"] * 5, "full_attention"] * 10]
+            + ["sliding_attention"] * 2,
         }
     ),
     # NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 MoE and 6 attention layers.

@@ -38,3 +38,10 @@ PREFIXES = {
     **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
 }
 """A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""
+POOLED = {
+    **dict.fromkeys(("no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"),
+    **dict.fromkeys(("mixed-chunks", "pages"), "verify"),
+    "no-window-pool": "tests/swa/window_checks.py: both_together",
+    "tensor-parallel": "tests/swa/window_rank.py: main",
+}
+"""A real scheduler with both pools in turn; stock resolves no window pool for these models."""

@@ -1,7 +1,7 @@
 """In an ordinary server's scheduler: a fixed KV budget in bytes, and what its batches hold.
 
-$SWA_POOL_BYTES is the budget, whatever the GPU has free. The counts go to the file that
-$SWA_POOL_PROBE names, four times a second.
+$SWA_POOL_BYTES is the budget, whatever the GPU has free; without it, stock decides. The counts go
+to the file that $SWA_POOL_PROBE names, four times a second.
 """
 
 import json
@@ -10,6 +10,10 @@ import time
 
 import wrapt
 
+_CONFIGURATORS = (
+    ("sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator"),
+    ("sglang.srt.model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin"),
+)
 _TARGET = os.environ.get("SWA_POOL_PROBE")
 _seen = {"steps": 0, "peak_running": 0, "sum_running": 0, "retracted": 0}
 _told = [0.0]
@@ -18,10 +22,7 @@ _told = [0.0]
 def watch():
     """Wrap what the release uses to profile memory, and what every decode step calls."""
     wrapt.register_post_import_hook(_batches, "sglang.srt.managers.schedule_batch")
-    for module, owner in (
-        ("sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator"),
-        ("sglang.srt.model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin"),
-    ):
+    for module, owner in _CONFIGURATORS if os.environ.get("SWA_POOL_BYTES") else ():
         wrapt.register_post_import_hook(_budget(owner), module)
 
 
@@ -47,11 +48,13 @@ def _batches(module):
         _seen["steps"] += 1
         _seen["sum_running"] += len(instance.reqs)
         _seen["peak_running"] = max(_seen["peak_running"], len(instance.reqs))
-        free = allocator.swa_available_size()
-        _seen["least_swa_free"] = min(_seen.get("least_swa_free", free), free)
+        if hasattr(allocator, "swa_available_size"):
+            free = allocator.swa_available_size()
+            _seen["least_swa_free"] = min(_seen.get("least_swa_free", free), free)
         if time.monotonic() - _told[0] > 0.25:
             _told[0] = time.monotonic()
-            now = {"full_size": allocator.size_full, "swa_size": allocator.size_swa}
+            now = {"full_size": getattr(allocator, "size_full", None) or allocator.size}
+            now["swa_size"] = getattr(allocator, "size_swa", None)
             with open(f"{_TARGET}.part", "w") as file:
                 json.dump({**_seen, **now}, file)
             os.replace(f"{_TARGET}.part", _TARGET)

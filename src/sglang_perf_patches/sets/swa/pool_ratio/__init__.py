@@ -10,7 +10,8 @@ CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
 
 PATCH = Patch(
     id="swa.pool-ratio",
-    proven_with=BESIDE | {"pages": "verify", "no-radix-cache": "verify"},
+    # What stock calls no window pool may be one that `swa.window-pool` gives.
+    proven_with=BESIDE | dict.fromkeys(("pages", "no-radix-cache", "no-window-pool"), "verify"),
     kind="policy",
     summary="the sliding-window pool is sized by running requests and window",
     variants=(

@@ -1,0 +1,115 @@
+"""swa.window-pool: models whose window pool stock switches off get the one that others have.
+
+Stock turns it off by architecture (``arg_groups/model_overrides``), because of a test that failed
+when there was one way to hold windows and Llama 4 alone had it (sgl-project/sglang#7367, and
+#8895, #9123 for Gemma 3). What holds windows has been written anew since.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import CONTEXT, DERIVES
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+BACKENDS = ("fa3", "triton")
+"""Those that were played with both pools. ``torch_native`` reads windows where it did not write
+them."""
+
+
+def install(patching: Patching) -> None:
+    """Describe the model as one that asks for a window pool, before stock decides."""
+    patching.anytime("pools keep the sizes that they were made with, whoever asked for them")
+    context = patching.module(CONTEXT)
+
+    def make(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def _derive_hybrid_model(self: Any) -> None:
+            if _is_for_pools(context) and not self.is_draft_model:
+                layers = windowed_layers(self)
+                reason = unserved(self, layers, context)
+                if reason:
+                    patching.gate(reason)
+                else:
+                    # Stock's own way for models that it does not know by name.
+                    self.hf_text_config.is_hybrid_swa = True
+                    self.hf_text_config.hybrid_layer_pattern = layers
+                    self.disable_hybrid_swa_memory = False
+                    patching.ran.seen = True
+            inner(self)
+
+        return _derive_hybrid_model
+
+    patching.override(DERIVES, make)
+
+
+def _is_for_pools(context: Any) -> bool:
+    """Whether pools may be made of a configuration in this process, of resolved arguments."""
+    # Other processes publish other roles, or nothing while they resolve arguments.
+    return context.publish_role() == "scheduler" and None not in context.attention_backends()
+
+
+def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | None:
+    """Why a model is left to stock; None if it gets a window pool.
+
+    Args:
+        model: a ``ModelConfig``, whole but for what ``_derive_hybrid_model`` adds.
+        layers: what `windowed_layers` says of it.
+        context: the module ``sglang.srt.runtime_context``.
+    """
+    if layers is None:
+        return f"{model.hf_config.architectures[0]} has the pools that stock gives it"
+    if not getattr(model.hf_text_config, "sliding_window", None) or len({*layers}) < 2:
+        return "not both kinds of layers: the model has no sliding window, or nothing else"
+    if context.get_server_args().disable_hybrid_swa_memory:
+        return "the operator gave --disable-hybrid-swa-memory"
+    if model.is_multimodal:
+        return "the model takes images, whose tokens see what follows them"
+    if not model.is_generation or getattr(
+        model.hf_text_config, "use_bidirectional_attention", False
+    ):
+        return "prompts are read in both directions"
+    backends = {*context.attention_backends()}
+    if len(backends) > 1:
+        return "prefill and decode have different attention backends"
+    if not backends <= {*BACKENDS}:
+        return f"not proven with the attention backend {backends.pop()}: {', '.join(BACKENDS)} are"
+    return None
+
+
+def windowed_layers(model: Any) -> list[int] | None:
+    """For each layer 1 if it attends within the window, else 0, as the model's own code decides.
+
+    None for a model that is not one of those.
+    """
+    rule = _RULES.get(model.hf_config.architectures[0])
+    text = model.hf_text_config
+    return rule(text, text.num_hidden_layers) if rule else None
+
+
+def _by_types(text: Any, layers: int) -> list[int]:
+    kinds = getattr(text, "layer_types", None) or []
+    return [int(kind == "sliding_attention") for kind in kinds[:layers]]
+
+
+def _every_other(_: Any, layers: int) -> list[int]:
+    return [1 - layer % 2 for layer in range(layers)]
+
+
+def _by_pattern(text: Any, layers: int) -> list[int]:
+    pattern = getattr(text, "sliding_window_pattern", None)
+    return [int((layer + 1) % len(pattern) != 0) for layer in range(layers)] if pattern else []
+
+
+_RULES: dict[str, Callable[[Any, int], list[int]]] = {
+    "Gemma2ForCausalLM": _every_other,
+    "Gemma3ForCausalLM": _by_types,
+    "Gemma3ForConditionalGeneration": _by_types,
+    "Exaone4ForCausalLM": _by_pattern,
+    "Olmo2ForCausalLM": _by_types,
+}
+"""How the attention of each architecture tells a layer's kind."""

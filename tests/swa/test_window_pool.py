@@ -1,0 +1,128 @@
+"""swa.window-pool on the releases that it is declared for: real schedulers with small models."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import released
+import tiers
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.sets.swa.window_pool import body
+
+PATCH = by_id(sets.load())["swa.window-pool"]
+RELEASES = tuple(release for variant in PATCH.variants for release in variant.releases)
+JOBS = Path(__file__).with_name("window_jobs.py")
+RANK = JOBS.with_name("window_rank.py")
+BROKEN = (
+    "full layers get the window",
+    "layers of the window are whole",
+    "layers change places",
+    "a part of the window is freed",
+)
+SAYS = {
+    "images": "takes images",
+    "no pool": "--disable-hybrid-swa-memory",
+    "backend": "torch_native",
+    "two backends": "different attention backends",
+    "windows alone": "not both kinds of layers",
+    "both directions": "prefills are not chunked",  # stock resolves that for such a model
+    "another model": "LlamaForCausalLM has the pools that stock gives it",
+}
+"""What is said where a server is left to stock."""
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What every job answers on a release."""
+    whole = tiers.is_whole(request.config)
+    jobs: dict[str, tuple[str, dict[str, Any]]] = {
+        "left to stock": ("left_to_stock", {}),
+        "both together": ("both_together", {}),
+        "images": ("refuses_images_in_prompts", {}),
+        "pressed": ("pressed_hard", {"episodes": 30 if whole else 6}),
+        **{f"broken: {how}": ("broken", {"how": how}) for how in BROKEN},
+    }
+    given = released.play(released.tree(request.param), JOBS, list(jobs.values()))
+    for key, line in zip(jobs, given, strict=True):
+        assert "error" not in line, f"{request.param}, {key}:\n{line.get('error')}"
+    return {key: line["value"] for key, line in zip(jobs, given, strict=True)}
+
+
+def test_images_and_both_directions_are_refused_whatever_the_arguments_say() -> None:
+    context = SimpleNamespace(
+        attention_backends=lambda: ("fa3", "fa3"),
+        get_server_args=lambda: SimpleNamespace(disable_hybrid_swa_memory=False),
+    )
+    text = {"sliding_window": 32, "use_bidirectional_attention": False}
+    served = {"is_multimodal": False, "is_generation": True}
+
+    def reason(about: dict[str, Any], of_text: dict[str, Any]) -> str | None:
+        model = SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=["Gemma3ForCausalLM"]),
+            hf_text_config=SimpleNamespace(**{**text, **of_text}),
+            **{**served, **about},
+        )
+        return body.unserved(model, [1, 0], context)
+
+    assert reason({}, {}) is None
+    assert "images" in str(reason({"is_multimodal": True}, {}))
+    assert "both directions" in str(reason({"is_generation": False}, {}))
+    assert "both directions" in str(reason({}, {"use_bidirectional_attention": True}))
+    assert "not both kinds" in str(reason({}, {"sliding_window": None}))
+
+
+def test_what_is_not_proven_is_stocks_and_says_why(answers: dict[str, Any]) -> None:
+    said = answers["left to stock"]
+    assert said.keys() == SAYS.keys()
+    for name, reason in said.items():
+        assert SAYS[name] in reason, (name, reason)
+
+
+def test_with_the_pools_ratio_its_pools_are_made(answers: dict[str, Any]) -> None:
+    stock, alone, both = answers["both together"]
+    assert (stock, alone) == (0, 3276)
+    assert 0 < both < alone
+
+
+def test_small_pools_serve_what_stock_serves(answers: dict[str, Any]) -> None:
+    told = answers["pressed"]
+    assert told["served"] > 0
+    assert told["hits"] > 0, "no prefix was found again"
+
+
+def test_a_broken_patch_is_noticed(answers: dict[str, Any]) -> None:
+    for how in BROKEN:
+        assert answers[f"broken: {how}"], how
+
+
+@pytest.mark.parametrize("release", RELEASES[-1:])
+def test_two_ranks_compute_what_stock_does(release: str) -> None:
+    """Both with half of the KV heads, over gloo: batches, tokens and logits of each."""
+    told = {selection: _ranks(release, selection) for selection in ("none", PATCH.id)}
+    for stock, patched in zip(*told.values(), strict=True):
+        assert stock.pop("pools")[1] is None
+        assert patched.pop("pools")[1] > 0
+        assert patched == stock
+
+
+def _ranks(release: str, selection: str) -> list[dict[str, Any]]:
+    """What each of two ranks says."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = released.tree(release, beginning="")
+
+    def play(rank: int) -> dict[str, Any]:
+        words = (RANK, str(rank), "2", port, selection)
+        (told,) = released.answers(place, *words)
+        return dict(told)
+
+    with ThreadPoolExecutor(2) as both:
+        return list(both.map(play, range(2)))

@@ -1,0 +1,132 @@
+"""Checks of swa.window-pool on one release, over a real scheduler with small models."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sglang_perf_patches
+from prove import DEPTH, FULL_DEPTH, drawn
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.proof.swa import window_loads
+from sglang_perf_patches.proof.swa.pools import publish
+from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
+from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
+from sglang_perf_patches.sets.swa.window_pool import body, proof
+
+PATCH = "swa.window-pool"
+
+
+@contextlib.contextmanager
+def booted(selection: str, model: str = "gemma-3", **asked: Any) -> Iterator[WindowServer]:
+    """A server under a selection of patches, which went live before it was published."""
+    prepare()
+    publish()  # an earlier server of this process is over
+    sglang_perf_patches.activate(selection)
+    try:
+        server = WindowServer(model, **asked)
+        try:
+            yield server
+        finally:
+            server.close()
+    finally:
+        sglang_perf_patches.deactivate()
+
+
+def left_to_stock() -> dict[str, str]:
+    """Each of these alone has stock's pools; why, as `status` says it."""
+    alone: dict[str, tuple[str, dict[str, Any]]] = {
+        "images": ("gemma-3-with-images", {"enable_multimodal": True}),
+        "no pool": ("gemma-3", {"disable_hybrid_swa_memory": True}),
+        "backend": ("gemma-3", {"attention_backend": "torch_native"}),
+        "two backends": ("gemma-3", {"prefill_attention_backend": "triton"}),
+        "windows alone": ("gemma-3", {"model_layer_types": ["sliding_attention"] * 6}),
+        "both directions": ("gemma-3", {"model_use_bidirectional_attention": True}),
+        "another model": ("llama", {}),
+    }
+    said = {}
+    for name, (model, asked) in alone.items():
+        with booted(PATCH, model, **asked) as server:
+            assert not server.has_window_pool, name
+            engine.look_again()
+            report = engine.report()
+            assert report is not None
+            state = report.of(PATCH)
+            assert state.state == "gated", (name, state)
+            said[name] = state.reason
+    return said
+
+
+def both_together() -> list[int]:
+    """With swa.pool-ratio: the pools that its arithmetic wants, and the same tokens."""
+    asked = {"max_total_tokens": 4096, "max_running_requests": 4, "chunked_prefill_size": 128}
+    expected: Any = None
+    sizes: list[int] = []
+    for selection in ("none", PATCH, f"{PATCH},swa.pool-ratio"):
+        with booted(selection, **asked) as server:
+            window_loads.LONG.play(server)
+            server.check_drained()
+            tokens = {rid: server.tokens(rid) for rid in server.reqs}
+            expected = tokens if expected is None else expected
+            assert tokens == expected, selection
+            sizes.append(getattr(server.runner, "swa_max_total_num_tokens", None) or 0)
+    assert sizes[:2] == [0, int(4096 * pool_hint.STOCK_RATIO)], sizes
+    assert 0 < sizes[2] < sizes[1], sizes
+    return sizes
+
+
+def refuses_images_in_prompts() -> None:
+    """A model with an image tower that is served for text has no images in its requests."""
+    with booted(PATCH, "gemma-3-with-images") as server:
+        assert server.has_window_pool
+        assert not server.runner.is_multimodal
+        assert not server.scheduler.model_config.is_multimodal
+
+
+def pressed_hard(episodes: int) -> dict[str, int]:
+    """Drawn loads in small pools; how many requests were served, retracted and had a prefix."""
+    told = {"retracted": 0, "served": 0, "hits": 0}
+
+    for load in drawn(window_loads.drawn, FULL_DEPTH * episodes // DEPTH):
+        told["served"] += proof.pressed_one(load, told)
+    return told
+
+
+def broken(how: str) -> str | None:
+    """What the checks say while something is broken in a way; None if they pass."""
+    prepare()
+    runner: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
+    window = runner.resolve_sliding_window_size
+    breaks: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "full layers get the window": (body, "windowed_layers", lambda _: [1, 1, 1, 1, 1, 0]),
+        "layers of the window are whole": (body, "windowed_layers", lambda _: [1, 0, 0, 1, 1, 0]),
+        "layers change places": (body, "windowed_layers", lambda _: [0, 0, 1, 0, 0, 1]),
+        "a part of the window is freed": (
+            *(runner, "resolve_sliding_window_size"),
+            lambda *args, **kwargs: window(*args, **kwargs) - 12,
+        ),
+    }
+    owner, name, function = breaks[how]
+    kept = getattr(owner, name)
+    setattr(owner, name, function)
+    try:
+        proof.alike("gemma-3", window_loads.LONG)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        setattr(owner, name, kept)
+    return None
+
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    check.__name__: check
+    for check in (
+        left_to_stock,
+        both_together,
+        refuses_images_in_prompts,
+        pressed_hard,
+        broken,
+    )
+}

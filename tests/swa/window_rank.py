@@ -1,0 +1,59 @@
+"""One rank of a tensor-parallel server: ``python window_rank.py RANK RANKS PORT SELECTION``.
+
+Plays `window_loads.LONG` on the release on PYTHONPATH. All ranks play the same, and meet at the
+port. Prints as JSON what the rank computed: batches, tokens, a checksum of each request's logits,
+and the tokens of both pools.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+import zlib
+
+warnings.simplefilter("ignore")
+
+from sglang_perf_patches.proof import lent
+
+os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for each rank
+
+lent.lend()
+for name in ("sglang", "sglang_perf_patches"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+import sglang_perf_patches
+from sglang_perf_patches.proof.swa import window_loads
+from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
+
+
+def main(rank: int, ranks: int, port: int, selection: str) -> None:
+    """Boot, play and print."""
+    prepare()
+    sglang_perf_patches.activate(selection)
+    server = WindowServer(rank=rank, port=port, tp_size=ranks)
+    window_loads.LONG.play(server)
+    server.check_drained()
+    logits = {
+        rid: [zlib.crc32(row.numpy().tobytes()) for row in rows]
+        for rid, rows in server.logits.items()
+    }
+    told = {
+        "batches": server.batches,
+        "tokens": {rid: server.tokens(rid) for rid in server.reqs},
+        "logits": logits,
+        "heads": server.runner.model_config.get_num_kv_heads(ranks),
+        "pools": [
+            server.runner.max_total_num_tokens,
+            getattr(server.runner, "swa_max_total_num_tokens", None),
+        ],
+    }
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]), sys.argv[4])  # type: ignore[call-arg]

@@ -32,6 +32,7 @@ class Shape:
         chunk: most tokens of a prefill.
         overlap: whether a prefill is made before the results of the last one are there, as with
             overlap scheduling.
+        context: most tokens of a request.
     """
 
     tree: str
@@ -41,6 +42,7 @@ class Shape:
     rows: int = 8
     chunk: int = 256
     overlap: bool = True
+    context: int = 4096
 
     @property
     def page(self) -> int:
@@ -67,7 +69,11 @@ def bare_state_pool(shape: Shape) -> Any:
         "state_size": 2,
         "conv_kernel": 4,
     }
-    return request_pool(widths, [0], torch.float32, shape.rows, shape.slots, tracked=shape.tracked)
+    return request_pool(
+        *(widths, [0], torch.float32, shape.rows, shape.slots),
+        tracked=shape.tracked,
+        context=shape.context,
+    )
 
 
 def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:

@@ -253,6 +253,7 @@ def request_pool(
     *,
     device: str = "cpu",
     tracked: bool = True,
+    context: int = 4096,
 ) -> Any:
     """The release's pool of requests and states.
 
@@ -264,6 +265,7 @@ def request_pool(
         slots: for states.
         device: where it is.
         tracked: whether states are tracked in extra buffers.
+        context: most tokens of a request.
     """
     utils = importlib.import_module("sglang.srt.configs.mamba_utils")
     params = utils.Mamba2CacheParams(
@@ -276,7 +278,7 @@ def request_pool(
         size=rows,
         mamba_size=slots,
         mamba_spec_state_size=rows,
-        max_context_len=4096,
+        max_context_len=context,
         device=device,
         enable_memory_saver=False,
         cache_params=params,

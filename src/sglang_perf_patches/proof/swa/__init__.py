@@ -23,10 +23,10 @@ CASES = tuple(
         "evict-before-retract": (
             *(_IF_ALL_FITS, "all tokens of a load that is retracted", _EPISODES),
         ),
-        "pool-ratio": ("pools of random budgets and stock's own at the same ratio",),
         "window-pool": (
             *("tokens and logits of real models beside the full pool", "the pools at the end"),
         ),
+        "pool-ratio": ("pools of random budgets and stock's own at the same ratio",),
         "eviction-heap": (
             *("which leaves go and in which order", "the slots that requests get"),
             "what is left of full prefix caches of random episodes",

@@ -6,7 +6,8 @@ Boots an Engine for each side (`sides`: stock's defaults, stock with another num
 and with two of its switches besides; more by name). All have the same bytes for states and KV, and
 dummy weights of Qwen3.5-35B-A3B's dimensions, with LAYERS of its 40 layers (12) and as much of
 GIB (34). CLIENTS (256) clients send a prompt when they have the reply to the last one. The sides
-take turns, load by load, while the processes of the others are stopped, until LIMIT_S (440).
+take turns, load by load, while the processes of the others are stopped, until LIMIT_S (440). LOADS
+names the loads (`ALL_LOADS`), with commas between, and CONTEXT (4096) is what the sides are fitted to.
 
 OUT.json is rewritten after each load: for each side requests in flight (mean and most, over decode
 steps), tokens a second, the first token's median and 99th percentile, cached tokens, retractions,
@@ -44,16 +45,21 @@ CLIENTS = int(os.environ.get("CLIENTS", "256"))
 EACH = int(os.environ.get("EACH", "2"))
 LIMIT_S = float(os.environ.get("LIMIT_S", "440"))
 BOOT_S = float(os.environ.get("BOOT_S", "200"))
-CONTEXT = 4096
-"""That the sides are fitted to."""
-LOADS: dict[str, tuple[int, int, int]] = {
+CONTEXT = int(os.environ.get("CONTEXT", "4096"))
+ALL_LOADS: dict[str, tuple[int, int, int]] = {
     "4k unique": (0, 3840, 256),
     "1k unique": (0, 768, 256),
     "4k shared": (3072, 768, 256),
+    "16k unique": (0, 15360, 256),
+    "16k shared": (12288, 3072, 256),
 }
 """Tokens of a prefix that all prompts share, of the rest of a prompt, and of a reply."""
+LOADS = {
+    name: ALL_LOADS[name]
+    for name in os.environ.get("LOADS", "4k unique,1k unique,4k shared").split(",")
+}
 COMMON = [
-    *("context_length=16384", "max_running_requests=256", "mem_fraction_static=0.25"),
+    *("context_length=32768", "max_running_requests=256", "mem_fraction_static=0.25"),
     *("cuda_graph_bs_prefill=[160,576,4096]", "stream_interval=16"),
 ]
 SKIP = {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK": "1"}

@@ -3,10 +3,11 @@
     python tests/benchmarks/swa/window_metadata.py OUT.json
 
 RELEASES names folders to be put in front of PYTHONPATH, one for each of the GPUS ("0 1"), with
-blanks between: another sglang each. On each GPU two Engines boot at once, with gpt-oss-20b's
-dimensions and dummy weights: ``as-mxfp4`` has 8 of its 32 experts in bfloat16, as many bytes as all
-of them have in MXFP4, ``bfloat16`` has all 32. ENGINES ("as-mxfp4 bfloat16") says which. One of
-them measures at a time, the other one is stopped; the GPUs measure side by side.
+blanks between: another sglang each. On each GPU several Engines boot at once, with gpt-oss-20b's
+dimensions and dummy weights: ``mxfp4`` as it is published, ``bfloat16``, and ``as-mxfp4`` with 8 of
+its 32 experts in bfloat16, which are as many bytes as all of them in MXFP4. ENGINES
+("mxfp4,as-mxfp4 as-mxfp4,bfloat16") says which ones, for each GPU. One of them measures at a time,
+the others are stopped; the GPUs measure side by side.
 
 In each turn the same prompts are sent, BATCHES ("16 32 64") of PROMPT (200) tokens for TOKENS (256)
 tokens each. Their prefill is done before, so that the time is that of decode steps. Then, from a
@@ -43,7 +44,10 @@ PATCH = os.environ.get("PATCH", "swa.window-metadata")
 RELEASES = os.environ.get("RELEASES", "").split()
 GPUS = os.environ.get("GPUS", "0 1").split()
 SHAPE = os.environ.get("SHAPE", "gpt-oss")
-ENGINES = os.environ.get("ENGINES", "as-mxfp4 bfloat16").split()
+ENGINES = [
+    names.split(",")
+    for names in os.environ.get("ENGINES", "mxfp4,as-mxfp4 as-mxfp4,bfloat16").split()
+]
 OPTIONS = os.environ.get("OPTIONS", "").split()
 BATCHES = tuple(map(int, os.environ.get("BATCHES", "16 32 64").split()))
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "200")), int(os.environ.get("TOKENS", "256"))
@@ -53,7 +57,10 @@ BOOT_S = float(os.environ.get("BOOT_S", "200"))
 WARM = 1
 PROFILED = 64
 """Decode steps of a profile."""
-EXPERTS = {"as-mxfp4": ["model.num_local_experts=8"]}
+EXPERTS = {
+    "mxfp4": ['model.quantization_config={"quant_method": "mxfp4"}', "moe_runner_backend="],
+    "as-mxfp4": ["model.num_local_experts=8"],
+}
 USUAL = (
     "attention_backend=triton",
     "moe_runner_backend=triton",
@@ -118,17 +125,18 @@ def main(out: Path) -> int:
         return LIMIT_S - (time.monotonic() - began)
 
     try:
-        for release, gpu in zip(RELEASES or [""], GPUS or [""], strict=False):
-            boots += [Boot(engine, release, gpu, folder) for engine in ENGINES]
+        for release, gpu, names in zip(RELEASES or [""], GPUS or [""], ENGINES, strict=False):
+            boots += [Boot(name, release, gpu, folder) for name in names]
         up = fleet.booted(boots, began + BOOT_S)
         write()
         queues = [[boot for boot in up if boot.gpu == gpu] for gpu in dict.fromkeys(GPUS or [""])]
-        for at in range(len(ENGINES)):
+        most = max(map(len, queues), default=0)
+        for at in range(most):
             side_by_side = [queue[at] for queue in queues if at < len(queue)]
             for part in (*(["turns", count] for count in BATCHES), ["profile", 32]):
                 _ask(side_by_side, part, found, left)
                 write()
-        for at in range(len(ENGINES)):
+        for at in range(most):
             for count in BATCHES:
                 side_by_side = [queue[at] for queue in queues if at < len(queue)]
                 _ask(side_by_side, ["profile", count], found, left)

@@ -126,20 +126,24 @@ class Windows:
             sliding_window_size=wanted.window,
         )
 
-    def metadata(self, step: Step) -> Batch:
-        """Have the backend prepare a batch, which is returned."""
-        batch = self._batch(step)
+    def capture(self, step: Step) -> None:
+        """Have the backend prepare the capture of a graph for batches like this one."""
+        begun = self.batch(replace(step, lengths=(1,) * len(step.lengths)))
+        prepare_backend(self.backend, begun, capture=True)
+
+    def prepare(self, step: Step, batch: Batch) -> None:
+        """Have the backend prepare a batch, whose graph is captured if it has one."""
         if step.mode == "replayed":
-            begun = self._batch(replace(step, lengths=(1,) * len(step.lengths)))
-            prepare_backend(self.backend, begun, capture=True)
             prepare_backend(self.backend, batch)
         else:
             self.backend.init_forward_metadata(batch)
-        return batch
 
     def read(self, step: Step) -> dict[str, Any]:
         """Prepare a batch; what attention is told of windows, and what it computes from that."""
-        batch = self.metadata(step)
+        batch = self.batch(step)
+        if step.mode == "replayed":
+            self.capture(step)
+        self.prepare(step, batch)
         told = self.backend.forward_metadata
         rows = batch.batch_size
         offsets = told.window_kv_indptr
@@ -169,7 +173,8 @@ class Windows:
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._noise)
 
-    def _batch(self, step: Step) -> Batch:
+    def batch(self, step: Step) -> Batch:
+        """The forward batch of a step, as the scheduler gives it to the backend."""
         lengths = torch.tensor([*step.lengths, *[1] * step.padding])
         rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(self.wanted.seed))
         rows = rows[: len(step.lengths)]

@@ -1,7 +1,8 @@
 """In every process with this folder on PYTHONPATH: an older sglang starts beside newer packages.
 
 A name that the release imports from a wheel of kernels, and that the wheel no longer has, is stood
-in for; calling it raises. The ``sitecustomize`` behind this one runs first.
+in for; calling it raises. A configuration that the release registers, and that Transformers brings
+by now, is the release's. The ``sitecustomize`` behind this one runs first.
 """
 
 import os
@@ -39,6 +40,13 @@ def _lend(module):
         module.__getattr__ = stand_in
 
 
+def _register_again(module):
+    mapping = module.CONFIG_MAPPING
+    register = mapping.register
+    mapping.register = lambda key, value, exist_ok=False: register(key, value, exist_ok=True)
+
+
 _go_on()
+wrapt.register_post_import_hook(_register_again, "transformers.models.auto.configuration_auto")
 for _name in _WHEELS:
     wrapt.register_post_import_hook(_lend, _name)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Jobs
 
 import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 
+Jobs = Callable[..., list[dict[str, Any]]]
+
 PATCH = by_id(sets.load())["swa.window-metadata"]
-EACH = [
-    pytest.param(
-        release, marks=() if release == variant.releases[-1] else (pytest.mark.whole_matrix,)
-    )
-    for variant in PATCH.variants
-    for release in variant.releases
-]
-"""The default tier plays the newest release of each body."""
+RELEASES = tuple(release for variant in PATCH.variants for release in variant.releases)
 BROKEN = (
     "cells behind the end are translated",
     "the last cell is not translated",
@@ -30,7 +25,7 @@ WAITS = {"replayed": 2, "decode": 3, "extend": 3}
 """Where stock waits with a window pool. Without one it waits where it makes a buffer."""
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=RELEASES)
 def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
     """What every job answers on a release."""
     whole = tiers.is_whole(request.config)

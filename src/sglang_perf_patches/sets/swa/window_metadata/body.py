@@ -7,14 +7,17 @@ Where stock has no buffer yet it waits to make one of that length, too.
 Here stock fills a buffer that it is given, and is not told of the pool: so it does not translate.
 Then the most that windows can fill is translated, and a mask of the GPU's own keeps the rest of the
 buffer as it is.
+
+Without the wait the host is ahead of the step whose windows are translated. What it does then to
+slots and rows must come behind that on the GPU: from 0.5.16 on stock's event loop has a barrier
+there (``_apply_war_barrier``), which it puts behind the preparation of a step.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..references import OLD_ALLOCATOR
-from . import BACKEND, CAPTURED, EAGER, POOL
+from . import FILLS, POOL
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -25,39 +28,8 @@ MOST = 1 << 20
 _TRANSLATES = "translate_loc_from_full_to_swa"
 
 
-def install_in_both(patching: Patching) -> None:
-    """0.5.12: graphs have a function of their own, and the allocator is asked to translate."""
-    windows = _Windows(patching, OLD_ALLOCATOR)
-    module = patching.module(BACKEND)
-
-    def captured(inner: Any) -> Any:
-        def update_sliding_window_buffer_cuda_graph(*given: Any) -> Any:
-            size, bs, allocator = given[3], given[6], given[7]
-            if not windows.serve(allocator, given[1], bs * size):
-                return inner(*given)
-            found = inner(*given[:7], None)
-            windows.translate(allocator, found, bs * size)
-            return found
-
-        return update_sliding_window_buffer_cuda_graph
-
-    def eager(inner: Any) -> Any:
-        def update_sliding_window_buffer(*given: Any) -> Any:
-            first, table, size, lengths, rows, bs, device, allocator = given
-            if not windows.serve(allocator, None, bs * size):
-                return inner(*given)
-            cells = windows.room(bs * size, device)
-            graphs = module.update_sliding_window_buffer_cuda_graph
-            return graphs(first, cells, table, size, lengths, rows, bs, allocator)
-
-        return update_sliding_window_buffer
-
-    patching.override(CAPTURED, captured)
-    patching.override(EAGER, eager)
-
-
 def install(patching: Patching) -> None:
-    """0.5.13 to 0.5.18: from here on one function serves graphs and what runs without."""
+    """0.5.16 to 0.5.18."""
     _install(patching, size_at=2, bs_at=5)
 
 
@@ -72,7 +44,7 @@ def install_with_translator(patching: Patching) -> None:
 
 
 def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -> None:
-    windows = _Windows(patching, POOL)
+    windows = _Windows(patching)
     device_at, pool_at, cells_at = range(bs_at + 1, bs_at + 4)
 
     def make(inner: Any) -> Any:
@@ -91,17 +63,17 @@ def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -
 
         return update_sliding_window_buffer
 
-    patching.override(EAGER, make)
+    patching.override(FILLS, make)
 
 
 class _Windows:
     """What is common to all releases."""
 
-    def __init__(self, patching: Patching, pool: str) -> None:
-        """Note which class of pools, or of allocators, translates as was proven."""
+    def __init__(self, patching: Patching) -> None:
+        """Note which class of pools translates as was proven."""
         patching.anytime("each call fills its buffer by itself")
         self._patching = patching
-        self._known = patching.get(pool)
+        self._known = patching.get(POOL)
         self._ramps: dict[Any, Any] = {}
 
     def serve(self, pool: Any, cells: Any, most: int) -> bool:
@@ -119,9 +91,8 @@ class _Windows:
         if type(pool) is not self._known:
             self._patching.gate(f"windows are translated by {type(pool).__name__}")
             return False
-        kv = getattr(pool, "_kvcache", pool)
         # What an earlier batch left in the buffer is translated with the rest, and dropped.
-        return bool(kv.size_swa + kv.page_size < kv.full_to_swa_index_mapping.numel())
+        return bool(pool.size_swa + pool.page_size < pool.full_to_swa_index_mapping.numel())
 
     def room(self, most: int, device: Any) -> Any:
         """A new buffer, int64 of shape ``(most,)``: zeros, for what stands behind the windows."""

@@ -57,8 +57,8 @@ from two_gpus import PORTS, Side  # noqa: E402
 REQUESTS, OUTPUT = 64, 96
 LONGEST = 2400
 GROWING_PROMPT, GROWING_OUTPUT = 1100, 640
-"""64 of them come to 111,360 tokens: of what the full pool lacks, a host's pool of 0.2 of it has room
-for two thirds."""
+"""64 of them come to 111,360 tokens. Of what the full pool lacks, a host's pool of 0.2 of it has
+room for two thirds."""
 LONG, LONGEST_OF_ALL = (10, 8000), (3, 20_000)
 WARM_UP = (1, 2, 16, 17, 64, 100, 160, 500, 1000, 1023, 2400, 8000)
 FULL, RATIO = 83_968, 0.5  # whole pages of 64, both

@@ -76,10 +76,8 @@ DRAFT = {
 
 _ROOMS = itertools.count(1001)
 
-_SUMMED = frozenset(
-    ("swa_size", "swa_free", "full_size", "full_free", "still_mapped", "retractions")
-    + ("kept_in_tensors", "tokens_in_tensors", "aborted_retracting")
-)
+_POOLS = ("swa_size", "swa_free", "full_size", "full_free", "still_mapped")
+_RETRACTED = ("retractions", "kept_in_tensors", "tokens_in_tensors", "aborted_retracting")
 
 Output = tuple[list[int], list[float]]
 """Token ids, and the log-probability of each."""
@@ -468,7 +466,7 @@ def _settled(side: Side) -> dict[str, Any]:
 def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What ranks with pools of their own come to: sums, but peaks and minima are of one rank."""
     told = dict(states[0])
-    for name in told.keys() & _SUMMED:
+    for name in (*_POOLS, *_RETRACTED):
         told[name] = sum(state[name] for state in states)
     for name in ("steps", "peak_in_flight", "peak_in_transfer"):
         told[name] = max(state[name] for state in states)

@@ -50,7 +50,7 @@ def test_no_batch_waits_for_the_length_of_its_windows(answers: dict[str, Any]) -
 
 
 def test_batches_are_told_and_compute_what_stocks_are(answers: dict[str, Any]) -> None:
-    assert answers["equal"] > 4
+    assert answers["equal"] > 5
 
 
 def test_what_is_not_served_is_stocks(answers: dict[str, Any]) -> None:

@@ -308,4 +308,5 @@ EDGES: Sequence[Play] = (
     Play((Step("replayed", (16, 17, 15)), Step("decode", (16, 17, 15)))),
     Play((Step("extend", (0, 0), (4, 4)), Step("extend", (0, 40), (4, 4)))),
     Play((Step("decode", (CONTEXT,) * ROWS), Step("replayed", (CONTEXT,) * ROWS)), window=1),
+    Play((Step("replayed", (33, 3)), Step("decode", (33, 3))), page=16),
 )

@@ -64,6 +64,6 @@ def test_a_set_has_one_line_a_digest(name: str) -> None:
         assert len(listed) == len(set(listed))
 
 
-def test_all_sets_have_at_most_2200_lines() -> None:
+def test_all_sets_have_at_most_2300_lines() -> None:
     files = (ROOT / "src/sglang_perf_patches/sets").glob("*/known.json")
-    assert sum(file.read_text("utf-8").count("\n") for file in files) <= 2200
+    assert sum(file.read_text("utf-8").count("\n") for file in files) <= 2300

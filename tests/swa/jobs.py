@@ -21,6 +21,7 @@ for name in ("sglang", "sglang_perf_patches"):
 
 import heap_checks  # noqa: E402
 import leaving_checks  # noqa: E402
+import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
 from checks import CHECKS  # noqa: E402
@@ -38,6 +39,7 @@ _CHECKS: dict[str, Callable[..., Any]] = {
     **leaving_checks.CHECKS,
     **pool_checks.CHECKS,
     **heap_checks.CHECKS,
+    **metadata_checks.CHECKS,
     "play": play,
 }
 

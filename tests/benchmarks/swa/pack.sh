@@ -15,12 +15,13 @@ left_out='torch|triton|torchvision|torchao|xgrammar|outlines|outlines_core|llgui
 left_out+='|hf-xet|uvloop|pytest|jedi|mpmath|ninja|pluggy|iniconfig|genson|openai-harmony'
 grep -vE "^(#|($left_out)==)" "$here/../../harness/cpu.txt" >site.txt
 $install --target site -r site.txt
-$install --target nixl nixl==1.0.1 nixl-cu13==1.0.1
+$install --target nixl nixl==1.5.1 nixl-cu13==1.5.1 wrapt
 (
   cd nixl
-  rm -rf nixl_ep nixl_cu13.libs/nixl nixl_cu13.libs/ucx/*perftest* *.scripts *.data
-  find .nixl_cu13.mesonpy.libs/plugins -name 'lib*' ! -name libplugin_UCX.so -delete
-  rm -f nixl_cu13.libs/lib{aws,azure,gusli,xml2,s2n,uring,curl}*
+  rm -rf nixl_ep nixl_ep_cu13 include pkgconfig wrapt-stubs *.scripts *.data
+  find .nixl_cu13.mesonpy.libs/plugins nixl_cu13.libs/nixl -name 'lib*' ! -name libplugin_UCX.so -delete
+  find nixl_cu13.libs/ucx -type f ! -name 'libuc?_cuda.so*' ! -name 'libuct_cma.so*' -delete
+  rm -f nixl_cu13.libs/lib{aws,azure,gusli,xml2,s2n,uring,curl,aio,ibverbs,mlx5,nl-,numa,zstd}*
 )
 for version in $(PYTHONPATH="$here/../../../src" python3 "$here/../../swa/groups.py"); do
   mkdir -p "src/$version"

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -51,6 +52,9 @@ AT_ONCE = (8, 24, 48)
 """How many prompts are sent at once: in the first part, in the second, …"""
 LONGEST, OUTPUT = 1500, 96
 FULL, SWA = 1_048_576, 6144
+CONTEXT = 32_768
+GRAPHS = (1, 2, 4, 8, 16, 32, 64)
+"""Sizes of batches of which a decode server captures a graph, where one is to."""
 WAYS = ("all", "cuda_copy,sm,tcp,self", "cuda_copy,tcp,self")
 """What UCX may use, in the order in which they are tried."""
 
@@ -72,6 +76,9 @@ DRAFT = {
 
 _ROOMS = itertools.count(1001)
 
+_POOLS = ("swa_size", "swa_free", "full_size", "full_free", "still_mapped")
+_RETRACTED = ("retractions", "kept_in_tensors", "tokens_in_tensors", "aborted_retracting")
+
 Output = tuple[list[int], list[float]]
 """Token ids, and the log-probability of each."""
 
@@ -84,11 +91,21 @@ class Side:
     process: subprocess.Popen[bytes]
     log: Path
     probe: Path
+    ranks: int = 1
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Take the port that belongs to the name."""
         self.port = PORTS[self.name]
+
+    def probes(self) -> list[Path]:
+        """What its schedulers write to, one file each."""
+        return sorted(self.probe.parent.glob(self.probe.name.replace("PID", "*")))
+
+    def reset(self) -> None:
+        """Have the probes begin again."""
+        for each in self.probes():
+            Path(f"{each}.reset").touch()
 
 
 def main() -> int:
@@ -151,6 +168,27 @@ def _choose_way(gpus: Sequence[str]) -> dict[str, Any]:
     return told
 
 
+def software() -> dict[str, str]:
+    """What runs, by its version."""
+    import sglang
+
+    told = {"sglang": sglang.__version__}
+    for name in ("torch", "triton", "nixl", "sglang-kernel", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            told[name] = importlib.metadata.version(name)
+    return told
+
+
+def gpus() -> list[str]:
+    """The GPUs, and what is taken of their memory."""
+    wanted = ["--query-gpu=name,driver_version,memory.used", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(["nvidia-smi", *wanted], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [str(error)]
+    return done.stdout.splitlines()
+
+
 class _DidNotBoot(Exception):
     """A server ended, or did not answer in time."""
 
@@ -193,7 +231,7 @@ def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path) -> None:
 def _at_once(side: Side, prompts: Sequence[list[int]], part: dict[str, Any]) -> list[Output]:
     """Send all prompts at once; the answers, and in `part` what the probe counted meanwhile."""
     _settled(side)
-    Path(f"{side.probe}.reset").touch()
+    side.reset()
     began = time.monotonic()
     pool = ThreadPoolExecutor(len(prompts))
     try:
@@ -280,6 +318,8 @@ def _servers(
     given: argparse.Namespace, deterministic: bool, until: float
 ) -> Iterator[dict[str, Side]]:
     first, second = given.gpus.split(",")
+    if getattr(given, "ranks", 1) > 1:
+        second = first  # a decode server is on both
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "draft").mkdir()
@@ -288,7 +328,7 @@ def _servers(
     try:
         for name, gpu in (("prefill", first), ("stock", second), ("patched", second)):
             log = given.out.with_suffix(f".{name}.log")
-            probe = folder / f"probe-{name}.json"
+            probe = folder / f"probe-{name}-PID.json"
             command = [sys.executable, "-m", "sglang.launch_server"]
             command += _arguments(given, folder, name, gpu, deterministic)
             if name == "patched":
@@ -301,10 +341,11 @@ def _servers(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            sides[name] = Side(name, process, log, probe)
+            ranks = 1 if name == "prefill" else getattr(given, "ranks", 1)
+            sides[name] = Side(name, process, log, probe, ranks)
         began = time.monotonic()
         for side in sides.values():
-            _wait(side, min(until, began + 200))
+            _wait(side, min(until, began + 240))
         print(f"booted in {time.monotonic() - began:.0f} s", flush=True)
         yield sides
     finally:
@@ -348,10 +389,10 @@ def _arguments(
         "grammar-backend": "none",
         "moe-runner-backend": "triton",
         "page-size": given.page_size,
-        "max-total-tokens": FULL,
+        "max-total-tokens": FULL // (1 if prefill else getattr(given, "ranks", 1)),
         "num-reserved-decode-tokens": 32,
         "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
-        "context-length": 32_768,
+        "context-length": CONTEXT,
         "max-running-requests": max(AT_ONCE),
         "mem-fraction-static": 0.8,
         "disable-radix-cache": True,
@@ -364,6 +405,17 @@ def _arguments(
     }
     if prefill:
         wanted["prefill-max-requests"] = 1  # so that a prompt's KV does not depend on the others
+    known = _known_options()
+    if not prefill and getattr(given, "graphs", 0):
+        del wanted["disable-cuda-graph"]
+        name = "cuda-graph-bs-decode"
+        wanted[name if f"--{name}" in known else "cuda-graph-bs"] = GRAPHS
+    if not prefill and getattr(given, "ranks", 1) > 1:
+        wanted["tp-size"] = given.ranks
+        if "--attn-dp-size" in known:
+            wanted["attn-dp-size"] = given.ranks
+        else:
+            wanted |= {"dp-size": given.ranks, "enable-dp-attention": True}
     if getattr(given, "draft", 0):
         wanted |= {
             "speculative-algorithm": "EAGLE3",
@@ -372,11 +424,12 @@ def _arguments(
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": 3,
         }
-    known = _known_options()
     arguments = []
     for option, value in wanted.items():
-        if f"--{option}" in known and value is not False:
-            arguments += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+        if f"--{option}" not in known or value is False:
+            continue
+        values = value if isinstance(value, tuple) else () if value is True else (value,)
+        arguments += [f"--{option}", *map(str, values)]
     return arguments
 
 
@@ -400,14 +453,25 @@ def _wait(side: Side, until: float) -> None:
 
 
 def _settled(side: Side) -> dict[str, Any]:
-    """What the probe counted, once the server is idle."""
+    """What the probes counted, once the server is idle."""
     for _ in range(80):
         time.sleep(0.5)
-        if side.probe.exists() and side.probe.stat().st_mtime > time.time() - 1:
-            state: dict[str, Any] = json.loads(side.probe.read_text())
-            if state["idle"]:
-                return state
+        written = [each for each in side.probes() if each.stat().st_mtime > time.time() - 1]
+        states = [json.loads(each.read_text()) for each in written]
+        if len(states) == side.ranks and all(state["idle"] for state in states):
+            return _together(states)
     raise RuntimeError(f"{side.name} did not become idle, or no probe runs in it")
+
+
+def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What ranks with pools of their own come to: sums, but peaks and minima are of one rank."""
+    told = dict(states[0])
+    for name in (*_POOLS, *_RETRACTED):
+        told[name] = sum(state[name] for state in states)
+    for name in ("steps", "peak_in_flight", "peak_in_transfer"):
+        told[name] = max(state[name] for state in states)
+    told["least_swa_free"] = min(state["least_swa_free"] for state in states)
+    return told if len(states) == 1 else told | {"ranks": list(states)}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ CASES = tuple(
             *("which leaves go and in which order", "the slots that requests get"),
             "what is left of full prefix caches of random episodes",
         ),
+        "window-metadata": (
+            *("what Triton attention is told of windows", "all of a graph's buffer"),
+            "what it computes",
+        ),
     }.items()
 )
 

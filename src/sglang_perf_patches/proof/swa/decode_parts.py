@@ -67,12 +67,14 @@ def publish(shape: Shape) -> Any:
     return arguments
 
 
-def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
+def pools(shape: Shape, kv_cache_dtype: str, heads: int = 1, head_dim: int = 4) -> tuple[Any, Any]:
     """A pool with one layer of each kind, and its allocator.
 
     Args:
         shape: sizes.
         kv_cache_dtype: as the server has it; 8-bit floats where it says so, else float32.
+        heads: of KV.
+        head_dim: of each.
     """
     import torch
 
@@ -86,8 +88,8 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
         size_swa=shape.swa_tokens,
         page_size=shape.page_size,
         dtype=dtype,
-        head_num=1,
-        head_dim=4,
+        head_num=heads,
+        head_dim=head_dim,
         swa_attention_layer_ids=[0],
         full_attention_layer_ids=[1],
         device="cpu",

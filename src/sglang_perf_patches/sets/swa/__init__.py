@@ -8,6 +8,7 @@ from .page_size_1 import PATCH as PAGE_SIZE_1
 from .pool_ratio import PATCH as POOL_RATIO
 from .tail_prealloc import PATCH as TAIL_PREALLOC
 from .window_bounded_admission import PATCH as WINDOW_BOUNDED_ADMISSION
+from .window_metadata import PATCH as WINDOW_METADATA
 from .window_pool import PATCH as WINDOW_POOL
 
 SUMMARY = "sliding-window KV: reserved at full length, and in a pool of a fixed ratio"
@@ -21,4 +22,5 @@ PATCHES: tuple[Patch, ...] = (
     WINDOW_POOL,
     POOL_RATIO,
     EVICTION_HEAP,
+    WINDOW_METADATA,
 )

@@ -45,3 +45,9 @@ POOLED = {
     "tensor-parallel": "tests/swa/window_rank.py: main",
 }
 """A real scheduler with both pools in turn; stock resolves no window pool for these models."""
+WINDOWS = {
+    **BESIDE,
+    **dict.fromkeys(("no-radix-cache", "mixed-chunks", "whole-prefills", "quantised-kv"), "verify"),
+    **dict.fromkeys(("pages", "no-window-pool"), "verify"),
+}
+"""Attention's metadata, which knows lengths, rows and pools, and no more of a server."""

@@ -1,0 +1,131 @@
+"""``swa.window-metadata``: windows are translated up to what the host knows, not up to their end.
+
+Stock gathers the slots of all windows into one buffer, and then translates that part of it which is
+filled: it slices the buffer by a number on the GPU, twice, and the host waits for it each time.
+Where stock has no buffer yet it waits to make one of that length, too.
+
+Here stock fills a buffer that it is given, and is not told of the pool: so it does not translate.
+Then the most that windows can fill is translated, and a mask of the GPU's own keeps the rest of the
+buffer as it is.
+
+Without the wait the host is ahead of the step whose windows are translated. What it does then to
+slots and rows must come behind that on the GPU: from 0.5.16 on stock's event loop has a barrier
+there (``_apply_war_barrier``), which it puts behind the preparation of a step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import FILLS, POOL
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+MOST = 1 << 20
+"""The most cells that are translated at once, in tokens: 256 windows of 4,096."""
+
+_TRANSLATES = "translate_loc_from_full_to_swa"
+
+
+def install(patching: Patching) -> None:
+    """0.5.16 to 0.5.18."""
+    _install(patching, size_at=2, bs_at=5)
+
+
+def install_with_table(patching: Patching) -> None:
+    """0.5.19: slots are gathered from a table of the batch, which may be translated."""
+    _install(patching, size_at=2, bs_at=4, source=lambda table: table.is_translated)
+
+
+def install_with_translator(patching: Patching) -> None:
+    """0.5.20 and 0.5.21: an object of the runner gathers, and may translate."""
+    _install(patching, size_at=3, bs_at=5, source=lambda each: each.reads_are_translated)
+
+
+def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -> None:
+    windows = _Windows(patching)
+    device_at, pool_at, cells_at = range(bs_at + 1, bs_at + 4)
+
+    def make(inner: Any) -> Any:
+        def update_sliding_window_buffer(*given: Any) -> Any:
+            most = given[bs_at] * given[size_at]
+            pool, cells = given[pool_at], given[cells_at]
+            if (source is not None and source(given[1])) or any(given[cells_at + 1 :]):
+                return inner(*given)  # slots that need no translation
+            if not windows.serve(pool, cells, most):
+                return inner(*given)
+            if cells is None:
+                cells = windows.room(most, given[device_at])
+            found = inner(*given[:pool_at], None, cells, *given[cells_at + 1 :])
+            windows.translate(pool, found, most)
+            return found
+
+        return update_sliding_window_buffer
+
+    patching.override(FILLS, make)
+
+
+class _Windows:
+    """What is common to all releases."""
+
+    def __init__(self, patching: Patching) -> None:
+        """Note which class of pools translates as was proven."""
+        patching.anytime("each call fills its buffer by itself")
+        self._patching = patching
+        self._known = patching.get(POOL)
+        self._ramps: dict[Any, Any] = {}
+
+    def serve(self, pool: Any, cells: Any, most: int) -> bool:
+        """Whether this call is not left to stock.
+
+        Args:
+            pool: what translates, if it does.
+            cells: the buffer of graphs, int64 of shape ``(n,)``; None where one is to be made.
+            most: the most cells that the windows can fill.
+        """
+        if most > MOST:
+            return False
+        if not hasattr(pool, _TRANSLATES):
+            return cells is None  # in graphs stock has nothing to wait for
+        if type(pool) is not self._known:
+            self._patching.gate(f"windows are translated by {type(pool).__name__}")
+            return False
+        # What an earlier batch left in the buffer is translated with the rest, and dropped.
+        return bool(pool.size_swa + pool.page_size < pool.full_to_swa_index_mapping.numel())
+
+    def room(self, most: int, device: Any) -> Any:
+        """A new buffer, int64 of shape ``(most,)``: zeros, for what stands behind the windows."""
+        import torch
+
+        self._patching.ran.seen = True
+        return torch.zeros(most, dtype=torch.int64, device=device)
+
+    def translate(self, pool: Any, found: tuple[Any, ...], most: int) -> None:
+        """Put slots of the window pool in the place of those of the full one.
+
+        Args:
+            pool: what translates, if it does.
+            found: what stock returns: the offsets of the windows, int32 of shape ``(bs + 1,)``,
+                and the buffer.
+            most: how many of its cells may be filled.
+        """
+        import torch
+
+        if not hasattr(pool, _TRANSLATES):
+            return
+        self._patching.ran.seen = True
+        head = found[1][:most]
+        filled = self._ramp(head) < found[0][-1]
+        torch.where(filled, pool.translate_loc_from_full_to_swa(head), head, out=head)
+
+    def _ramp(self, cells: Any) -> Any:
+        """The cells' numbers, int32: made once for each device."""
+        import torch
+
+        count = cells.numel()
+        ramp = self._ramps.get(cells.device)
+        if ramp is None or ramp.numel() < count:
+            ramp = torch.arange(count, dtype=torch.int32, device=cells.device)
+            self._ramps[cells.device] = ramp
+        return ramp[:count]

@@ -1,0 +1,196 @@
+"""Checks of ``swa.window-metadata`` on one release, over its Triton attention backend and pools."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import torch
+
+from prove import drawn
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.proof.comparing import live, require_same, same
+from sglang_perf_patches.proof.mamba import waits
+from sglang_perf_patches.proof.swa import window_batches
+from sglang_perf_patches.proof.swa.pools import publish
+from sglang_perf_patches.proof.swa.window_batches import EDGES, Play, Step, Windows, furnished
+from sglang_perf_patches.sets.swa.window_metadata import body
+
+PATCH = "swa.window-metadata"
+STEPS = {
+    "replayed": Step("replayed", (20, 3, 40), padding=1),
+    "decode": Step("decode", (20, 3, 40)),
+    "extend": Step("extend", (20, 0, 40), (4, 4, 4)),
+}
+
+
+def windows_of_batches(count: int) -> int:
+    """So many random plays on stock and with the patch; how many were compared."""
+    publish()
+    return same(PATCH, window_batches.play, [*EDGES, *drawn(window_batches.drawn, count)])
+
+
+def waits_for_windows() -> dict[str, dict[str, list[str]]]:
+    """For each kind of metadata where stock, and the patched backend, would wait for a GPU."""
+    publish()
+    found = {}
+    for pool, windowed in (("", 0.75), ("no pool, ", 0.0)):
+        for mode, step in STEPS.items():
+            told = {"stock": _waits(step, windowed)}
+            with live(PATCH, ran=None):
+                told["patched"] = _waits(step, windowed)
+            found[f"{pool}{mode}"] = told
+    return found
+
+
+def what_is_not_served_is_stocks() -> dict[str, str]:
+    """Each of these has stock's buffers, and its waits; what is said of it, if anything is."""
+    publish()
+    said = {}
+    for name, change in LEFT.items():
+        with change():
+            expected = window_batches.play(EDGES[0])
+            with live(PATCH, ran=False):
+                require_same(name, expected, window_batches.play(EDGES[0]))
+                engine.look_again()
+                report = engine.report()
+                assert report is not None
+                said[name] = report.of(PATCH).reason or ""
+    return said
+
+
+def broken_windows(how: str) -> str | None:
+    """What the checks say while something is broken in a way; None if they pass."""
+    publish()
+    try:
+        with BREAKS[how]():
+            same(PATCH, window_batches.play, EDGES)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@cache
+def _counter() -> waits.Counter:
+    counter = waits.Counter()
+    waits.counting_kernels_as_device(counter)
+    return counter
+
+
+def _waits(step: Step, windowed: float) -> list[str]:
+    wanted = Play((step,), windowed=windowed)
+    counter = _counter()
+    with furnished(wanted):
+        windows = Windows(wanted, device=waits.DEVICE)
+        inner = getattr(windows.pool, "full_kv_pool", windows.pool)
+        parts = (windows.backend, windows.pool, inner, windows.allocator)
+        counter.own(*(value for part in parts for value in vars(part).values()))
+        counter.own(windows.runner.req_to_token_pool.req_to_token)
+        batch = windows.batch(step)
+        counter.own(*(v for name, v in vars(batch).items() if not name.endswith("_cpu")))
+        if step.mode == "replayed":
+            windows.capture(step)
+        counter.found.clear()
+        with counter:
+            windows.prepare(step, batch)
+        return list(counter.found)
+
+
+@contextlib.contextmanager
+def _another_pool() -> Iterator[None]:
+    """Its class is derived from stock's, as that of unified memory is."""
+    build = Windows._pools
+
+    def pools(self: Windows) -> tuple[Any, Any]:
+        pool, allocator = build(self)
+        for each in (pool, allocator):
+            each.__class__ = type(f"Other{type(each).__name__}", (type(each),), {})
+        return pool, allocator
+
+    with mock.patch.object(Windows, "_pools", pools):
+        yield
+
+
+@contextlib.contextmanager
+def _a_larger_pool_of_windows() -> Iterator[None]:
+    """What an earlier batch left in a buffer may be no slot of the full pool."""
+    plays = Windows.__init__
+
+    def made(self: Windows, wanted: Play, device: str = "cpu") -> None:
+        plays(self, window_batches.replace(wanted, windowed=1.5), device)
+
+    with mock.patch.object(Windows, "__init__", made):
+        yield
+
+
+LEFT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "another pool": _another_pool,
+    "a larger pool of windows": _a_larger_pool_of_windows,
+    "too many cells": lambda: mock.patch.object(body, "MOST", 8),
+}
+
+
+@contextlib.contextmanager
+def _all_cells() -> Iterator[None]:
+    """What is behind the last window is translated, too."""
+
+    def ramp(self: Any, cells: Any) -> Any:
+        return torch.full_like(cells, -1, dtype=torch.int32)
+
+    with mock.patch.object(body._Windows, "_ramp", ramp):
+        yield
+
+
+@contextlib.contextmanager
+def _one_cell_less() -> Iterator[None]:
+    """A full window of the last request is not translated to its end."""
+    translate = body._Windows.translate
+
+    def less(self: Any, pool: Any, found: Any, most: int) -> None:
+        translate(self, pool, found, most - 1)
+
+    with mock.patch.object(body._Windows, "translate", less):
+        yield
+
+
+@contextlib.contextmanager
+def _no_cell() -> Iterator[None]:
+    def none(self: Any, *_: Any) -> None:
+        self._patching.ran.seen = True
+
+    with mock.patch.object(body._Windows, "translate", none):
+        yield
+
+
+@contextlib.contextmanager
+def _rooms_of_anything() -> Iterator[None]:
+    """What is behind the windows of a new buffer is no slot."""
+    room = body._Windows.room
+
+    def filled(self: Any, most: int, device: Any) -> Any:
+        return room(self, most, device).fill_(1 << 40)
+
+    with mock.patch.object(body._Windows, "room", filled):
+        yield
+
+
+BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "cells behind the end are translated": _all_cells,
+    "the last cell is not translated": _one_cell_less,
+    "nothing is translated": _no_cell,
+    "a new buffer holds anything": _rooms_of_anything,
+}
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    check.__name__: check
+    for check in (
+        windows_of_batches,
+        waits_for_windows,
+        what_is_not_served_is_stocks,
+        broken_windows,
+    )
+}
+"""By name, for `on_release`."""

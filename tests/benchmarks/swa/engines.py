@@ -105,26 +105,26 @@ def _ancestors(process: int) -> Iterator[int]:
         process = int(stat.rpartition(")")[2].split()[1])
 
 
-def wait_for_all(limit_s: float = 100.0) -> None:
-    """Wait until every Engine that takes turns with this one has booted."""
+def wait_for_all(limit_s: float = 100.0, what: str = "ready") -> None:
+    """Wait until every Engine that takes turns with this one has booted, or has come so far."""
     folder = os.environ.get("SWA_TURNS")
     if not folder:
         return
-    (Path(folder) / f"ready.{os.getpid()}").touch()
+    (Path(folder) / f"{what}.{os.getpid()}").touch()
     until = time.monotonic() + limit_s
     sides = int(os.environ.get("SWA_SIDES", "1"))
-    while len(list(Path(folder).glob("ready.*"))) < sides and time.monotonic() < until:
+    while len(list(Path(folder).glob(f"{what}.*"))) < sides and time.monotonic() < until:
         time.sleep(0.5)
 
 
 @contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """Have the GPU alone among those that take turns."""
+def turn(what: str = "lock") -> Iterator[None]:
+    """Have the GPU alone among those that take turns at it."""
     folder = os.environ.get("SWA_TURNS")
     if not folder:
         yield
         return
-    with (Path(folder) / "lock").open("w") as file:
+    with (Path(folder) / what).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     time.sleep(0.05)  # so that one who waits gets the lock

@@ -72,6 +72,11 @@ BREAKS = {
         "needed(pool, [*others, req]) > obtainable(tree)",
         "False",
     ),
+    "mamba.host-states": (
+        "mamba/host_states/body.py",
+        'inner(**{**given, "host_size": sizes[0][0]} if sizes else given)',
+        "inner(**given)",
+    ),
     "swa.page-size-1": (
         "swa/page_size_1/body.py",
         'record_evicted(decode, named["req"], length - tail)',
@@ -96,6 +101,11 @@ BREAKS = {
         "swa/pool_ratio/body.py",
         "full_cell=cell - ratio * swa_cell,",
         "full_cell=cell,",
+    ),
+    "swa.eviction-heap": (
+        "swa/eviction_heap/body.py",
+        "leaves.take_noted(core, priority)",
+        "pass",
     ),
     "swa.evict-before-retract": (
         "swa/evict_before_retract/body.py",

@@ -154,7 +154,8 @@ def test_two_servers_at_once_are_told_apart(two_servers: tuple[Seen, Seen]) -> N
         assert pids.isdisjoint(process["pid"] for process in other.status.values())
     # Both were asked while both ran, the older one first.
     for pid, count in ((old.group, 3), (new.group, 2)):
-        assert re.search(rf"^server {pid}: live .*\({count} processes\)  sglang ", new.text, re.M)
+        head = rf"^server {pid}\b.*: live .*\({count} processes\)\n  sglang "
+        assert re.search(head, new.text, re.M)
 
 
 def test_all_processes_are_of_one_server(many: tuple[str, Seen]) -> None:

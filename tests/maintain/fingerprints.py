@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,9 @@ def render(known: Known) -> str:
         reference: {digest: releases.as_spans(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
     }
-    return json.dumps(spans, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(spans, indent=1, ensure_ascii=False)
+    # A definition that never changed has a line alone.
+    return re.sub(r"\{\n {2}(.*[^,])\n \}", r"{\1}", text) + "\n"
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

@@ -6,8 +6,9 @@ Boots an Engine for each side (`sides`: stock's defaults, stock with another num
 and with two of its switches besides; more by name). All have the same bytes for states and KV, and
 dummy weights of Qwen3.5-35B-A3B's dimensions, with LAYERS of its 40 layers (12) and as much of
 GIB (34). CLIENTS (256) clients send a prompt when they have the reply to the last one. The sides
-take turns, load by load, while the processes of the others are stopped, until LIMIT_S (440). LOADS
-names the loads (`ALL_LOADS`), with commas between, and CONTEXT (4096) is what the sides are fitted to.
+take turns, load by load, while the processes of the others are stopped, until LIMIT_S (440).
+LOADS names the loads (`ALL_LOADS`), with commas between, and CONTEXT (4096) is what the sides are
+fitted to.
 
 OUT.json is rewritten after each load: for each side requests in flight (mean and most, over decode
 steps), tokens a second, the first token's median and 99th percentile, cached tokens, retractions,

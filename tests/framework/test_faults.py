@@ -122,8 +122,8 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one line of forty; the whole one in ten minutes or more."""
-    apart = 2 if tiers.is_whole(pytestconfig) else 40
+    """The default tier strikes at one line of 120; the whole one in ten minutes or more."""
+    apart = 2 if tiers.is_whole(pytestconfig) else 120
     search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("first_call.py")), what, str(apart)],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from linux_mlx.environments import install_checkout, sglang_environment, variables
+from matrix import applying
 from sglang_perf_patches import sets
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -121,6 +122,11 @@ def test_the_line_to_break_is_there(patch: str) -> None:
     file, before, _ = BREAKS[patch]
     text = (SOURCE / "sglang_perf_patches" / "sets" / file).read_text(encoding="utf-8")
     assert text.count(before) == 1
+
+
+def test_every_patch_has_a_line_to_break() -> None:
+    """Of those that apply to the newest release, which `verify` is asked to notice."""
+    assert set(BREAKS) == {id for name in sets.NAMES for id in applying(name, "0.5.23")}
 
 
 QUICK = ("mlx.last-row", "mla.page-table-bound", "mamba.mamba2-chunk-indices", "swa.pool-ratio")

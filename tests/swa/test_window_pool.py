@@ -107,6 +107,7 @@ def test_a_broken_patch_is_noticed(answers: dict[str, Any]) -> None:
         assert answers[f"broken: {how}"], how
 
 
+@pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", RELEASES[-1:])
 def test_two_ranks_compute_what_stock_does(release: str) -> None:
     """Both with half of the KV heads, over gloo: batches, tokens and logits of each."""

@@ -32,7 +32,7 @@ DEPTH = "PERF_PATCHES_TESTS_DEPTH"
 Its name begins otherwise than sglang's and ours, which no test hands on.
 """
 
-FIRST = ("server", "proof", "swa", "mamba", "mla", "mlx", "releases")
+FIRST = ("server", "releases", "proof", "swa", "mamba", "mla", "mlx")
 """Folders in the order of their longest tests, so that no long one is left for the end."""
 
 ALONGSIDE = ("framework", "bench_server")

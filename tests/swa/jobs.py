@@ -34,14 +34,13 @@ from sglang_perf_patches.live import engine  # noqa: E402
 from sglang_perf_patches.proof import worker  # noqa: E402
 from sglang_perf_patches.proof.swa.pools import publish  # noqa: E402
 
-_CHECKS: dict[str, Callable[..., Any]] = {
-    **CHECKS,
-    **leaving_checks.CHECKS,
-    **pool_checks.CHECKS,
-    **heap_checks.CHECKS,
-    **metadata_checks.CHECKS,
-    "play": play,
-}
+_CHECKS: dict[str, Callable[..., Any]] = {"play": play}
+for _of_a_module in (
+    *(CHECKS, leaving_checks.CHECKS, pool_checks.CHECKS),
+    *(heap_checks.CHECKS, metadata_checks.CHECKS),
+):
+    assert not _CHECKS.keys() & _of_a_module.keys(), "two checks have one name"
+    _CHECKS |= _of_a_module
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -46,7 +46,7 @@ def waits_for_windows() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def what_is_not_served_is_stocks() -> dict[str, str]:
+def windows_not_served_are_stocks() -> dict[str, str]:
     """Each of these has stock's buffers, and its waits; what is said of it, if anything is."""
     publish()
     said = {}
@@ -189,7 +189,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
     for check in (
         windows_of_batches,
         waits_for_windows,
-        what_is_not_served_is_stocks,
+        windows_not_served_are_stocks,
         broken_windows,
     )
 }

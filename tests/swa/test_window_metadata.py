@@ -31,7 +31,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
     whole = tiers.is_whole(request.config)
     jobs: dict[str, tuple[str, dict[str, Any]]] = {
         "waits": ("waits_for_windows", {}),
-        "left": ("what_is_not_served_is_stocks", {}),
+        "left": ("windows_not_served_are_stocks", {}),
         "equal": ("windows_of_batches", {"count": 16 if whole else 6}),
         **{how: ("broken_windows", {"how": how}) for how in BROKEN},
     }

@@ -82,7 +82,7 @@ def test_what_needs_no_environment_runs_while_the_first_is_made() -> None:
     in_turn = [
         name for number, name in enumerate(folders) if folders[number - 1 : number] != [name]
     ]
-    assert in_turn == ["server", "framework", "server", "mlx", "releases"]
+    assert in_turn == ["server", "framework", "server", "releases", "mlx"]
 
 
 def test_the_quick_tier_has_files_that_are_there_and_no_release() -> None:

@@ -21,12 +21,16 @@ from sglang_perf_patches.proof import mamba
 
 mamba.prepare()
 
+import quick_pages
+
 from sglang_perf_patches.proof import comparing
 from sglang_perf_patches.proof.mamba import exhaustion
 from sglang_perf_patches.proof.mamba.hybrid_parts import MEMORY, Shape, trees
 from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer
 from sglang_perf_patches.proof.mamba.rig import called
 from sglang_perf_patches.sets.mamba.slot_exhaustion import body
+
+quick_pages.lend()
 
 KINDS = [(tree, tracked) for tracked in (True, False) for tree in trees()]
 SHORT = (exhaustion.short_of_rows, exhaustion.short_of_copies)

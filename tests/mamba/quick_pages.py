@@ -1,0 +1,86 @@
+"""The two kernels that hand out pages of KV, computed by PyTorch.
+
+Triton's interpreter would take four fifths of an episode for them, and no patch changes them. Each
+sixteenth launch is computed by the kernel too, and must give the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+COMPARED = 16
+"""One in so many launches of a kernel is compared."""
+
+
+def lend() -> None:
+    """Put them where the release's paged allocator looks for its kernels."""
+    kinds = importlib.import_module("sglang.srt.mem_cache.allocator")
+    module: Any = sys.modules[kinds.PagedTokenToKVPoolAllocator.__module__]
+    module.alloc_decode_kernel = _Kernel(module.alloc_decode_kernel, decode, 3)
+    module.alloc_extend_kernel = _Kernel(module.alloc_extend_kernel, extend, 4)
+
+
+def decode(
+    lengths: torch.Tensor, last: torch.Tensor, free: torch.Tensor, out: torch.Tensor, page: int
+) -> None:
+    """A slot for one more token of each request.
+
+    Args:
+        lengths: tokens with the new one, (batch,).
+        last: slot of the token before, (batch,).
+        free: the pages that are free, in the order in which they are taken.
+        out: gets the slots, (batch,).
+        page: tokens of a page.
+    """
+    begins = (lengths - 1) % page == 0
+    pages = free[(torch.cumsum(begins, 0) - 1).clamp(min=0)]
+    out.copy_(torch.where(begins, pages * page, last + 1))
+
+
+def extend(
+    before: torch.Tensor,
+    lengths: torch.Tensor,
+    last: torch.Tensor,
+    free: torch.Tensor,
+    out: torch.Tensor,
+    page: int,
+) -> None:
+    """Slots for all new tokens of each request, one request's behind the other's.
+
+    `before` and `lengths` are tokens without and with the new ones; see `decode`.
+    """
+    start = taken = 0
+    for old, new, slot in zip(before.tolist(), lengths.tolist(), last.tolist(), strict=True):
+        full = -(-old // page) * page  # what its last page has room for
+        inside = min(new, full) - old
+        out[start : start + inside] = torch.arange(slot + 1, slot + 1 + inside)
+        behind = torch.arange(full, new)
+        pages = free[taken + (behind - full) // page]
+        out[start + inside : start + new - old] = pages * page + behind % page
+        taken += -(-new // page) - full // page
+        start += new - old
+
+
+class _Kernel:
+    def __init__(self, kernel: Any, compute: Callable[..., None], tensors: int) -> None:
+        """`kernel` has so many tensors before its output, and its page size two behind that."""
+        self._kernel, self._compute, self._tensors = kernel, compute, tensors
+        self._launches = 0
+
+    def __getitem__(self, grid: Any) -> Any:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: Any, *arguments: Any) -> None:
+        *given, out = arguments[: self._tensors + 1]
+        self._compute(*given, out, arguments[self._tensors + 2])
+        if self._launches % COMPARED == 0:
+            expected = torch.full_like(out, -1)
+            self._kernel[grid](*given, expected, *arguments[self._tensors + 1 :])
+            assert torch.equal(out, expected), (given, out, expected)
+        self._launches += 1

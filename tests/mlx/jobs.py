@@ -182,8 +182,9 @@ def broken_arena() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
     from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+    from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
 
-    write, take_back = kv_arena._Step.write, arena.Rows.take_back
+    write, take_back = Writer.write, arena.Rows.take_back
     append, set_apart = arena.Rows.append, arena_moves.Moves.set_apart
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
@@ -214,7 +215,7 @@ def broken_arena() -> dict[str, Any]:
 
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
-        "V is K": (kv_arena._Step, "write", wrong_token),
+        "V is K": (Writer, "write", wrong_token),
         "a row comes back without its last token": (arena.Rows, "take_back", shorter),
         "a batch in another order is taken for the same": (
             arena_choice.Choice,
@@ -222,7 +223,7 @@ def broken_arena() -> dict[str, Any]:
             any_order,
         ),
         "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
-        "a failed step counts": (kv_arena._Step, "has_served", _counts_each_layer),
+        "a failed step counts": (Step, "has_served", _counts_each_layer),
         "a row that stays where it is is not longer": (arena.Rows, "append", not_longer),
         "rows that are set apart are mixed up": (arena_moves.Moves, "set_apart", mixed_up),
         "rows are never set apart": (arena_moves.Moves, "set_apart", lambda *_: False),
@@ -232,12 +233,63 @@ def broken_arena() -> dict[str, Any]:
 
 def _counts_each_layer(self: Any) -> None:
     """Advance each layer at once: a step that fails leaves some of them longer."""
-    layers = [layer for layer in self._arena.layers if layer is not None]
-    for cache in layers[len(layers) - self._left].caches:
-        cache.offset += 1
+    for writer in self._writers:
+        layers = [layer for layer in writer.arena.layers if layer is not None]
+        for cache in layers[len(layers) - self._left].caches:
+            cache.offset += 1
     self._left -= 1
     if not self._left:
-        self._arena.lengths = [length + 1 for length in self.lengths]
+        for writer in self._writers:
+            writer.arena.lengths = [length + 1 for length in writer.lengths]
+
+
+def broken_groups() -> dict[str, Any]:
+    """The same of ``mlx.length-groups``."""
+    from sglang_perf_patches.sets.mlx import grouping
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+    from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Step
+    from sglang_perf_patches.sets.mlx.length_groups import proof
+
+    build, masks_of, init = arena_choice.Choice.build, GroupedStep._masks_of, GroupedStep.__init__
+    groups_of, arenas_for = grouping.groups_of, arena_choice.Choice.arenas_for
+
+    def unordered(self: Any, *words: Any) -> None:
+        init(self, *words)
+        self._back = None
+
+    def first_only(self: Any) -> None:
+        self._writers[1:], kept = [], self._writers[1:]
+        has_served(self)
+        self._writers += kept
+
+    def stale(self: Any, caches: Any, lengths: Any) -> Any:
+        arena = build(self, caches, lengths)
+        arena.lengths = [length + 1 for length in lengths]
+        return arena
+
+    has_served = Step.has_served
+    broken = {
+        "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
+        "no groups": (kv_arena, "groups_of", lambda lengths: [[*range(len(lengths))]]),
+        "results stay in the order of the groups": (GroupedStep, "__init__", unordered),
+        "no mask": (GroupedStep, "_masks_of", lambda self, _: [None] * len(self._rows)),
+        "a group has another's mask": (
+            GroupedStep,
+            "_masks_of",
+            lambda self, mask: masks_of(self, mask)[::-1],
+        ),
+        "the first group alone grows": (Step, "has_served", first_only),
+        "a failed step counts": (Step, "has_served", _counts_each_layer),
+        "a group is built with a token too many": (arena_choice.Choice, "build", stale),
+        "rows are in another group's arena": (
+            arena_choice.Choice,
+            "arenas_for",
+            lambda self, caches, lengths, groups: arenas_for(self, caches, lengths, groups)[::-1],
+        ),
+    }
+    assert groups_of is kv_arena.groups_of
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
 def broken_merged_cache() -> dict[str, Any]:
@@ -493,8 +545,9 @@ def broken_trial() -> dict[str, Any]:
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
 
-    write = kv_arena._Step.write
+    write = Writer.write
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
@@ -507,7 +560,7 @@ def broken_trial() -> dict[str, Any]:
             ("broken", "mlx.kv-arena", wrong_token),
             ("whole", "mlx.kv-arena", write),
         ):
-            with replaced(kv_arena._Step, "write", changed):
+            with replaced(Writer, "write", changed):
                 sglang_perf_patches.activate(selection, strict=True)
                 kv_arena.COUNTS.clear()
                 player = rig.Player(made, radix=True)
@@ -595,11 +648,11 @@ class _Device:
     @contextmanager
     def faulty(self, fault: str) -> Iterator[None]:
         """Make writes of arenas go wrong."""
-        from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
         from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+        from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
 
         self.faults = 0
-        moves, write = arena_moves.Moves, kv_arena._Step.write
+        moves, write = arena_moves.Moves, Writer.write
         build, grow, set_apart = moves.build, moves.grow, moves.set_apart
         device, happened = self, {"last": ""}
 
@@ -621,7 +674,7 @@ class _Device:
             concerned = {
                 "": False,
                 "queued": True,
-                "unequal": not self._equal,
+                "unequal": not self.is_equal,
                 "longer": self.longest > 256,
             }.get(fault, happened["last"] == fault)
             if concerned and device.is_busy():
@@ -634,7 +687,7 @@ class _Device:
             replaced(moves, "build", building),
             replaced(moves, "grow", growing),
             replaced(moves, "set_apart", setting_apart),
-            replaced(kv_arena._Step, "write", writing),
+            replaced(Writer, "write", writing),
         ):
             yield
 

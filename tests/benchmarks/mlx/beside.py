@@ -7,6 +7,7 @@ the same model and the same prompts, and sends each boot the same loads from 1, 
 
 - unique: prompts that have nothing in common;
 - shared: prompts whose first half is the same;
+- one-long: unique prompts, of which the first client's are ``--long`` words long;
 - turns: conversations, each prompt being all that was said before and new words;
 - thoughts: the same without the replies, as where a template drops what a model has thought.
 
@@ -76,6 +77,7 @@ def main() -> int:
     parser.add_argument("--clients", default="1,4,16")
     parser.add_argument("--each", type=int, default=3, help="requests of a client")
     parser.add_argument("--words", type=int, default=192, help="of a prompt")
+    parser.add_argument("--long", type=int, default=3000, help="words of a long prompt")
     parser.add_argument("--replies", type=int, default=32, help="tokens of a reply, at most")
     parser.add_argument("--said", type=int, default=3, help="turns of a conversation")
     parser.add_argument("--loads", default="unique,shared,turns")
@@ -170,7 +172,8 @@ def _load(
     def client(number: int) -> list[Reply]:
         replies, said = [], ""
         for request in range(given.said if talks else each):
-            new = _words(f"{seed} {number} {request}", given.words)
+            is_long = load == "one-long" and not number
+            new = _words(f"{seed} {number} {request}", given.long if is_long else given.words)
             if load == "shared":
                 new[: len(common)] = common
             if not talks:

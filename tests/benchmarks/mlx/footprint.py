@@ -1,4 +1,6 @@
-"""What running requests hold in memory between two decode steps: stock, patched, and mlx-lm.
+"""What running requests hold in memory between two decode steps, and what a step takes.
+
+The sides are stock, patched, and mlx-lm.
 
     python3 tests/benchmarks/mlx/footprint.py --release 0.5.23
 
@@ -6,7 +8,8 @@ runs in the environment that the tests use, which the first use makes. Each load
 prefilled and decoded, in stock's runner, in the patched one and in mlx-lm's own batches, on a small
 model (8 layers, 2 KV heads of 32, float32). It prints one line of JSON for each load and side: what
 is in use beside the weights, how much of it is the pool of the radix cache, and what the requests'
-tokens themselves take. ``--unread`` leaves stock's pool as it is before the first prefix hit, where
+tokens themselves take; and the processor's time for one of the steps that follow, with its
+quartiles. ``--unread`` leaves stock's pool as it is before the first prefix hit, where
 MLX has not evaluated it. `results/mlx.md` says what was measured.
 """
 
@@ -16,7 +19,11 @@ import argparse
 import gc
 import json
 import os
+import statistics
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +39,7 @@ _SIZES = {
 }
 _BYTES_PER_TOKEN = 2 * 8 * 2 * 32 * 4
 _STEPS = 6
+_TIMED = 24
 _LOADS = {
     "1_x_250": [250],
     "16_x_250": [250] * 16,
@@ -78,7 +86,7 @@ def _measure(given: argparse.Namespace) -> None:
                 gc.collect()
                 before = mx.get_active_memory()
                 lengths = _LOADS[load]
-                pool, tokens = (
+                pool, tokens, steps = (
                     _by_mlx_lm(made, lengths)
                     if side == "mlx-lm"
                     else _by_runner(made, lengths, given.slots, is_read=not given.unread)
@@ -89,6 +97,9 @@ def _measure(given: argparse.Namespace) -> None:
                     "in use MB": round((tokens - before) / 1e6, 1),
                     "of it the pool MB": round(pool / 1e6, 1),
                     "physical MB": round(sum(lengths) * _BYTES_PER_TOKEN / 1e6, 1),
+                    "step, processor ms": [
+                        round(1e3 * each, 1) for each in statistics.quantiles(steps, n=4)
+                    ],
                 }
                 print(json.dumps(told), flush=True)
         if side != "mlx-lm":
@@ -96,8 +107,13 @@ def _measure(given: argparse.Namespace) -> None:
             sglang_perf_patches.deactivate()
 
 
-def _by_runner(made: Any, lengths: list[int], slots: int, *, is_read: bool) -> tuple[int, int]:
-    """Bytes of the pool's buffers, and what is in use, after a few decode steps of all requests."""
+def _by_runner(
+    made: Any, lengths: list[int], slots: int, *, is_read: bool
+) -> tuple[int, int, list[float]]:
+    """After a few decode steps of all requests: bytes of the pool's buffers, what is in use.
+
+    Then the seconds of the processor for each of some steps.
+    """
     from sglang_perf_patches.proof.mlx import rig
 
     player = rig.Player(made, radix=True, slots=slots)
@@ -108,10 +124,12 @@ def _by_runner(made: Any, lengths: list[int], slots: int, *, is_read: bool) -> t
     for name, length in zip(names, lengths, strict=True):
         player.join(name, length)
     player.decode(names, _STEPS, chained=True)
-    return player.bytes_of_pool() if is_read else 0, _in_use()
+    pool, used = player.bytes_of_pool() if is_read else 0, _in_use()
+    return pool, used, [_seconds(partial(player.decode, names)) for _ in range(_TIMED)]
 
 
-def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int]:
+def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int, list[float]]:
+    """The same of mlx-lm's batch, which has no pool."""
     from random import Random
 
     from mlx_lm.generate import BatchGenerator
@@ -126,8 +144,19 @@ def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int]:
         for response in generator.next_generated():
             decoded[response.uid] = decoded.get(response.uid, 0) + 1
     used = _in_use()
+    steps = [_seconds(generator.next_generated) for _ in range(_TIMED)]
     generator.close()
-    return 0, used
+    return 0, used, steps
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    """The processor's, for a step and what it has queued."""
+    import mlx.core as mx
+
+    began = time.process_time()
+    step()
+    mx.synchronize()
+    return time.process_time() - began
 
 
 def _in_use() -> int:

@@ -17,6 +17,7 @@ CASES = tuple(
         "next-turn": f"{_KV}; with a window, logits to 1e-4",
         "decode-context": _LOGITS,
         "kv-arena": f"{_KV}; steps that fail, full buffers",
+        "length-groups": f"{_KV}; on a GPU, logits to 1e-2",
         "merged-cache": f"{_LOGITS}, tokens, and steps that fail",
     }.items()
 )

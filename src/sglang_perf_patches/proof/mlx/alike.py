@@ -80,13 +80,13 @@ def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     return compared
 
 
-def after_failures(patch: str, dtype: str) -> int:
+def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = cases.FAILING) -> int:
     """A patched run with failing steps, against stock without those steps."""
-    without = [step for step in cases.FAILING if step[0] != "fail"]
+    without = [step for step in schedule if step[0] != "fail"]
     with models.model("qwen3", dtype) as model:
         expected = _Play(model).stock(without)
         with live(patch):
-            actual = asdict(Player(model).play(cases.FAILING))
+            actual = asdict(Player(model).play(schedule))
     require_same(f"{patch}, after a step that failed", expected, actual)
     return 1
 

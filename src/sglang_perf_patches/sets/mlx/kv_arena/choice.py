@@ -27,10 +27,11 @@ from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for
 from .moves import Moves
 
 COUNTS: Counter[str] = Counter()
-"""Counts for this process: ``steps`` that an arena served, and the attention ``layers`` in them;
-``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
-too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, which separate their
-rows before a step that stock serves."""
+"""Counts for this process: ``steps`` that arenas served, of those the ``grouped steps`` with an
+arena for each group of requests, and the attention ``layers`` in them; ``stock steps`` of two or
+more requests, and of those the ``tried steps``, which an arena computed too, for comparison;
+``builds`` and ``growths`` of arenas; and ``partings``, which separate their rows before a step that
+stock serves."""
 
 Caches = Sequence[Sequence[Any]]
 """The requests' caches, indexed by attention layer, then by request."""
@@ -60,19 +61,72 @@ class Choice:
             return None
         if arena is not None:
             arena.lasts = True
-            if needed > arena.capacity:
-                self._moves.grow(arena, capacity_for(needed, most))
-                COUNTS["growths"] += 1
+            self._grow(arena, needed, most)
             return arena
         is_expected = self.is_expected(caches, lengths)
         if not is_expected and not self._has_lasting_rows(caches):
-            if self._moves.set_apart(caches):
-                COUNTS["partings"] += 1
-            COUNTS["stock steps"] += 1
+            self._part(caches)
             return None
         arena = self.build(caches, lengths)
         arena.lasts = is_expected
         return arena
+
+    def arenas_for(
+        self, caches: Caches, lengths: list[int], groups: Sequence[Sequence[int]]
+    ) -> list[Arena]:
+        """An arena for each group of a step's requests; one where groups can't have their own.
+
+        Args:
+            caches: of all requests.
+            lengths: tokens of each request.
+            groups: the rows of each group.
+
+        Returns:
+            none for stock.
+        """
+        parts = [
+            ([[of_layer[row] for row in group] for of_layer in caches], [lengths[r] for r in group])
+            for group in groups
+        ]
+        known = [self._arena_of(*part) for part in parts]
+        can_hold = [
+            [self._can_hold(each, its_lengths) for each in its_caches]
+            for (its_caches, its_lengths), arena in zip(parts, known, strict=True)
+            if arena is None
+        ]
+        can_hold += [[layer is not None for layer in arena.layers] for arena in known if arena]
+        needed = [max(its_lengths) + 1 for _, its_lengths in parts]
+        most = [self.most(*part) for part in parts]
+        fits = all(need <= limit for need, limit in zip(needed, most, strict=True))
+        if not fits or not any(can_hold[0]) or any(each != can_hold[0] for each in can_hold):
+            arena = self.arena_for(caches, lengths)
+            return [] if arena is None else [arena]
+        is_expected = None in known and self.is_expected(caches, lengths)
+        if None in known and not is_expected and not self._has_lasting_rows(caches):
+            self._part(caches)
+            return []
+        arenas = []
+        for part, arena, need, limit in zip(parts, known, needed, most, strict=True):
+            if arena is None:
+                arena = self.build(*part)
+                arena.lasts = is_expected
+            else:
+                arena.lasts = True
+                self._grow(arena, need, limit)
+            arenas.append(arena)
+        return arenas
+
+    def _grow(self, arena: Arena, needed: int, most: int) -> None:
+        """Give each row room for `needed` tokens, and some more if possible up to `most`."""
+        if needed > arena.capacity:
+            self._moves.grow(arena, capacity_for(needed, most))
+            COUNTS["growths"] += 1
+
+    def _part(self, caches: Caches) -> None:
+        """Give each row that shares a buffer its own, for a step that stock serves."""
+        if self._moves.set_apart(caches):
+            COUNTS["partings"] += 1
+        COUNTS["stock steps"] += 1
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
         """An arena of these caches; stock serves layers whose caches can't share a buffer."""

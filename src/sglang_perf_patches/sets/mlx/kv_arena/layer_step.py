@@ -1,0 +1,122 @@
+"""What replaces a layer's attention module and its requests' caches while stock's method runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class WrapperOf:
+    """Stock's attention wrapper of a layer, around another attention module."""
+
+    def __init__(self, wrapper: Any, module: Any) -> None:
+        vars(self).update(vars(wrapper), _inner=module)
+
+
+class LayerStep:
+    """Replaces a layer's attention module, and each request's cache of that layer.
+
+    What stock's method does in one layer of a step, and what happens here:
+
+    | stock | here |
+    | --- | --- |
+    | computes and normalizes queries and keys | the module's own, through `__getattr__` |
+    | computes the values | `v_proj` keeps them and returns this object |
+    | reshapes and transposes the values | `reshape` and `transpose` return this object |
+    | rotates the queries | the first `rope` call returns the module's result |
+    | rotates the keys | the second writes K and V of the batch, and returns this object |
+    | slices each request's K and V | `__getitem__` returns this object |
+    | writes them into its cache | `write_token` does nothing, they are written |
+    | reads its K and V, pads them | `get_kv` returns two `OfAll`; the padding is 0, see `Step` |
+    | concatenates all K, then all V | `_Core.concatenate` returns the array of the first `OfAll` |
+    | attends, projects | stock's own code, on the arena's arrays |
+    """
+
+    def __init__(self, module: Any, step: Any, index: int) -> None:
+        self._module = module
+        self._step: Any = step
+        self._index = index
+        self._rotated = False
+        self._values: Any = None
+        self._attended: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def v_proj(self, x: Any) -> Any:
+        """Compute and keep the values."""
+        self._values = self._module.v_proj(x)
+        return self
+
+    def rope(self, array: Any, offset: Any) -> Any:
+        """Rotate the queries, then the keys, (batch, heads, 1, head_dim)."""
+        rotated = self._module.rope(array, offset=offset)
+        if not self._rotated:
+            self._rotated = True
+            return rotated
+        values = self._values.reshape(*rotated.shape[:3], -1)
+        keys, values = self._step.write(self._index, rotated, values)
+        self._attended = OfAll(keys), OfAll(values)
+        return self
+
+    def forget(self) -> None:
+        """Drop all references: see `Step.decode`."""
+        self._step = self._values = self._attended = None
+
+    def reshape(self, *_: Any) -> Any:
+        """Do nothing, in place of values or keys."""
+        return self
+
+    def transpose(self, *_: Any) -> Any:
+        """Do nothing, in place of values."""
+        return self
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def write_token(self, *_: Any) -> None:
+        """Do nothing: the tokens of the whole batch are written already."""
+
+    def get_kv(self, *_: Any) -> tuple[OfAll, OfAll]:
+        """K and V of all requests, returned for each request."""
+        attended: tuple[OfAll, OfAll] = self._attended
+        return attended
+
+
+class OfAll:
+    """K or V of all requests; replaces one request's."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+class InGroups:
+    """K or V of all requests, in an array for each group of them."""
+
+    __slots__ = ("arrays", "step")
+
+    def __init__(self, arrays: Sequence[Any], step: Any) -> None:
+        """`step` attends to each group, see `GroupedStep.attend`."""
+        self.arrays, self.step = arrays, step
+
+
+class Fast:
+    """``mlx.core.fast``, which attends to each group of requests where there are several."""
+
+    def __init__(self, inner: Any) -> None:
+        """Wrap `inner`, MLX's own."""
+        self._attend = inner.scaled_dot_product_attention
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def scaled_dot_product_attention(
+        self, queries: Any, keys: Any, values: Any, **options: Any
+    ) -> Any:
+        """Attend; queries and the result are (batch, n_heads, 1, head_dim)."""
+        if type(keys) is InGroups:
+            return keys.step.attend(self._attend, queries, keys.arrays, values.arrays, **options)
+        return self._attend(queries, keys, values, **options)

@@ -1,0 +1,249 @@
+"""One decode step of a batch: in its arena, in those of its groups, or computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+from ..device import has_cuda
+from .arena import CUDNN_STEP, Arena
+from .choice import COUNTS
+from .layer_step import InGroups, LayerStep, WrapperOf
+from .trial import Trial
+
+
+class Writer:
+    """Writes a step's tokens into an arena.
+
+    Attributes:
+        arena: the arena.
+        lengths: tokens of each of its requests before the step.
+        longest: tokens of the longest one after the step.
+        is_equal: all have the same length.
+    """
+
+    def __init__(self, core: Any, arena: Arena) -> None:
+        """`core` is ``mlx.core``."""
+        self._core, self.arena = core, arena
+        self.lengths = arena.lengths
+        self.longest = max(self.lengths) + 1
+        self.is_equal = min(self.lengths) + 1 == self.longest
+        self._indices_by_shape: dict[tuple[int, ...], Any] = {}
+
+    def write(self, index: int, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Append a token to each row.
+
+        Args:
+            index: of the layer, which has buffers.
+            keys: (batch, n_kv_heads, 1, head_dim).
+            values: (batch, n_kv_heads, 1, head_dim).
+
+        Returns:
+            K and V to attend to, (batch, n_kv_heads, longest, head_dim).
+        """
+        layer = self.arena.layers[index]
+        assert layer is not None
+        if self.is_equal:
+            at = self.longest - 1
+            layer.keys[:, :, at : at + 1] = keys
+            layer.values[:, :, at : at + 1] = values
+        else:
+            put = self._core.put_along_axis
+            layer.keys = put(layer.keys, self._indices(keys.shape), keys, axis=2)
+            layer.values = put(layer.values, self._indices(values.shape), values, axis=2)
+        attended = layer.keys[:, :, : self.longest], layer.values[:, :, : self.longest]
+        if self.is_equal and self.longest % CUDNN_STEP == 0 and has_cuda(self._core):
+            # For arrays of exactly this length, such as stock's, MLX uses cuDNN's kernel.
+            return self._core.contiguous(attended[0]), self._core.contiguous(attended[1])
+        return attended
+
+    def _indices(self, shape: tuple[int, ...]) -> Any:
+        """Each row's write position, int32, for an update of this shape; shared by all layers."""
+        if shape not in self._indices_by_shape:
+            lengths = self._core.array(self.lengths, dtype=self._core.int32)
+            self._indices_by_shape[shape] = self._core.broadcast_to(
+                lengths[:, None, None, None], shape
+            )
+        return self._indices_by_shape[shape]
+
+    def end_step(self) -> None:
+        """The tokens that were written count as part of the rows."""
+        self.arena.lengths = [length + 1 for length in self.lengths]
+        for layer in self.arena.layers:
+            if layer is not None:
+                for cache in layer.caches:
+                    cache.offset += 1
+
+
+class Step:
+    """One decode step of a batch in its arena.
+
+    Attributes:
+        trial: compares the step with stock's; None where the arena serves the step.
+    """
+
+    def __init__(
+        self, core: Any, ctx: Any, arenas: Sequence[Arena], field: str, trial: Trial | None = None
+    ) -> None:
+        """Set up the step of a context that has the caches in `field`; it has one arena."""
+        self._writers = [Writer(core, arena) for arena in arenas]
+        self._field, self.trial = field, trial
+        self._has_buffers = [layer is not None for layer in arenas[0].layers]
+        self._left = sum(self._has_buffers)
+        self._batch_size = ctx.batch_size
+        self._context = copy(ctx)
+        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
+        # Why this trick: stock reads each request's padding from its context, and an arena's rows
+        # are padded already.
+        unpadded = [0] * ctx.batch_size
+        if hasattr(ctx, "decode_padding"):
+            self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
+        else:
+            self._context.pad_sizes = unpadded
+
+    def has(self, wrapper: Any) -> bool:
+        """Whether a wrapper's layer has buffers; one that attends to a window has none."""
+        if getattr(wrapper, "_window_size", None) is not None:
+            return False
+        return self._has_buffers[_index_of(wrapper, self._index)]
+
+    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
+        """Stock's method of a layer on its buffers; x and the result are (batch, 1, hidden)."""
+        index = _index_of(wrapper, self._index)
+        stands_in = LayerStep(wrapper._inner, self, index)
+        # Stock's context without padding, and with one object as every cache of the layer.
+        setattr(self._context, self._field, {index: [stands_in] * self._batch_size})
+        try:
+            return inner(WrapperOf(wrapper, stands_in), x, self._context)
+        finally:
+            # Break the cycle: it would hold the buffers, and MLX copies a buffer held elsewhere.
+            setattr(self._context, self._field, {})
+            stands_in.forget()
+
+    def write(self, index: int, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Append a token to each row; see `Writer.write`."""
+        return self._writers[0].write(index, keys, values)
+
+    def has_served(self) -> None:
+        """Count a served layer; after the last one the step's tokens count as part of the rows.
+
+        If an exception ends the step earlier, it has written only beyond the end of its rows. The
+        next attempt overwrites that.
+        """
+        COUNTS["layers"] += 1
+        self._left -= 1
+        if not self._left:
+            if self.trial is not None:
+                self.trial.end_step()
+            for writer in self._writers:
+                writer.end_step()
+
+
+class GroupedStep(Step):
+    """One decode step of a batch whose groups have an arena each."""
+
+    def __init__(
+        self, core: Any, ctx: Any, arenas: Sequence[Arena], field: str, groups: list[list[int]]
+    ) -> None:
+        """`groups` names the batch's rows in each arena, in order."""
+        super().__init__(core, ctx, arenas, field)
+        self._core = core
+        self._rows = [_selection(core, group) for group in groups]
+        order = [row for group in groups for row in group]
+        is_sorted = order == sorted(order)
+        self._back = None if is_sorted else core.array([order.index(row) for row in sorted(order)])
+        self._masks: dict[int, tuple[Any, list[Any]]] = {}
+
+    def write(self, index: int, keys: Any, values: Any) -> tuple[InGroups, InGroups]:
+        """Append a token to each row; see `Writer.write`."""
+        written = [
+            writer.write(index, keys[rows], values[rows])
+            for writer, rows in zip(self._writers, self._rows, strict=True)
+        ]
+        return InGroups([k for k, _ in written], self), InGroups([v for _, v in written], self)
+
+    def attend(
+        self,
+        attend: Callable[..., Any],
+        queries: Any,
+        keys: Sequence[Any],
+        values: Sequence[Any],
+        *,
+        mask: Any,
+        **options: Any,
+    ) -> Any:
+        """Attend to each group by itself.
+
+        Args:
+            attend: MLX's ``scaled_dot_product_attention``.
+            queries: (batch, n_heads, 1, head_dim).
+            keys: of each group, (rows, n_kv_heads, its longest, head_dim).
+            values: likewise.
+            mask: stock's, (batch, 1, 1, the longest of all).
+            options: what `attend` takes besides, the same for all rows.
+
+        Returns:
+            (batch, n_heads, 1, head_dim).
+        """
+        attended = [
+            attend(queries[rows], *of_group, mask=its_mask, **options)
+            for rows, its_mask, *of_group in zip(
+                self._rows, self._masks_of(mask), keys, values, strict=True
+            )
+        ]
+        together = self._core.concatenate(attended, axis=0)
+        return together if self._back is None else together[self._back]
+
+    def _masks_of(self, mask: Any) -> list[Any]:
+        """Each group's part of a mask, which the step's layers share; None where all is kept."""
+        if id(mask) not in self._masks:
+            parts = [
+                None if writer.is_equal else mask[rows][..., : writer.longest]
+                for writer, rows in zip(self._writers, self._rows, strict=True)
+            ]
+            self._masks[id(mask)] = mask, parts  # the mask lives on, so its id stays its own
+        return self._masks[id(mask)][1]
+
+
+class StepApart:
+    """A step that stock's code computes twice: from its own caches, and from rows set apart.
+
+    Attributes:
+        trial: compares the two.
+    """
+
+    def __init__(self, ctx: Any, caches: list[list[Any]], field: str, trial: Trial) -> None:
+        """`caches` are the rows, by layer, then by request; other caches where there are none."""
+        self.trial = trial
+        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
+        self._has_rows = [hasattr(each[0], "leave_arena") for each in caches]
+        self._left = sum(self._has_rows)
+        self._context = copy(ctx)
+        setattr(self._context, field, caches)
+
+    def has(self, wrapper: Any) -> bool:
+        """Whether a wrapper's layer has rows."""
+        return self._has_rows[_index_of(wrapper, self._index)]
+
+    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
+        """Stock's method of a layer on the rows; x and the result are (batch, 1, hidden)."""
+        return inner(wrapper, x, self._context)
+
+    def has_served(self) -> None:
+        """Count a layer; the step ends with the last one."""
+        self._left -= 1
+        if not self._left:
+            self.trial.end_step()
+
+
+def _index_of(wrapper: Any, index: Any) -> int:
+    """A layer's index among the attention layers."""
+    number: int = wrapper._layer_idx
+    return number if index is None else index[number]
+
+
+def _selection(core: Any, group: list[int]) -> Any:
+    """Selects a group's rows: a slice, which copies nothing, where they follow each other."""
+    first, last = group[0], group[-1]
+    return slice(first, last + 1) if last - first + 1 == len(group) else core.array(group)

@@ -1,0 +1,24 @@
+"""``mlx.length-groups``."""
+
+from ....model.patch import Patch, Variant
+from ....model.releases import between
+from ..proven import PREFILL_AND_DECODE
+from ..references import BATCHED_DECODE, USERS
+
+PATCH = Patch(
+    id="mlx.length-groups",
+    proven_with=PREFILL_AND_DECODE,
+    kind="policy",
+    summary="short requests are not padded to the length of a long one beside them",
+    anchors=(BATCHED_DECODE,),
+    absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+    requires=("mlx.kv-arena",),
+    variants=(
+        Variant(
+            releases=between("0.5.11", "0.5.23"),
+            install=f"{__name__}.body:install",
+            targets=(BATCHED_DECODE,),
+            depends=USERS,
+        ),
+    ),
+)

@@ -33,6 +33,11 @@ BREAKS = {
         "return hidden[:, -self._rows :] if self.was_cut else hidden",
         "return hidden[:, : self._rows] if self.was_cut else hidden",
     ),
+    "mlx.length-groups": (
+        "mlx/kv_arena/step.py",
+        "mask[rows][..., : writer.longest]",
+        "mask[rows][..., -writer.longest :]",
+    ),
     "mlx.next-turn": (
         "mlx/next_turn/body.py",
         "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",

@@ -252,7 +252,7 @@ def broken_groups() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.length_groups import proof
 
     build, masks_of, init = arena_choice.Choice.build, GroupedStep._masks_of, GroupedStep.__init__
-    groups_of, arenas_for = grouping.groups_of, arena_choice.Choice.arenas_for
+    arenas_for = arena_choice.Choice.arenas_for
 
     def unordered(self: Any, *words: Any) -> None:
         init(self, *words)
@@ -271,7 +271,7 @@ def broken_groups() -> dict[str, Any]:
     has_served = Step.has_served
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
-        "no groups": (kv_arena, "groups_of", lambda lengths: [[*range(len(lengths))]]),
+        "no groups": (grouping, "groups_of", lambda lengths: [[*range(len(lengths))]]),
         "results stay in the order of the groups": (GroupedStep, "__init__", unordered),
         "no mask": (GroupedStep, "_masks_of", lambda self, _: [None] * len(self._rows)),
         "a group has another's mask": (
@@ -288,7 +288,6 @@ def broken_groups() -> dict[str, Any]:
             lambda self, caches, lengths, groups: arenas_for(self, caches, lengths, groups)[::-1],
         ),
     }
-    assert groups_of is kv_arena.groups_of
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 

@@ -17,7 +17,7 @@ from sglang_perf_patches import sets
 SOURCE = Path(__file__).parents[2] / "src"
 
 BREAKS = {
-    "mlx.kv-arena": ("mlx/kv_arena/body.py", "at = self.longest - 1", "at = self.longest - 2"),
+    "mlx.kv-arena": ("mlx/kv_arena/step.py", "at = self.longest - 1", "at = self.longest - 2"),
     "mlx.pool-write": (
         "mlx/pool_write/body.py",
         "inner(self, slots, _layers(k_all), _layers(v_all))",

@@ -6,6 +6,7 @@ and long ones lie in buffers of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 MARK = "_sglang_perf_patches_groups"
@@ -16,6 +17,9 @@ AT_LEAST = 4096
 
 SHARE = 5
 """It must also save one in so many of the tokens that are attended to together."""
+
+COUNTS: Counter[str] = Counter()
+"""Counts for this process: the decode ``steps`` that were served in groups."""
 
 _SHORTEST_BITS = 9
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .. import grouping
 from ..buffer_growth import growing
-from ..grouping import MARK, groups_of
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
 from . import CHAINED, RELEASE
 from .arena import Rows
@@ -135,8 +135,8 @@ def _begin(
         if tried.arena is None:
             return StepApart(ctx, tried.caches, field, trial)
         return Step(core, ctx, [tried.arena], field, trial)
-    mark = vars(ctx).get(MARK)
-    groups = [] if mark is None else groups_of(lengths)
+    mark = vars(ctx).get(grouping.MARK)
+    groups = [] if mark is None else grouping.groups_of(lengths)
     if len(groups) > 1:
         arenas = choice.arenas_for(caches, lengths, groups)
     else:
@@ -147,7 +147,7 @@ def _begin(
     COUNTS["steps"] += 1
     if len(arenas) == 1:
         return Step(core, ctx, arenas, field)
-    COUNTS["grouped steps"] += 1
+    grouping.COUNTS["steps"] += 1
     mark.seen = True
     return GroupedStep(core, ctx, arenas, field, groups)
 

@@ -27,11 +27,10 @@ from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for
 from .moves import Moves
 
 COUNTS: Counter[str] = Counter()
-"""Counts for this process: ``steps`` that arenas served, of those the ``grouped steps`` with an
-arena for each group of requests, and the attention ``layers`` in them; ``stock steps`` of two or
-more requests, and of those the ``tried steps``, which an arena computed too, for comparison;
-``builds`` and ``growths`` of arenas; and ``partings``, which separate their rows before a step that
-stock serves."""
+"""Counts for this process: ``steps`` that arenas served, and the attention ``layers`` in them;
+``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
+too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, which separate their
+rows before a step that stock serves."""
 
 Caches = Sequence[Sequence[Any]]
 """The requests' caches, indexed by attention layer, then by request."""

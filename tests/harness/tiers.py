@@ -9,6 +9,7 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 - on those further releases it proves the patches alone whose bodies the oldest and the newest
   don't show (`shown_there`), and leaves out a test marked ``ends``;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
+- a test marked ``bodies_of(patch)`` it plays on as few releases as show that patch's bodies;
 - a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.
 
@@ -18,6 +19,7 @@ Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,11 +48,17 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
         return []
     matrices = _matrices(items)
     played = _played(items, matrices)
+
+    def of(item: pytest.Item, release: str) -> set[str]:
+        if marker := item.get_closest_marker("bodies_of"):
+            return _showing(marker.args[0], matrices[item.path])
+        return played.get(item.path, {release})
+
     return [
         item
         for item in items
         if item.get_closest_marker("whole_matrix")
-        or ((release := release_of(item)) and release not in played.get(item.path, {release}))
+        or ((release := release_of(item)) and release not in of(item, release))
         or (
             release
             and item.get_closest_marker("ends")
@@ -168,6 +176,18 @@ def _played(items: Iterable[pytest.Item], matrices: dict[Path, set[str]]) -> dic
             needed = bodies(sets.declared(path.parent.name).patches).values()
             played[path] = ends_of(matrix) | (covering(needed, of_set) & matrix)
     return played
+
+
+@cache
+def _declared(patch: str) -> tuple[frozenset[str], ...]:
+    """The releases of each body of a patch."""
+    of_set = sets.declared(patch.partition(".")[0]).patches
+    return tuple(map(frozenset, bodies(each for each in of_set if each.id == patch).values()))
+
+
+def _showing(patch: str, matrix: set[str]) -> set[str]:
+    """The oldest and newest release of a file, and those that each body of one patch needs."""
+    return covering(map(set, _declared(patch)), matrix)
 
 
 def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:

@@ -9,6 +9,8 @@ import pytest
 
 from matrix import before, newest_of_each_group
 
+pytestmark = pytest.mark.bodies_of("mamba.slot-exhaustion")
+
 Found = Callable[..., Any]
 
 RELEASES = newest_of_each_group("mamba")

@@ -9,6 +9,8 @@ import pytest
 
 from sglang_perf_patches.sets.mlx.kv_arena.trial import PHASES, STEPS
 
+pytestmark = pytest.mark.bodies_of("mlx.kv-arena")
+
 Found = Callable[..., Any]
 
 RELEASES = ("0.5.11", "0.5.17", "0.5.23")

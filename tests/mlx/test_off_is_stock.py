@@ -11,6 +11,8 @@ from linux_mlx.environments import install_checkout, sglang_environment
 
 Found = Callable[..., Any]
 
+pytestmark = pytest.mark.ends
+
 RELEASES = ("0.5.11", "0.5.17", "0.5.23")
 CORE = "sglang.srt.hardware_backend.mlx.kv_cache.attention_wrapper:mx"
 

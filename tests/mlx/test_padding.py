@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.bodies_of("mlx.kv-arena")
+
 Found = Callable[..., Any]
 
 CASES = [

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.ends
+
 Found = Callable[..., Any]
 
 EACH = pytest.mark.parametrize(

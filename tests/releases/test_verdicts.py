@@ -166,7 +166,7 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
         original = source.find(downloads.tree(verdict.release))
         copy = tmp_path / str(number) / "sglang"
         (copy / "srt").mkdir(parents=True)
-        whole = source.Tree(original)
+        whole = source.at(original)  # what was read of it is kept; of the copies nothing is
         judge(verdict.patch, patch_set.known, whole)
         files = {path for path in whole._paths.values() if path}
         for path in [original / "__init__.py", original / "_version.py", *files]:

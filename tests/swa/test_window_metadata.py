@@ -11,6 +11,8 @@ import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 
+pytestmark = pytest.mark.bodies_of("swa.window-metadata")
+
 Jobs = Callable[..., list[dict[str, Any]]]
 
 PATCH = by_id(sets.load())["swa.window-metadata"]

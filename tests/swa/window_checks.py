@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
 from sglang_perf_patches.live import engine
+from sglang_perf_patches.proof.comparing import require_same
 from sglang_perf_patches.proof.swa import window_loads
 from sglang_perf_patches.proof.swa.pools import publish
 from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
@@ -94,6 +96,13 @@ def pressed_hard(episodes: int) -> dict[str, int]:
     return told
 
 
+@cache
+def _of_stock() -> dict[str, Any]:
+    """What a load on stock gives, in which nothing of ours is broken."""
+    publish()
+    return proof._played("gemma-3", window_loads.LONG, {}, False)
+
+
 def broken(how: str) -> str | None:
     """What the checks say while something is broken in a way; None if they pass."""
     prepare()
@@ -110,9 +119,14 @@ def broken(how: str) -> str | None:
     }
     owner, name, function = breaks[how]
     kept = getattr(owner, name)
+    expected = _of_stock() if owner is body else None
     setattr(owner, name, function)
     try:
-        proof.alike("gemma-3", window_loads.LONG)
+        if expected is None:  # what is broken is stock's own, on both sides
+            proof.alike("gemma-3", window_loads.LONG)
+        else:
+            with proof._patched():
+                require_same(how, expected, proof._played("gemma-3", window_loads.LONG, {}, True))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

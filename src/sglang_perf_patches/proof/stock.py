@@ -28,7 +28,8 @@ PLAYED_ARGUMENTS: list[Any] = []
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call with those keyword arguments that this release knows."""
-    return function(*args, **{name: kwargs[name] for name in kwargs if takes(function, name)})
+    known = inspect.signature(function).parameters if kwargs else {}
+    return function(*args, **{name: kwargs[name] for name in kwargs if name in known})
 
 
 def takes(function: Any, name: str) -> bool:

@@ -207,7 +207,9 @@ def _own(patch: str) -> tuple[str, ...]:
 
 
 def _needed(patch: str) -> list[str]:
-    return [each for each in _applying[patch].patch.requires if each in _applying]
+    """What a patch needs, and what that needs."""
+    needed = [each for each in _applying[patch].patch.requires if each in _applying]
+    return [*needed, *(other for each in needed for other in _needed(each))]
 
 
 def _held() -> Held:

@@ -80,13 +80,13 @@ BREAKS = {
     ),
     "mamba.host-states": (
         "mamba/host_states/body.py",
-        'inner(**{**given, "host_size": sizes[0][0]} if sizes else given)',
-        "inner(**given)",
+        'inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)',
+        "inner(**kwargs)",
     ),
     "swa.page-size-1": (
         "swa/page_size_1/body.py",
-        'record_evicted(decode, named["req"], length - tail)',
-        'record_evicted(decode, named["req"], length)',
+        'record_evicted(decode, kwargs["req"], length - tail)',
+        'record_evicted(decode, kwargs["req"], length)',
     ),
     "swa.window-bounded-admission": (
         "swa/growth.py",

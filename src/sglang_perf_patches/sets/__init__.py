@@ -46,12 +46,12 @@ def only(ids: Collection[str]) -> tuple[PatchSet, ...]:
         waiting += [needed for needed in patches[patch_id].requires if needed not in kept]
     return tuple(
         replace(
-            found,
+            each,
             patches=tuple(
-                patch if patch.id in kept else _left_out(patch) for patch in found.patches
+                patch if patch.id in kept else _left_out(patch) for patch in each.patches
             ),
         )
-        for found in load()
+        for each in load()
     )
 
 

@@ -102,11 +102,11 @@ class KnownMask(torch.Tensor):  # type: ignore[misc]
         mask: torch.Tensor, any_: bool, rows: tuple[int, ...] | torch.Tensor
     ) -> KnownMask:
         """The same memory as `mask`; `rows` are those that are True, on the host or its device."""
-        made: KnownMask = mask.as_subclass(KnownMask)
-        made.__dict__.update(vars(mask))
-        made._any = any_
-        made._rows = rows
-        return made
+        known: KnownMask = mask.as_subclass(KnownMask)
+        known.__dict__.update(vars(mask))
+        known._any = any_
+        known._rows = rows
+        return known
 
     def any(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """A 0-dim boolean on the CPU; with arguments, the plain tensor's answer."""
@@ -148,14 +148,14 @@ def prefill(forward_batch: Any) -> Prefill | None:
         return None
     if any(tensor is None or tensor.shape != (size,) for tensor in devices):
         return None
-    found = Prefill(tuple(lens), tuple(prefixes), _track(forward_batch, size))
+    known = Prefill(tuple(lens), tuple(prefixes), _track(forward_batch, size))
     if is_debugging():
-        _compare("extend_seq_lens", found.lens, forward_batch.extend_seq_lens)
-        _compare("extend_prefix_lens", found.prefixes, forward_batch.extend_prefix_lens)
-        if found.track is not None:
-            _compare("mamba_track_mask", found.track.mask, forward_batch.mamba_track_mask)
-            _compare("mamba_track_seqlens", found.track.seqlens, forward_batch.mamba_track_seqlens)
-    return found
+        _compare("extend_seq_lens", known.lens, forward_batch.extend_seq_lens)
+        _compare("extend_prefix_lens", known.prefixes, forward_batch.extend_prefix_lens)
+        if known.track is not None:
+            _compare("mamba_track_mask", known.track.mask, forward_batch.mamba_track_mask)
+            _compare("mamba_track_seqlens", known.track.seqlens, forward_batch.mamba_track_seqlens)
+    return known
 
 
 def is_prefill(forward_batch: Any) -> bool:
@@ -186,8 +186,8 @@ def attach_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
 
 def lens_of(query_start_loc: Any) -> tuple[int, ...] | None:
     """What `attach_lens` remembered."""
-    found: tuple[int, ...] | None = getattr(query_start_loc, _LENS, None)
-    return found
+    lens: tuple[int, ...] | None = getattr(query_start_loc, _LENS, None)
+    return lens
 
 
 def offsets(lens: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -307,9 +307,9 @@ def check_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
 
 def _shallow(value: Any) -> Any:
     """As `copy.copy`, which takes five times as long for an object of many attributes."""
-    made = object.__new__(type(value))
-    vars(made).update(vars(value))
-    return made
+    copied = object.__new__(type(value))
+    vars(copied).update(vars(value))
+    return copied
 
 
 def _is_whole(forward_batch: Any) -> bool:

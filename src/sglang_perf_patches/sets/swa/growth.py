@@ -121,9 +121,9 @@ def setting(holder: Any, name: str) -> Any:
     except ImportError:
         return getattr(holder.server_args, name, None)
     for group in ("get_schedule", "get_memory", "get_disagg", "get_spec"):
-        found = getattr(runtime_context, group, lambda: None)()
-        if hasattr(found, name):
-            return getattr(found, name)
+        arguments = getattr(runtime_context, group, lambda: None)()
+        if hasattr(arguments, name):
+            return getattr(arguments, name)
     return getattr(holder.server_args, name, None)
 
 

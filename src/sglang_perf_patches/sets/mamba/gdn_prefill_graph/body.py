@@ -138,22 +138,22 @@ def _capture_one_shape(patching: Patching) -> Any:
     gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
-        def capture_one_shape(self: Any, size: int, **options: Any) -> Any:
+        def capture_one_shape(self: Any, size: int, **kwargs: Any) -> Any:
             backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
             takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
             if not takes_part or size > SHORT:
-                return inner(self, size, **options)
+                return inner(self, size, **kwargs)
             stocks: dict[Any, Any] = {}
             if _leaves_some(self, size, _rows(patching, backend), backend):
                 graphs = self.backend._graphs
                 before = dict(graphs)
-                inner(self, size, **options)
+                inner(self, size, **kwargs)
                 stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
                 if len(stocks) != 1:
                     patching.gate("the runner keeps its graphs elsewhere")
                     return None
             with capturing(backend, alone=not stocks):
-                inner(self, size, **options)
+                inner(self, size, **kwargs)
             for key, graph in stocks.items():
                 self.backend._graphs[key] = _Either(backend, self.backend._graphs[key], graph)
             return None
@@ -230,7 +230,7 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
     module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
-    made = module.ForwardMetadata(
+    metadata = module.ForwardMetadata(
         query_start_loc=tables.starts,
         mamba_cache_indices=tables.slots,
         conv_block_table=tables.blocks,
@@ -239,9 +239,9 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
         conv_states_mask_indices=nothing,
         track_ssm_h_src=nothing,
     )
-    setattr(made, _TABLES, tables)
+    setattr(metadata, _TABLES, tables)
     setattr(tables.starts, _TABLES, tables)
-    return made
+    return metadata
 
 
 def _wait_for_loads(backend: Any, tables: Any) -> None:

@@ -54,17 +54,17 @@ def live(backend: Any, forward_batch: Any) -> Live:
         forward_batch: a plain or mixed prefill.
     """
     backend.init_forward_metadata(forward_batch)
-    made = backend.forward_metadata
-    indices = made.mamba_cache_indices
+    meta = backend.forward_metadata
+    indices = meta.mamba_cache_indices
     last = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal.shape[1] - 1
-    tracks = made.has_mamba_track_mask
+    tracks = meta.has_mamba_track_mask
     return Live(
         tokens=sum(forward_batch.extend_seq_lens_cpu),
-        starts=made.query_start_loc.to(torch.int64),
+        starts=meta.query_start_loc.to(torch.int64),
         slots=torch.where(indices >= 0, indices, last).to(torch.int64),
-        metadata=made,
-        at_chunks=_moved(made.track_ssm_h_src, made.track_ssm_h_dst) if tracks else None,
-        final=_moved(made.track_ssm_final_src, made.track_ssm_final_dst) if tracks else None,
+        metadata=meta,
+        at_chunks=_moved(meta.track_ssm_h_src, meta.track_ssm_h_dst) if tracks else None,
+        final=_moved(meta.track_ssm_final_src, meta.track_ssm_final_dst) if tracks else None,
     )
 
 
@@ -148,34 +148,34 @@ class KernelBreak:
         return stocks.extend(q, k, v, g, beta, ssm_states=ssm_states, output=output, **rest)
 
     def _prefill(self, states: torch.Tensor) -> Callable[..., Any]:
-        def prefill(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            rows = [given.pop(name) for name in _PER_TOKEN]
-            self._break(*rows, lambda *now: self._run(states, given, *now))
-            return rows[-1], given["output_state"]
+        def prefill(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            rows = [kwargs.pop(name) for name in _PER_TOKEN]
+            self._break(*rows, lambda *now: self._run(states, kwargs, *now))
+            return rows[-1], kwargs["output_state"]
 
         return prefill
 
-    def _run(self, states: torch.Tensor, given: dict[str, Any], *rows: torch.Tensor) -> None:
+    def _run(self, states: torch.Tensor, kwargs: dict[str, Any], *rows: torch.Tensor) -> None:
         """Call the kernel for the batch, then keep what it tracks."""
         now: Live = self._tables.live
         if rows[0].shape[0] != now.tokens:
             rows = tuple(each.narrow(0, 0, now.tokens) for each in rows)
         count = now.metadata.num_state_checkpoints
         kept = states.new_empty((count, *states.shape[1:])) if count > 0 else None
-        given = dict(zip(_PER_TOKEN, rows, strict=True)) | given
-        given |= {
+        kwargs = dict(zip(_PER_TOKEN, rows, strict=True)) | kwargs
+        kwargs |= {
             "cu_seqlens": now.starts,
             "state_checkpoints": kept,
             "checkpoint_cu_starts": now.metadata.state_checkpoint_cu_starts,
             "checkpoint_every_n_tokens": now.metadata.state_checkpoint_every_n_tokens,
         }
         if self._stay(len(now.slots)):
-            given |= {"initial_state": states, "output_state": states, "state_indices": now.slots}
-            self._own._prefill_fn(**given)
+            kwargs |= {"initial_state": states, "output_state": states, "state_indices": now.slots}
+            self._own._prefill_fn(**kwargs)
         else:
             before = states.index_select(0, now.slots)
             after = torch.empty_like(before)
-            self._own._prefill_fn(**given | {"initial_state": before, "output_state": after})
+            self._own._prefill_fn(**kwargs | {"initial_state": before, "output_state": after})
             states.index_copy_(0, now.slots, after)
         if now.at_chunks is not None:
             assert kept is not None  # or stock's own layer would fail too
@@ -186,9 +186,9 @@ class KernelBreak:
             states.index_copy_(0, targets, states.index_select(0, sources))
 
 
-def _called(*given: Any) -> None:
+def _called(*args: Any) -> None:
     """The break: the last argument gets the others, which a replay has by their addresses."""
-    *rows, run = given
+    *rows, run = args
     run(*rows)
 
 

@@ -44,11 +44,11 @@ def install(patching: Patching) -> None:
 def install_between_dense_layers(patching: Patching) -> None:
     """0.5.20, where a host hit ends the scheduler if some layers have neither KV nor states."""
 
-    def not_dense(given: dict[str, Any], memory: Any) -> str | None:
-        layers = {*given["full_layer_mapping"], *given["mamba_layer_mapping"]}
+    def not_dense(kwargs: dict[str, Any], memory: Any) -> str | None:
+        layers = {*kwargs["full_layer_mapping"], *kwargs["mamba_layer_mapping"]}
         if len(layers) != max(layers) + 1:  # it counts layers: sgl-project/sglang#39876
             return "some layers have neither KV nor states"
-        return unserved(given, memory)
+        return unserved(kwargs, memory)
 
     _install(patching, not_dense)
 
@@ -65,21 +65,21 @@ def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str |
 
     def make_stack(inner: Any) -> Any:
         @functools.wraps(inner)
-        def build_hybrid_mamba_stack(**given: Any) -> Any:
+        def build_hybrid_mamba_stack(**kwargs: Any) -> Any:
             memory = patching.module(CONTEXT).get_memory()
             tokens = tokens_per_state()
-            reason = unserved(given, memory) or (tokens if isinstance(tokens, str) else None)
+            reason = unserved(kwargs, memory) or (tokens if isinstance(tokens, str) else None)
             planned = None
             if reason is None and isinstance(tokens, int):
-                planned = plan(given, memory, tokens)
+                planned = plan(kwargs, memory, tokens)
                 reason = None if planned else "the host's pools are smaller than the device's"
             if planned is None:
                 patching.gate(reason or "")
-                return inner(**given)
+                return inner(**kwargs)
             patching.ran.seen = True
             sizes.append(planned)
             try:
-                return inner(**given)
+                return inner(**kwargs)
             finally:
                 sizes.clear()
 
@@ -87,17 +87,17 @@ def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str |
 
     def make_kv(inner: Any) -> Any:
         @functools.wraps(inner)
-        def build_kv_host_pool(**given: Any) -> Any:
-            return inner(**{**given, "host_size": sizes[0][0]} if sizes else given)
+        def build_kv_host_pool(**kwargs: Any) -> Any:
+            return inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)
 
         return build_kv_host_pool
 
     def make_states(inner: Any) -> Any:
         @functools.wraps(inner)
         def __init__(  # noqa: N807
-            self: Any, pool: Any, ratio: float, size: float, *args: Any, **given: Any
+            self: Any, pool: Any, ratio: float, size: float, *args: Any, **kwargs: Any
         ) -> None:
-            inner(self, pool, ratio, sizes[0][1] if sizes else size, *args, **given)
+            inner(self, pool, ratio, sizes[0][1] if sizes else size, *args, **kwargs)
 
         return __init__
 
@@ -108,44 +108,44 @@ def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str |
 
 def tokens_per_state() -> int | str:
     """What `VARIABLE` says; a text, why it says nothing."""
-    said = os.environ.get(VARIABLE, "").strip()
-    if not said:
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
         return f"{VARIABLE} is not given"
-    return int(said) if said.isdecimal() and int(said) else f"{VARIABLE} is no number above 0"
+    return int(text) if text.isdecimal() and int(text) else f"{VARIABLE} is no number above 0"
 
 
-def unserved(given: dict[str, Any], memory: Any) -> str | None:
+def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
     """Why a server gets stock's pools; None if the patch serves it.
 
     Args:
-        given: what stock's function is called with.
+        kwargs: what stock's function is called with.
         memory: the server's arguments about memory.
     """
     for name, values in _PLAYED.items():
         value = getattr(memory, name, values[0])
         if value not in values:
             return f"it was not played with {name}={value}"
-    cached = given["params"].token_to_kv_pool_allocator.get_kvcache()
-    for pool, name in ((cached, "HybridLinearKVPool"), (_kv(given), "MHATokenToKVPool")):
+    cached = kwargs["params"].token_to_kv_pool_allocator.get_kvcache()
+    for pool, name in ((cached, "HybridLinearKVPool"), (_kv(kwargs), "MHATokenToKVPool")):
         # Sparse attention keeps indices besides; latent KV and that of 4 bits have other pools.
         if type(pool).__name__ != name:
             return f"KV is in a {type(pool).__name__}"
-    if getattr(given["mamba_pool"], "_slot_siblings", ()):
+    if getattr(kwargs["mamba_pool"], "_slot_siblings", ()):
         return "slots hold more than states"
-    if _kv(given).post_capture_active:
+    if _kv(kwargs).post_capture_active:
         return "pools get their sizes after graphs were captured"
     return None
 
 
-def plan(given: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
+def plan(kwargs: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
     """Gigabytes for KV and for states; None if they must be stock's.
 
     Args:
-        given: what stock's function is called with.
+        kwargs: what stock's function is called with.
         memory: the server's arguments about memory.
         tokens: of KV that a cached state comes with.
     """
-    kv, states = _kv(given), given["mamba_pool"]
+    kv, states = _kv(kwargs), kwargs["mamba_pool"]
     cells = Cells(state_bytes(states), kv_bytes(kv))
     device = Pools(int(states.size), int(kv.size))
     size = memory.hicache_size
@@ -153,14 +153,14 @@ def plan(given: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float]
         cells, device, ratio=0 if size else memory.hicache_ratio, gigabytes=size
     )
     total = int(size * GIGABYTE) if size else stocks.bytes(cells)
-    found = host_split.divided(cells, total, device, tokens)
-    if found is None:
+    pools = host_split.divided(cells, total, device, tokens)
+    if pools is None:
         return None
     logger.info(
         "mamba.host-states: %d states and KV for %d tokens on the host, instead of %d and %d",
-        *(found.states, found.tokens, stocks.states, stocks.tokens),
+        *(pools.states, pools.tokens, stocks.states, stocks.tokens),
     )
-    return found.tokens * cells.token / GIGABYTE, found.states * cells.state / GIGABYTE
+    return pools.tokens * cells.token / GIGABYTE, pools.states * cells.state / GIGABYTE
 
 
 def kv_bytes(pool: Any) -> int:
@@ -174,6 +174,6 @@ def state_bytes(pool: Any) -> int:
     return sum(int(rows[:, 0].nbytes) for rows in (*cache.conv, cache.temporal))
 
 
-def _kv(given: dict[str, Any]) -> Any:
+def _kv(kwargs: dict[str, Any]) -> Any:
     """The device's pool of KV; from 0.5.22 on the first that is declared."""
-    return given["kv_pool"] if "kv_pool" in given else given["decls"][0].device_pool
+    return kwargs["kv_pool"] if "kv_pool" in kwargs else kwargs["decls"][0].device_pool

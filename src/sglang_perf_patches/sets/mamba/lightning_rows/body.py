@@ -60,10 +60,10 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
             **kwargs: Any,
         ) -> Any:
             if self.linear_backend in kernels:
-                given = _kept(self.forward_metadata, "by rows", forward_batch, _by_rows)
-                if given is not None:
+                shadow = _kept(self.forward_metadata, "by rows", forward_batch, _by_rows)
+                if shadow is not None:
                     ran.seen = True
-                    forward_batch = given
+                    forward_batch = shadow
             return inner(self, q, k, v, layer, forward_batch, *args, **kwargs)
 
         return forward_extend
@@ -129,15 +129,15 @@ def _track_store(patching: Patching) -> Any:
                 shadow = copy.copy(metadata)
                 shadow.track_ssm_h_dst = torch.arange(slots.numel(), dtype=slots.dtype)
                 shadow.mamba_cache_indices = torch.empty(0)  # stock reads only its device
-                found = inner(self, host.batch_on_cpu(batch, known, known.track), shadow)
-                if found[0] is None:
-                    return found
-                lens, rows = host.to_device(found, slots.device)
+                on_cpu = inner(self, host.batch_on_cpu(batch, known, known.track), shadow)
+                if on_cpu[0] is None:
+                    return on_cpu
+                lens, rows = host.to_device(on_cpu, slots.device)
                 stored = slots.index_select(0, rows.clamp(min=0))
                 return lens, torch.where(rows < 0, rows, stored)
 
-            found = _kept(metadata, "track store", forward_batch, plan)
-            return inner(self, forward_batch, metadata) if found is None else found
+            store = _kept(metadata, "track store", forward_batch, plan)
+            return inner(self, forward_batch, metadata) if store is None else store
 
         return _prepare_seg_la_track_store
 

@@ -70,15 +70,15 @@ def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
             asked = ask_cpu(forward_batch, known)
             token = _lens.set(known.lens)
             try:
-                made = inner.__get__(None, cls)(forward_metadata, chunk_size, asked)
+                metadata = inner.__get__(None, cls)(forward_metadata, chunk_size, asked)
             finally:
                 _lens.reset(token)
-            mixed = made.mixed_metadata
+            mixed = metadata.mixed_metadata
             if mixed is not None and asked is not forward_batch:
                 device = forward_batch.extend_prefix_lens.device
                 (has_states,) = host.to_device([mixed.has_initial_states], device)
-                made.mixed_metadata = replace(mixed, has_initial_states=has_states)
-            return made
+                metadata.mixed_metadata = replace(mixed, has_initial_states=has_states)
+            return metadata
 
         return classmethod(prepare_mixed)
 
@@ -96,8 +96,8 @@ def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
                 return inner.__func__(query_start_loc, chunk_size, total_seqlens)
             if host.is_debugging():
                 host.check_lens(query_start_loc, lens)
-            found = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]
-            return tuple(host.to_device(found, query_start_loc.device))
+            tensors = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]
+            return tuple(host.to_device(tensors, query_start_loc.device))
 
         return staticmethod(_query_start_loc_to_chunk_indices_offsets)
 

@@ -106,8 +106,8 @@ def _ssm_indices(inner: Any) -> Any:
             return inner(self, mamba_cache_indices, forward_batch)
         shadow = forward.on_cpu(known.track)
         rows = shadow.mamba_track_indices
-        found = inner(host.backend_on_cpu(self), rows, shadow)
-        moved = iter(host.to_device([t for t in found if t is not None], self.device))
+        indices = inner(host.backend_on_cpu(self), rows, shadow)
+        moved = iter(host.to_device([t for t in indices if t is not None], self.device))
         slots = {
             _TRACK_SLOT: forward_batch.mamba_track_indices,
             _CACHE_SLOT: mamba_cache_indices,
@@ -118,7 +118,7 @@ def _ssm_indices(inner: Any) -> Any:
             else next(moved)
             if kind is None
             else slots[kind].index_select(0, next(moved))
-            for kind, tensor in zip(_LAYOUT, found, strict=True)
+            for kind, tensor in zip(_LAYOUT, indices, strict=True)
         )
 
     return _init_track_ssm_indices
@@ -137,7 +137,7 @@ def _chunks(inner: Any) -> Any:
             return inner(cu_seqlens, chunk_size)
         if host.is_debugging():
             host.check_lens(cu_seqlens, lens)
-        found = inner(host.offsets(lens, cu_seqlens.dtype), chunk_size)
-        return host.to_device([found], cu_seqlens.device)[0]
+        indices = inner(host.offsets(lens, cu_seqlens.dtype), chunk_size)
+        return host.to_device([indices], cu_seqlens.device)[0]
 
     return prepare

@@ -17,9 +17,9 @@ PATCH = "mamba.zero-sync"
 
 def forwards(inputs: Inputs) -> int:
     """Outputs and states; those of decodes with stock's own code."""
-    chosen = some(inputs, [*FORWARDS.values()])
-    extends = [batches for batches in chosen if batches[0].mode != "DECODE"]
-    steps = [batches for batches in chosen if batches[0].mode == "DECODE"]
+    drawn = some(inputs, [*FORWARDS.values()])
+    extends = [batches for batches in drawn if batches[0].mode != "DECODE"]
+    steps = [batches for batches in drawn if batches[0].mode == "DECODE"]
     count = alike((PATCH,), gdn().forwards, extends)
     return count + same(PATCH, gdn().forwards, steps, ran=False)
 

@@ -14,6 +14,6 @@ def one_scale(model_config: Any) -> bool:
     """
     if not getattr(model_config, "quantization", None):
         return False
-    found = getattr(model_config.hf_config, "quantization_config", None)
-    blocks = found if isinstance(found, dict) else vars(found) if found is not None else {}
+    config = getattr(model_config.hf_config, "quantization_config", None)
+    blocks = config if isinstance(config, dict) else vars(config) if config is not None else {}
     return not blocks.get("weight_block_size")

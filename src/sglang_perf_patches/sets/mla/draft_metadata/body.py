@@ -50,12 +50,12 @@ def install_replay(patching: Patching) -> None:
         inherited(self, forward_batch)
 
     shared = _Shared(patching)
-    for made in (
+    for method in (
         shared.capture(init_forward_metadata_capture_cuda_graph),
         shared.replay(init_forward_metadata_replay_cuda_graph),
         shared.eager(init_forward_metadata),
     ):
-        patching.add(f"{TRTLLM_DRAFT}.{made.__name__}", made)
+        patching.add(f"{TRTLLM_DRAFT}.{method.__name__}", method)
 
 
 def install_out_graph(patching: Patching) -> None:

@@ -105,14 +105,14 @@ def _lengthen_rows(patching: Patching) -> Callable[[], int]:
             columns = _pages(self.req_to_token.shape[1], self.page_size) - width + 1
             ran.seen = True
             room = max(room, columns)
-            made: dict[int, Any] = {}
+            tables: dict[int, Any] = {}
             for state in (getattr(self, name) for name in STATES):
                 for name in _TABLES:
                     table = state.get(name)
                     if table is not None and table.shape[1] == width:
-                        if table.data_ptr() not in made:
-                            made[table.data_ptr()] = longer(table, columns)
-                        state[name] = made[table.data_ptr()]
+                        if table.data_ptr() not in tables:
+                            tables[table.data_ptr()] = longer(table, columns)
+                        state[name] = tables[table.data_ptr()]
 
         return init_cuda_graph_state
 

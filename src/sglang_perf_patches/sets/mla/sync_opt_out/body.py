@@ -59,10 +59,10 @@ def in_the_loop(backend: Any) -> list[Any]:
     if type(backend).__name__ != _HYBRID:
         return [backend]
     runner = backend.model_runner
-    found = in_the_loop(backend.decode_backend)
+    backends = in_the_loop(backend.decode_backend)
     if runner.server_args.speculative_attention_mode != "decode" or runner.is_draft_worker:
-        found += in_the_loop(backend.prefill_backend)
-    return found
+        backends += in_the_loop(backend.prefill_backend)
+    return backends
 
 
 def _has_mrope(arguments: Any) -> bool:

@@ -17,8 +17,8 @@ def all_models(inputs: Inputs) -> int:
     kinds += [(name, "float32") for name in further_models()]
     compared = 0
     for number, (name, dtype) in enumerate(some(inputs, kinds)):
-        with models.model(name, dtype) as made:
-            compared += same(PATCH, made, schedules[:4] if number else schedules)
+        with models.model(name, dtype) as model:
+            compared += same(PATCH, model, schedules[:4] if number else schedules)
     return compared
 
 

@@ -14,14 +14,14 @@ PATCH = "mlx.first-buffer"
 def ends_of_buffers(_: Inputs) -> int:
     """Prompts and steps that cross them, with the radix cache and without."""
     crossing = [cases.CROSSING, cases.SCRIPTED]
-    with models.model("qwen3", "float32") as made:
-        return same(PATCH, made, crossing) + same(PATCH, made, crossing, radix=True)
+    with models.model("qwen3", "float32") as model:
+        return same(PATCH, model, crossing) + same(PATCH, model, crossing, radix=True)
 
 
 def room(_: Inputs) -> int:
     """How many tokens the buffers hold: of a request, of one that was released, of the next."""
-    with models.model("qwen3", "float32") as made, live(PATCH):
-        player = Player(made)
+    with models.model("qwen3", "float32") as model, live(PATCH):
+        player = Player(model)
         player.join("a", 9)
         cache = player.runner._req_caches["a"][0]
         player.join("b", 300)

@@ -149,9 +149,9 @@ class Choice:
     def _arena_of(self, caches: Caches, lengths: list[int]) -> Arena | None:
         """The arena that holds exactly these rows with these lengths."""
         for of_layer in caches:
-            found = self._rows.layer_if_row(of_layer[0])
-            if found is not None:
-                arena = found.arena
+            held = self._rows.layer_if_row(of_layer[0])
+            if held is not None:
+                arena = held.arena
                 same = arena.intact and arena.lengths == lengths
                 if same and len(arena.layers) == len(caches):
                     pairs = zip(arena.layers, caches, strict=True)
@@ -196,7 +196,7 @@ class Choice:
         """
         wanted = capacity_for(length, most)
         for of_layer in caches:
-            rows = [found for found in map(self._rows.layer_if_row, of_layer) if found is not None]
+            rows = [layer for layer in map(self._rows.layer_if_row, of_layer) if layer is not None]
             if rows:
                 held = max(layer.arena.capacity for layer in rows)
                 return held if length <= held <= min(most, wanted + wanted // 4) else wanted

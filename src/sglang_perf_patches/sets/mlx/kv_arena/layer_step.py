@@ -114,9 +114,9 @@ class Fast:
         return getattr(self._inner, name)
 
     def scaled_dot_product_attention(
-        self, queries: Any, keys: Any, values: Any, **options: Any
+        self, queries: Any, keys: Any, values: Any, **kwargs: Any
     ) -> Any:
         """Attend; queries and the result are (batch, n_heads, 1, head_dim)."""
         if type(keys) is InGroups:
-            return keys.step.attend(self._attend, queries, keys.arrays, values.arrays, **options)
-        return self._attend(queries, keys, values, **options)
+            return keys.step.attend(self._attend, queries, keys.arrays, values.arrays, **kwargs)
+        return self._attend(queries, keys, values, **kwargs)

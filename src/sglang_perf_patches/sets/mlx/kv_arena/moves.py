@@ -47,20 +47,20 @@ class Moves:
         spare = sum(in_stock - self._room(each) for each in itertools.compress(caches, can_hold))
         cost = len(lengths) * capacity
         waiting: list[Any] = []
-        made = replaced = 0
+        added = replaced = 0
         for of_layer, holds in zip(caches, can_hold, strict=True):
             if not holds:
                 arena.layers.append(None)
                 continue
-            if made + cost > spare:
+            if added + cost > spare:
                 self._core.eval(waiting)
                 waiting.clear()
-                spare, made, replaced = spare + replaced - made, 0, 0
-            made, replaced = made + cost, replaced + self._room(of_layer)
+                spare, added, replaced = spare + replaced - added, 0, 0
+            added, replaced = added + cost, replaced + self._room(of_layer)
             layer = self._layer(arena, of_layer)
             arena.layers.append(layer)
             waiting += [layer.keys, layer.values]
-            if made > spare:
+            if added > spare:
                 self._core.eval(layer.keys)
         self._core.eval(waiting)
         return arena
@@ -82,12 +82,12 @@ class Moves:
         Returns:
             whether there were any such rows.
         """
-        found = False
+        were_shared = False
         for of_layer in caches:
             for old in self.shared([of_layer]):
-                found, old.arena.intact = True, False
+                were_shared, old.arena.intact = True, False
                 apart = Arena(old.arena.capacity, [], intact=False)
-                made: list[Any] = []
+                arrays: list[Any] = []
                 for row in [each for each in old.caches if self._rows.layer_if_row(each) is old]:
                     number = self._rows.number_of(row)
                     keys, values = (
@@ -95,10 +95,10 @@ class Moves:
                         for array in (old.keys, old.values)
                     )
                     self._rows.put(row, Layer(apart, [row], keys, values), 0)
-                    made += [keys, values]
-                self._core.eval(made)
+                    arrays += [keys, values]
+                self._core.eval(arrays)
                 old.keys = old.values = None
-        return found
+        return were_shared
 
     def shared(self, caches: Sequence[Sequence[Any]]) -> list[Layer]:
         """The layers with two or more of the rows in the first attention layer that has rows."""

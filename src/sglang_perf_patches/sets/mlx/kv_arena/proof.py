@@ -31,8 +31,8 @@ SCRIPTED = [cases.SCRIPTED, cases.GROWING, cases.EXTENDING, cases.CHANGING]
 
 def batches(inputs: Inputs) -> int:
     """Batches that grow and change; arenas serve most of their steps."""
-    with models.model("qwen3", "float32") as made:
-        compared = _same(made, [*SCRIPTED, *inputs(cases.random_schedule)])
+    with models.model("qwen3", "float32") as model:
+        compared = _same(model, [*SCRIPTED, *inputs(cases.random_schedule)])
     most = not is_proven(mx) or COUNTS["steps"] >= 2 * COUNTS["stock steps"]
     require(most, f"{PATCH}: {dict(COUNTS)}")
     return compared
@@ -40,8 +40,8 @@ def batches(inputs: Inputs) -> int:
 
 def settling(inputs: Inputs) -> int:
     """Batches that change at every step and settle; some rows are set apart."""
-    with models.model("qwen3", "float32") as made:
-        compared = _same(made, _settling(inputs))
+    with models.model("qwen3", "float32") as model:
+        compared = _same(model, _settling(inputs))
     apart = not is_proven(mx) or COUNTS["partings"]
     require(apart, f"{PATCH}: no rows were set apart, {dict(COUNTS)}")
     return compared
@@ -50,16 +50,16 @@ def settling(inputs: Inputs) -> int:
 def prefix_hits(inputs: Inputs) -> int:
     """Prompts whose prefix is in the pool, with random episodes."""
     hits = [*_hits(inputs), cases.FAR, *inputs(cases.random_episodes)]
-    with models.model("qwen3", "float32") as made:
-        return _same(made, hits, radix=True)
+    with models.model("qwen3", "float32") as model:
+        return _same(model, hits, radix=True)
 
 
 def bfloat16(inputs: Inputs) -> int:
     """The same schedules in the dtype of most models."""
     drawn = inputs(cases.random_schedule)[:FEW]
     schedules = [*some(inputs, SCRIPTED), *drawn, *some(inputs, _settling(inputs)[:FEW])]
-    with models.model("qwen3", "bfloat16") as made:
-        return _same(made, schedules)
+    with models.model("qwen3", "bfloat16") as model:
+        return _same(model, schedules)
 
 
 def other_layers(inputs: Inputs) -> int:
@@ -67,8 +67,8 @@ def other_layers(inputs: Inputs) -> int:
     drawn = inputs(cases.random_schedule)[:FEW]
     compared = 0
     for name in some(inputs, further_models()):
-        with models.model(name, "float32") as made:
-            compared += _same(made, [*SCRIPTED[:2], *drawn, *_settling(inputs)[:FEW]])
+        with models.model(name, "float32") as model:
+            compared += _same(model, [*SCRIPTED[:2], *drawn, *_settling(inputs)[:FEW]])
     return compared
 
 
@@ -76,23 +76,23 @@ def sampled(inputs: Inputs) -> int:
     """Sampled tokens, where the release samples."""
     if not can_sample():
         return 0
-    with models.model("qwen3", "float32") as made:
-        return _same(made, some(inputs, SCRIPTED), sampling=True)
+    with models.model("qwen3", "float32") as model:
+        return _same(model, some(inputs, SCRIPTED), sampling=True)
 
 
 def pool_of_another_dtype(inputs: Inputs) -> int:
     """Requests that start from its KV have that dtype too, and so do those with their buffers."""
-    with models.model("qwen3", "bfloat16", quantized=True) as made:
-        return _same(made, _hits(inputs)[: 1 + FEW], radix=True)
+    with models.model("qwen3", "bfloat16", quantized=True) as model:
+        return _same(model, _hits(inputs)[: 1 + FEW], radix=True)
 
 
 def ends_of_buffers(inputs: Inputs) -> int:
     """Buffers that end at once, patched, against wide ones in stock: its own attribute sets it."""
     schedules = [cases.SCRIPTED, cases.SETTLING, *inputs(cases.random_schedule)]
-    with models.model("qwen3", "float32") as made:
-        wide = [_with_buffers(made, 1024, schedule) for schedule in schedules]
+    with models.model("qwen3", "float32") as model:
+        wide = [_with_buffers(model, 1024, schedule) for schedule in schedules]
         with live(PATCH):
-            grown = [_with_buffers(made, 8, schedule) for schedule in schedules]
+            grown = [_with_buffers(model, 8, schedule) for schedule in schedules]
     require_same(f"{PATCH}, where buffers end", wide, grown)
     return len(schedules)
 
@@ -103,18 +103,18 @@ def unproven_device(inputs: Inputs) -> int:
     schedules = [cases.SCRIPTED, cases.GROWING, *drawn, *_hits(inputs)[:FEW]]
     COUNTS.clear()
     with (
-        models.model("qwen3", "float32") as made,
+        models.model("qwen3", "float32") as model,
         mock.patch.object(body, "is_proven", return_value=False),
     ):
-        compared = alike.same(PATCH, made, schedules, radix=True)
+        compared = alike.same(PATCH, model, schedules, radix=True)
     tried = COUNTS["tried steps"] and COUNTS["steps"]
     require(tried, f"{PATCH}: on an unproven device {dict(COUNTS)}")
     return compared
 
 
-def _same(made: Model, schedules: Sequence[Sequence[Step]], **options: bool) -> int:
+def _same(model: Model, schedules: Sequence[Sequence[Step]], **kwargs: bool) -> int:
     served = ("steps", "stock steps")
-    return alike.same(PATCH, made, schedules, counts=COUNTS, served=served, **options)
+    return alike.same(PATCH, model, schedules, counts=COUNTS, served=served, **kwargs)
 
 
 def _settling(inputs: Inputs) -> list[tuple[Step, ...]]:
@@ -125,8 +125,8 @@ def _hits(inputs: Inputs) -> list[tuple[Step, ...]]:
     return [cases.HITTING, *inputs(cases.random_hits)]
 
 
-def _with_buffers(made: Model, tokens: int, schedule: Sequence[Step]) -> dict[str, Any]:
-    player = Player(made)
+def _with_buffers(model: Model, tokens: int, schedule: Sequence[Step]) -> dict[str, Any]:
+    player = Player(model)
     player.runner._max_seq_len = tokens
     return asdict(player.play(schedule))
 

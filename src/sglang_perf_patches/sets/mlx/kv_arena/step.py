@@ -171,7 +171,7 @@ class GroupedStep(Step):
         values: Sequence[Any],
         *,
         mask: Any,
-        **options: Any,
+        **kwargs: Any,
     ) -> Any:
         """Attend to each group by itself.
 
@@ -181,13 +181,13 @@ class GroupedStep(Step):
             keys: of each group, (rows, n_kv_heads, its longest, head_dim).
             values: likewise.
             mask: stock's, (batch, 1, 1, the longest of all).
-            options: what `attend` takes besides, the same for all rows.
+            kwargs: what `attend` takes besides, the same for all rows.
 
         Returns:
             (batch, n_heads, 1, head_dim).
         """
         attended = [
-            attend(queries[rows], *of_group, mask=its_mask, **options)
+            attend(queries[rows], *of_group, mask=its_mask, **kwargs)
             for rows, its_mask, *of_group in zip(
                 self._rows, self._masks_of(mask), keys, values, strict=True
             )

@@ -145,31 +145,31 @@ class Trial:
         if is_done or not is_expected or not fits:
             self._drop()
             return None
-        made = self._prepared(caches, lengths, kind)
-        if not any(any(map(self._rows.layer_if_row, each)) for each in made.caches):
+        copies = self._prepared(caches, lengths, kind)
+        if not any(any(map(self._rows.layer_if_row, each)) for each in copies.caches):
             self._drop()
             return None
-        made.kind, made.lengths = kind, [length + 1 for length in lengths]
+        copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
         self._is_open = True
-        return Pass(made.arena, made.caches)
+        return Pass(copies.arena, copies.caches)
 
-    def note(self, stock: Any, found: Any) -> None:
+    def note(self, stock: Any, copied: Any) -> None:
         """Keep whether a layer's two results, (batch, 1, hidden), are equal."""
-        self._noted.append(equal_bits(self._rows.core, stock, found))
+        self._noted.append(equal_bits(self._rows.core, stock, copied))
 
     def end_step(self) -> None:
         """Queue a step's comparisons after all its layers were noted."""
-        made, core = self._copies, self._rows.core
-        assert made is not None
-        assert made.kind is not None
+        copies, core = self._copies, self._rows.core
+        assert copies is not None
+        assert copies.kind is not None
         flags, self._noted, self._is_open = core.stack(self._noted), [], False
         core.async_eval(flags)
-        self._queued.append((self._number, made.kind, flags))
-        made.taken += 1
-        if made.taken == STEPS:
-            made.taken = 0
-            self._passed[made.kind] += 1
+        self._queued.append((self._number, copies.kind, flags))
+        copies.taken += 1
+        if copies.taken == STEPS:
+            copies.taken = 0
+            self._passed[copies.kind] += 1
 
     def _kind_of(self, lengths: list[int]) -> Kind:
         longest = max(lengths)
@@ -186,42 +186,42 @@ class Trial:
 
     def _prepared(self, caches: Caches, lengths: list[int], kind: Kind) -> _Copies:
         """The copies, ready for the next step of this kind."""
-        made = self._copies
+        ready = self._copies
         phase = PHASES[self._passed[kind]]
-        if made is not None and made.kind != kind:
-            made.taken = 0
-        if made is None or (phase == PHASES[0] and not made.taken):
+        if ready is not None and ready.kind != kind:
+            ready.taken = 0
+        if ready is None or (phase == PHASES[0] and not ready.taken):
             self._drop()
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
-            made = self._copies = _Copies(batch, lengths, copies, None)
-        if made.arena is None:  # of stock's buffers, or of rows that have been set apart
-            made.arena = self._choice.build(made.caches, lengths)
-        if not made.taken:
-            self._change(made, lengths, phase)
-        elif max(lengths) + 1 > made.arena.capacity:
-            self._enlarge(made.arena, max(lengths) + 1)
-        for of_layer in made.caches:
+            ready = self._copies = _Copies(batch, lengths, copies, None)
+        if ready.arena is None:  # of stock's buffers, or of rows that have been set apart
+            ready.arena = self._choice.build(ready.caches, lengths)
+        if not ready.taken:
+            self._change(ready, lengths, phase)
+        elif max(lengths) + 1 > ready.arena.capacity:
+            self._enlarge(ready.arena, max(lengths) + 1)
+        for of_layer in ready.caches:
             for layer in filter(None, map(self._rows.layer_if_row, of_layer)):
                 self._rows.forget(layer)
-        return made
+        return ready
 
-    def _change(self, made: _Copies, lengths: list[int], phase: str) -> None:
+    def _change(self, copies: _Copies, lengths: list[int], phase: str) -> None:
         """What the phase is about, at its start."""
-        assert made.arena is not None
+        assert copies.arena is not None
         if phase == "enlarged":
-            self._enlarge(made.arena, max(made.arena.capacity, max(lengths)) + 1)
+            self._enlarge(copies.arena, max(copies.arena.capacity, max(lengths)) + 1)
         elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
-            self._choice.build([each[::-1] for each in made.caches], lengths[::-1])
-            for first, *_ in made.caches:
+            self._choice.build([each[::-1] for each in copies.caches], lengths[::-1])
+            for first, *_ in copies.caches:
                 if self._rows.layer_if_row(first) is not None:
                     self._rows.take_back(first)
-            made.arena = self._choice.build(made.caches, lengths)
-        if max(lengths) + 1 > made.arena.capacity:
-            self._enlarge(made.arena, max(lengths) + 1)
+            copies.arena = self._choice.build(copies.caches, lengths)
+        if max(lengths) + 1 > copies.arena.capacity:
+            self._enlarge(copies.arena, max(lengths) + 1)
         if phase == "set apart":
-            self._moves.set_apart(made.caches)
-            made.arena = None
+            self._moves.set_apart(copies.caches)
+            copies.arena = None
 
     def _enlarge(self, arena: Arena, needed: int) -> None:
         self._moves.grow(arena, capacity_for(needed, needed))
@@ -230,9 +230,9 @@ class Trial:
         """Read the comparisons that are old enough; a difference switches the patch off."""
         while self._queued and self._queued[0][0] <= self._number - _BEHIND:
             _, kind, flags = self._queued.popleft()
-            found: list[bool] = flags.tolist()
-            if not all(found):
-                self._fail(kind, found.index(False))
+            equal: list[bool] = flags.tolist()
+            if not all(equal):
+                self._fail(kind, equal.index(False))
                 return
 
     def _fail(self, kind: Kind, layer: int) -> None:

@@ -95,15 +95,15 @@ class _Heads:
         self._is_off = False
         self._is_proven: bool | None = None
 
-    def call(self, model: Any, arguments: Any, options: Any) -> Any:
+    def call(self, model: Any, args: Any, kwargs: Any) -> Any:
         """The output for one request's prompt, (1, number of last positions, vocabulary)."""
         owner = _owner_of_trunk(model)
-        tokens = arguments[0].shape[1]
+        tokens = args[0].shape[1]
         if owner is None or self._is_off or tokens == 1:
             if owner is None:
                 self._leave(model, "its trunk has another name")
             COUNTS["whole"] += 1
-            return model(*arguments, **options)
+            return model(*args, **kwargs)
         if self._is_proven is None:
             # On CPUs: proven in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
             on_cpu = self._core.default_device() == self._core.Device(self._core.cpu)
@@ -113,19 +113,19 @@ class _Heads:
         rows = _ROWS[0] if self._is_proven else self._rows.get(size)
         trunk = _Trunk(owner[_TRUNK], rows)
         with _in_place_of(owner, trunk):
-            found = model(*arguments, **options)
+            output = model(*args, **kwargs)
         if not trunk.can_cut:
             self._leave(model, "its trunk returns something other than hidden states")
         if trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
             self._leave(model, "its head is in float32, for which the kernel changes with the size")
         elif trunk.hidden is not None:
-            self._rows[size] = self._checked(model, owner, trunk, arguments, options, found)
+            self._rows[size] = self._checked(model, owner, trunk, args, kwargs, output)
         COUNTS["cut" if trunk.was_cut else "whole"] += 1
         self._ran.seen |= trunk.was_cut
-        return found
+        return output
 
     def _checked(
-        self, model: Any, owner: Any, trunk: _Trunk, arguments: Any, options: Any, whole: Any
+        self, model: Any, owner: Any, trunk: _Trunk, args: Any, kwargs: Any, whole: Any
     ) -> int:
         """The fewest positions for which the last one's logits equal stock's bit by bit.
 
@@ -138,7 +138,7 @@ class _Heads:
             if rows < tokens:
                 cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
                 with _in_place_of(owner, cut):
-                    few = model(*arguments, **options)
+                    few = model(*args, **kwargs)
                 if same_bits(self._core, _last(whole), _last(few)):
                     return rows
         if tokens > _ROWS[-1]:

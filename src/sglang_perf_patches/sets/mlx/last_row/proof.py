@@ -20,24 +20,24 @@ def all_models(inputs: Inputs) -> int:
     else:
         schedules = [read(schedule) for schedule in inputs(cases.random_schedule)]
         for dtype in ("float32", "bfloat16"):
-            with models.model("qwen3", dtype) as made:
-                compared += same(PATCH, made, schedules)
+            with models.model("qwen3", dtype) as model:
+                compared += same(PATCH, model, schedules)
     require(COUNTS["cut"], f"{PATCH}: {dict(COUNTS)}")
     return compared
 
 
 def tied_weights(_: Inputs) -> int:
     """A model whose head is its embedding."""
-    with models.model("qwen3", "float32", tie_word_embeddings=True) as made:
-        return same(PATCH, made, [read(cases.SCRIPTED)])
+    with models.model("qwen3", "float32", tie_word_embeddings=True) as model:
+        return same(PATCH, model, [read(cases.SCRIPTED)])
 
 
 def sampled(_: Inputs) -> int:
     """Sampled tokens, where the release samples."""
     if not can_sample():
         return 0
-    with models.model("qwen3", "float32") as made:
-        return same(PATCH, made, [cases.SCRIPTED], sampling=True)
+    with models.model("qwen3", "float32") as model:
+        return same(PATCH, model, [cases.SCRIPTED], sampling=True)
 
 
 CHECKS = {"models": all_models, "tied weights": tied_weights, "sampled": sampled}

@@ -142,21 +142,21 @@ def _same(
 ) -> int:
     """Play schedules on stock and patched; compare, and see that groups have served."""
     COUNTS.clear()
-    with models.model(name, dtype) as made, groups_at(32):
-        expected = [_play(made, each, radix, sampling) for each in schedules]
+    with models.model(name, dtype) as model, groups_at(32):
+        expected = [_play(model, each, radix, sampling) for each in schedules]
         with live(PATCH, ran=None):
-            actual = [_play(made, each, radix, sampling) for each in schedules]
+            actual = [_play(model, each, radix, sampling) for each in schedules]
     _compare(expected, actual)
     require(COUNTS["steps"] or not served, f"{PATCH}: no step was served in groups")
     return len(schedules)
 
 
 def _play(
-    made: Model, schedule: Sequence[Step], radix: bool, sampling: bool
+    model: Model, schedule: Sequence[Step], radix: bool, sampling: bool
 ) -> tuple[dict[str, Any], list[mx.array]]:
     """What a schedule gives, and its logits."""
     logits: list[mx.array] = []
-    player = Player(made, radix=radix, sampling=sampling)
+    player = Player(model, radix=radix, sampling=sampling)
     player.note = logits.append
     return asdict(player.play(schedule)), logits
 
@@ -167,8 +167,8 @@ def _compare(expected: Sequence[Any], actual: Sequence[Any]) -> None:
         require_same(PATCH, [played for played, _ in expected], [played for played, _ in actual])
         return
     for (_, one), (_, other) in zip(expected, actual, strict=True):
-        for number, (logits, found) in enumerate(zip(one, other, strict=True)):
-            close = bool(mx.allclose(logits, found, rtol=1e-2, atol=1e-2).item())
+        for number, (logits, patched) in enumerate(zip(one, other, strict=True)):
+            close = bool(mx.allclose(logits, patched, rtol=1e-2, atol=1e-2).item())
             require(close, f"{PATCH}: logits {number} are not close")
 
 

@@ -51,9 +51,9 @@ def install(patching: Patching) -> None:
             for old in left.values():
                 old.dissolve(core, taken)
             if merged and all(_can_be_kept(cache, batch_cache) for cache in merged):
-                made = _Batch(merged, len(caches_list), inner_extract[0])
-                batches.add(made)
-                return made.begin()
+                kept = _Batch(merged, len(caches_list), inner_extract[0])
+                batches.add(kept)
+                return kept.begin()
             return merged
 
         return merge_kv_caches

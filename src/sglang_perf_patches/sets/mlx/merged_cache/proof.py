@@ -19,8 +19,8 @@ SCRIPTED = [
 def batches(inputs: Inputs, dtype: str) -> int:
     """Batches that grow and change; some steps merge nothing."""
     schedules = [*SCRIPTED, *_drawn(inputs), *map(read, inputs(cases.random_changes))]
-    with models.model("qwen3", dtype) as made:
-        compared = same(PATCH, made, schedules, counts=COUNTS, served=("steps", "merges"))
+    with models.model("qwen3", dtype) as model:
+        compared = same(PATCH, model, schedules, counts=COUNTS, served=("steps", "merges"))
     require(COUNTS["steps"], f"{PATCH}: every step merged")
     return compared
 
@@ -31,8 +31,8 @@ def window(inputs: Inputs) -> int:
     Lengths stay within the window: mlx-lm before 0.31.2 can't merge longer caches.
     """
     schedules = [SCRIPTED[0], *_drawn(inputs)[:FEW]]
-    with models.model("gpt_oss", "float32", sliding_window=1024) as made:
-        return same(PATCH, made, schedules, ran=False, counts=COUNTS, served=("merges",))
+    with models.model("gpt_oss", "float32", sliding_window=1024) as model:
+        return same(PATCH, model, schedules, ran=False, counts=COUNTS, served=("merges",))
 
 
 def _drawn(inputs: Inputs) -> list[tuple[Step, ...]]:

@@ -169,11 +169,11 @@ def _install(
             remove_ended(self)
             _watch(self, turns)
             turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
-            found = turns.find(tokens, prefix_slot_ids)
-            if found is None or len(new_token_ids) + prefix != len(tokens):
+            turn = turns.find(tokens, prefix_slot_ids)
+            if turn is None or len(new_token_ids) + prefix != len(tokens):
                 words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
                 return inner(self, req_id, *words, *args, **kwargs)
-            start, turns.handed = found
+            start, turns.handed = turn
             widen(self, turns.handed)
             COUNTS["continued"] += 1
             ran.seen = True

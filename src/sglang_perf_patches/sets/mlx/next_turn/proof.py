@@ -29,8 +29,8 @@ def conversations(inputs: Inputs) -> int:
     COUNTS.clear()
     compared = 0
     for dtype in some(inputs, DTYPES):
-        with models.model("qwen3", dtype) as made:
-            compared += same(PATCH, made, _hits(inputs), radix=True)
+        with models.model("qwen3", dtype) as model:
+            compared += same(PATCH, model, _hits(inputs), radix=True)
     require(COUNTS["continued"], f"{PATCH}: {dict(COUNTS)}")
     return compared
 
@@ -40,11 +40,11 @@ def beside_others(inputs: Inputs) -> int:
     hits = _hits(inputs)
     compared = 0
     for dtype in some(inputs, DTYPES):
-        with models.model("qwen3", dtype) as made:
-            expected = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
+        with models.model("qwen3", dtype) as model:
+            expected = [asdict(Player(model, radix=True).play(schedule)) for schedule in hits]
             with live(PATCH, beside=("mlx.kv-arena", "mlx.first-buffer")):
-                found = [asdict(Player(made, radix=True).play(schedule)) for schedule in hits]
-            require_same(f"{PATCH}, beside other patches", expected, found)
+                actual = [asdict(Player(model, radix=True).play(schedule)) for schedule in hits]
+            require_same(f"{PATCH}, beside other patches", expected, actual)
             compared += len(hits)
     return compared
 
@@ -53,8 +53,8 @@ def sampled(_: Inputs) -> int:
     """Sampled tokens, where the release samples."""
     if not can_sample():
         return 0
-    with models.model("qwen3", "float32") as made:
-        return same(PATCH, made, [cases.TALKING], radix=True, sampling=True)
+    with models.model("qwen3", "float32") as model:
+        return same(PATCH, model, [cases.TALKING], radix=True, sampling=True)
 
 
 def window(_: Inputs) -> int:
@@ -65,17 +65,17 @@ def window(_: Inputs) -> int:
     if "gpt_oss" not in further_models():
         return 0
     compared = 0
-    with models.model("gpt_oss", "float32") as made:
+    with models.model("gpt_oss", "float32") as model:
         for schedule, count in ((cases.TALKING, "continued"), (cases.THINKING, "rewound")):
             COUNTS.clear()
-            expected = _logits(made, schedule)
+            expected = _logits(model, schedule)
             with live(PATCH):
-                found = _logits(made, schedule)
-            for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+                actual = _logits(model, schedule)
+            for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
                 close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
                 require(close, f"{PATCH}, with a window: logits {number} are not close")
             require(COUNTS[count], f"{PATCH}: no turn was {count} with a window")
-            compared += len(found)
+            compared += len(actual)
     return compared
 
 
@@ -84,13 +84,13 @@ def _hits(inputs: Inputs) -> list[tuple[Step, ...]]:
     return hits + inputs(cases.random_episodes)
 
 
-def _logits(made: Model, schedule: Sequence[Step]) -> list[mx.array]:
+def _logits(model: Model, schedule: Sequence[Step]) -> list[mx.array]:
     """The logits of each forward pass."""
-    found: list[mx.array] = []
-    player = Player(made, radix=True)
-    player.note = found.append
+    logits: list[mx.array] = []
+    player = Player(model, radix=True)
+    player.note = logits.append
     player.play(schedule)
-    return found
+    return logits
 
 
 CHECKS = {

@@ -20,10 +20,10 @@ PATCH = "mlx.pool-write"
 def memory(_: Inputs) -> int:
     """In stock the pool pins two buffers per request, and has all of its slots."""
     kept, pool = {}, {}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for is_live in (False, True):
             with live(PATCH) if is_live else nullcontext():
-                kept[is_live], pool[is_live] = _kept_after(made, 6)
+                kept[is_live], pool[is_live] = _kept_after(model, 6)
     freed = kept[True] * 6 <= kept[False]
     require(freed, f"{PATCH}: {kept[True]} bytes are kept of 6 requests, stock's {kept[False]}")
     # 6 requests take some 160 of 4096 slots.
@@ -32,9 +32,9 @@ def memory(_: Inputs) -> int:
     return 1
 
 
-def _kept_after(made: Model, requests: int) -> tuple[int, int]:
+def _kept_after(model: Model, requests: int) -> tuple[int, int]:
     """Bytes still in use after a sequence of requests, each with its own prompt; and the pool's."""
-    player = Player(made, radix=True)
+    player = Player(model, radix=True)
     player.keeps = False
     player.evaluate_pool()
     gc.collect()

@@ -99,14 +99,14 @@ def install_in_function(patching: Patching) -> None:
     decode = patching.module(DECODE)
 
     def make(inner: Any) -> Any:
-        def alloc_for_decode_prealloc(allocator: Any, **named: Any) -> Any:
-            if allocator.page_size > 1 or not named["uses_swa_tail"] or named["total_prefix_len"]:
-                return inner(allocator, **named)
-            length, tail = named["fill_len"], named["swa_tail_len"]
+        def alloc_for_decode_prealloc(allocator: Any, **kwargs: Any) -> Any:
+            if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
+                return inner(allocator, **kwargs)
+            length, tail = kwargs["fill_len"], kwargs["swa_tail_len"]
             with tail_only(allocator, tail):
-                slots = inner(allocator, **named)
+                slots = inner(allocator, **kwargs)
             if slots is not None:
-                record_evicted(decode, named["req"], length - tail)
+                record_evicted(decode, kwargs["req"], length - tail)
             return slots
 
         return alloc_for_decode_prealloc

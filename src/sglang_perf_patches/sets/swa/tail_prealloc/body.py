@@ -95,8 +95,8 @@ def _install_capacity(patching: Patching) -> None:
             inner(self, *args, **kwargs)
             if self._uses_swa_tail_prealloc():
                 self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-                given = signature.bind(self, *args, **kwargs).arguments
-                leaving.keep_limit(self, given["max_total_num_tokens"], self.max_total_num_tokens)
+                bound = signature.bind(self, *args, **kwargs).arguments
+                leaving.keep_limit(self, bound["max_total_num_tokens"], self.max_total_num_tokens)
             else:
                 patching.gate(unserved(self) or "the page size is 1")
 
@@ -333,8 +333,8 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     )
     swa_left = _swa_budget(queue, retractable=retractable, count_retracted=True)
     full_left = allocator.full_available_size()
-    chosen = None if rids_to_check is None else set(rids_to_check)
-    entries = [entry for entry in queue.queue if chosen is None or entry.req.rid in chosen]
+    rids = None if rids_to_check is None else set(rids_to_check)
+    entries = [entry for entry in queue.queue if rids is None or entry.req.rid in rids]
     admitted = {entry.req.rid for entry in entries if _is_aborted(decode, entry)}
     alone = idle(queue)
     for entry in entries:
@@ -369,10 +369,10 @@ def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     """
     swa_left = _swa_budget(queue, retractable=None, count_retracted=False)
     full_left = queue.token_to_kv_pool_allocator.full_available_size()
-    chosen = None if rids_to_check is None else set(rids_to_check)
+    rids = None if rids_to_check is None else set(rids_to_check)
     resumed = set()
     for req in queue.retracted_queue:
-        if chosen is not None and req.rid not in chosen:
+        if rids is not None and req.rid not in rids:
             continue
         swa, full = _swa_tokens(queue, req), _pages(queue, fill_length(req))
         if swa > swa_left or full > full_left:

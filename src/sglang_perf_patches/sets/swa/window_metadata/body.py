@@ -48,18 +48,18 @@ def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -
     device_at, pool_at, cells_at = range(bs_at + 1, bs_at + 4)
 
     def make(inner: Any) -> Any:
-        def update_sliding_window_buffer(*given: Any) -> Any:
-            most = given[bs_at] * given[size_at]
-            pool, cells = given[pool_at], given[cells_at]
-            if (source is not None and source(given[1])) or any(given[cells_at + 1 :]):
-                return inner(*given)  # slots that need no translation
+        def update_sliding_window_buffer(*args: Any) -> Any:
+            most = args[bs_at] * args[size_at]
+            pool, cells = args[pool_at], args[cells_at]
+            if (source is not None and source(args[1])) or any(args[cells_at + 1 :]):
+                return inner(*args)  # slots that need no translation
             if not windows.serve(pool, cells, most):
-                return inner(*given)
+                return inner(*args)
             if cells is None:
-                cells = windows.room(most, given[device_at])
-            found = inner(*given[:pool_at], None, cells, *given[cells_at + 1 :])
-            windows.translate(pool, found, most)
-            return found
+                cells = windows.room(most, args[device_at])
+            buffers = inner(*args[:pool_at], None, cells, *args[cells_at + 1 :])
+            windows.translate(pool, buffers, most)
+            return buffers
 
         return update_sliding_window_buffer
 
@@ -101,12 +101,12 @@ class _Windows:
         self._patching.ran.seen = True
         return torch.zeros(most, dtype=torch.int64, device=device)
 
-    def translate(self, pool: Any, found: tuple[Any, ...], most: int) -> None:
+    def translate(self, pool: Any, buffers: tuple[Any, ...], most: int) -> None:
         """Put slots of the window pool in the place of those of the full one.
 
         Args:
             pool: what translates, if it does.
-            found: what stock returns: the offsets of the windows, int32 of shape ``(bs + 1,)``,
+            buffers: what stock returns: the offsets of the windows, int32 of shape ``(bs + 1,)``,
                 and the buffer.
             most: how many of its cells may be filled.
         """
@@ -115,8 +115,8 @@ class _Windows:
         if not hasattr(pool, _TRANSLATES):
             return
         self._patching.ran.seen = True
-        head = found[1][:most]
-        filled = self._ramp(head) < found[0][-1]
+        head = buffers[1][:most]
+        filled = self._ramp(head) < buffers[0][-1]
         torch.where(filled, pool.translate_loc_from_full_to_swa(head), head, out=head)
 
     def _ramp(self, cells: Any) -> Any:

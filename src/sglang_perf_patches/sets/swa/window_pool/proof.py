@@ -38,8 +38,8 @@ def kernels(inputs: Inputs) -> int:
     """The same with Triton's own kernels, and a shorter load."""
     layers = {"model_num_hidden_layers": 3, "model_layer_types": GEMMA_3["layer_types"][:3]}
     asked = {"attention_backend": "triton", **layers}
-    chosen = some(inputs, TRITON)
-    return sum(alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in chosen)
+    pairs = some(inputs, TRITON)
+    return sum(alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in pairs)
 
 
 def pressed(inputs: Inputs) -> int:
@@ -54,12 +54,12 @@ def alike(model: str, load: window_loads.Load, **asked: Any) -> int:
         Different: a batch, a token or a logit is another one, or slots are lost.
     """
     where = f"{PATCH}, {model}, {asked}"
-    told = []
+    played = []
     for patched in (False, True):
         with _patched() if patched else nullcontext():
-            told.append(_played(model, load, asked, patched))
-    require_same(where, *told)
-    return sum(map(len, told[0]["logits"].values()))
+            played.append(_played(model, load, asked, patched))
+    require_same(where, *played)
+    return sum(map(len, played[0]["logits"].values()))
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None
         try:
             load.play(server)
             server.check_drained()
-            found = {rid: server.tokens(rid) for rid in server.reqs}
+            replies = {rid: server.tokens(rid) for rid in server.reqs}
             if counts is not None:
                 counts["retracted"] += server.retractions
                 counts["hits"] += sum(server.cached(rid) > 0 for rid in server.reqs)
@@ -120,14 +120,14 @@ def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None
         expected = load.answers(alone)
     finally:
         alone.close()
-    for rid, tokens in found.items():
+    for rid, tokens in replies.items():
         whole = expected[rid]
         if int(rid[1:]) in load.aborted:
             whole = whole[: len(tokens)]
         require_same(f"{PATCH}, {load!r}, {rid}", whole, tokens)
-    lost = expected.keys() - found.keys() - {f"r{number}" for number in load.aborted}
+    lost = expected.keys() - replies.keys() - {f"r{number}" for number in load.aborted}
     require(not lost, f"{PATCH}, {load!r}: {lost} were never served")
-    return len(found)
+    return len(replies)
 
 
 CHECKS = {"rooms": rooms, "kernels": kernels, "pressed": pressed}

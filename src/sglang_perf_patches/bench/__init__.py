@@ -38,19 +38,19 @@ _NOTHING = "this machine can play nothing of it; bench server measures it in you
 
 def parser(set_name: str) -> argparse.ArgumentParser:
     """The options of a set's bench: ``--quick`` and its own sizes."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"sglang-perf-patches bench {set_name}",
         epilog="Also: --json, and --html FILE for one page with charts.",
     )
-    made.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
-    _module(set_name).add_options(made)
-    return made
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
+    _module(set_name).add_options(parser)
+    return parser
 
 
 def changed_by(set_name: str) -> frozenset[str]:
     """The patches of a set that can change what its bench plays; the others need a whole server."""
-    found: frozenset[str] = _module(set_name).CHANGED_BY
-    return found
+    ids: frozenset[str] = _module(set_name).CHANGED_BY
+    return ids
 
 
 def words(set_name: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def words(set_name: str) -> dict[str, str]:
     Raises:
         TreeError: there is no sglang, or a file of it can't be read.
     """
-    mine = [found for found in sets.load() if found.name == set_name]
+    mine = [each for each in sets.load() if each.name == set_name]
     tree = source.Tree(source.find_installed())
     return {judged.patch.id: judged.word for judged in judge_each(mine, tree)}
 
@@ -95,11 +95,11 @@ def main(words: Sequence[str]) -> int:
     if named != set_name:  # the other patches are not there, so what only they change is not played
         only = sets.only(named.split(","))
         sets.load = lambda: only  # type: ignore[assignment]
-    given = parser(set_name).parse_args(options)
-    given.named = () if named == set_name else tuple(named.split(","))
+    args = parser(set_name).parse_args(options)
+    args.named = () if named == set_name else tuple(named.split(","))
     ended, reason, trace = "skipped", _NOTHING, ""
     try:
-        for table in _module(set_name).tables(given):
+        for table in _module(set_name).tables(args):
             worker.emit(json.loads(report.table_to_json(table)))
             ended, reason = "equal", ""
     except Different as error:

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=6, help="how often each side is timed")
 
 
-def tables(given: argparse.Namespace) -> Iterator[Table]:
+def tables(args: argparse.Namespace) -> Iterator[Table]:
     """Waits of gated-delta-net forwards, with times on a GPU; then of Mamba2 and lightning.
 
     Raises:
@@ -55,10 +55,10 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     words = set_words(_SET)
     if torch.cuda.is_available() and not torch.version.hip:
         lent.lend_beside_wheels()
-        yield from _on_gpu(torch, words, 0 if given.quick else max(0, given.rounds))
+        yield from _on_gpu(torch, words, 0 if args.quick else max(0, args.rounds))
     else:
         lent.lend()
-        yield from _on_cpu(words, given.quick)
+        yield from _on_cpu(words, args.quick)
 
 
 # -- without a GPU ---------------------------------------------------------------------------------
@@ -101,15 +101,15 @@ def _on_cpu(words: dict[str, str], quick: bool) -> Iterator[Table]:
 def _rigs(words: dict[str, str]) -> dict[str, Callable[[], Any]]:
     rig = import_module("..proof.mamba.rig", __package__)
     kinds = import_module("..proof.mamba.kinds", __package__)
-    found: dict[str, Callable[[], Any]] = {}
+    rigs: dict[str, Callable[[], Any]] = {}
     if words["mamba.zero-sync"] == "applies":
-        found["gated-delta-net"] = rig.Rig
+        rigs["gated-delta-net"] = rig.Rig
     if words["mamba.mamba2-chunk-indices"] == "applies":
-        found["Mamba2"] = kinds.Mamba2
+        rigs["Mamba2"] = kinds.Mamba2
     if words["mamba.lightning-rows"] == "applies":
-        found["lightning, seg_la"] = lambda: kinds.Lightning("seg_la")
-        found["lightning, minimax"] = lambda: kinds.Lightning("minimax")
-    return found
+        rigs["lightning, seg_la"] = lambda: kinds.Lightning("seg_la")
+        rigs["lightning, minimax"] = lambda: kinds.Lightning("minimax")
+    return rigs
 
 
 def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> bool:
@@ -125,8 +125,8 @@ def _is_served(title: str, batches: Sequence[Any], words: dict[str, str]) -> boo
 def _counted(name: str, rig: Any, batches: Sequence[Any]) -> tuple[str, int, int, int]:
     expected, stock = rig.forwards(batches)
     with selected(_SET):
-        found, waited = rig.forwards(batches)
-    require_same(name, expected, found)
+        actual, waited = rig.forwards(batches)
+    require_same(name, expected, actual)
     return name, sum(each.tokens for each in batches), len(stock), len(waited)
 
 
@@ -180,8 +180,8 @@ def _measured(torch: Any, words: dict[str, str], rounds: int) -> Table:
     )
 
 
-def _spread(found: Ratio | None) -> tuple[Cell, ...]:
-    return (None, None, None) if found is None else (1e3 * found.stock, 1e3 * found.patched, found)
+def _spread(timed: Ratio | None) -> tuple[Cell, ...]:
+    return (None, None, None) if timed is None else (1e3 * timed.stock, 1e3 * timed.patched, timed)
 
 
 def _others(
@@ -190,10 +190,10 @@ def _others(
     batches = import_module("..proof.mamba.cases", __package__)
     kinds = import_module("..proof.mamba.kinds", __package__)
     kernel = title.rpartition(" ")[2]
-    made = (
+    rig = (
         kinds.Mamba2(device="cuda") if title == "Mamba2" else kinds.Lightning(kernel, device="cuda")
     )
-    forwards = _Forwards(torch, made, projections=False)
+    forwards = _Forwards(torch, rig, projections=False)
     rows: list[tuple[Cell, ...]] = []
     for name, each in batches.FORWARDS.items():
         if len(each) > 1 or not _is_served(title, each, words):
@@ -213,11 +213,11 @@ def _chunk_table(torch: Any, rounds: int) -> Table:
     module = import_module(play.METADATA)
     rows: list[tuple[Cell, ...]] = []
     for count in (1, 16, 64):
-        made = rig.Rig(rig.SMALL, "cuda", slots=2 * count + 8, requests=count)
+        mamba_rig = rig.Rig(rig.SMALL, "cuda", slots=2 * count + 8, requests=count)
         wanted = batches.Batch(
             tuple(batches.Request(100 + n, 64) for n in range(count)), tracking=False
         )
-        batch = made.batch(wanted)
+        batch = mamba_rig.batch(wanted)
         ends = torch.tensor([request.new for request in wanted.requests], device="cuda").cumsum(0)
         metadata = rig.called(
             module.ForwardMetadata,
@@ -240,8 +240,8 @@ def _chunk_table(torch: Any, rounds: int) -> Table:
             with selected(selection):
                 return call_time(run, 20, torch.cuda.synchronize)
 
-        found = in_turns(lambda: timed("none"), lambda: timed(_CHUNKS), rounds)
-        rows.append((count, wanted.tokens, *_spread(found)))
+        ratio = in_turns(lambda: timed("none"), lambda: timed(_CHUNKS), rounds)
+        rows.append((count, wanted.tokens, *_spread(ratio)))
     return Table(
         _SET,
         "metadata of Mamba2 prefills with cached prefixes, once a forward",
@@ -301,17 +301,17 @@ class _Forwards:
         self.wide: dict[int, Any] = {}
 
     def batch(self, wanted: Any) -> Any:
-        made = self.known(self.rig, wanted)
+        known = self.known(self.rig, wanted)
         self.torch.cuda.synchronize()
         self.torch.cuda._sleep(_BUSY_CYCLES)
-        return made
+        return known
 
     def run(self, batch: Any, inputs: Any) -> list[Any]:
         self.rig.backend.init_forward_metadata(batch)
         outputs = []
-        for layer, given in zip(self.rig.layers, inputs, strict=True):
+        for layer, tensors in zip(self.rig.layers, inputs, strict=True):
             self._multiply(0, 2048, batch)
-            outputs.append(self.rig.run(layer, batch, given))
+            outputs.append(self.rig.run(layer, batch, tensors))
             self._multiply(1, 4096, batch)
         return outputs
 

@@ -35,15 +35,15 @@ def table(torch: Any, rounds: int) -> Table:
     """
     rig = import_module("..proof.mamba.rig", __package__)
     size = replace(rig.QWEN3_NEXT, layers=_LAYERS)
-    made = rig.Rig(size, "cuda", slots=24)
+    gdn_rig = rig.Rig(size, "cuda", slots=24)
     rows: list[tuple[Cell, ...]] = []
     for name, bucket, batches in progress(_cases(), "captured prefills"):
-        expected = _eager(made, bucket, batches)
+        expected = _eager(gdn_rig, bucket, batches)
         with selected(_PATCH):
-            graph = _Graph(torch, made, bucket)
-            found = graph.replays(batches)
-        require_same(name, expected, found)
-        timed = _times(torch, made, graph, batches[0], rounds)
+            graph = _Graph(torch, gdn_rig, bucket)
+            actual = graph.replays(batches)
+        require_same(name, expected, actual)
+        timed = _times(torch, gdn_rig, graph, batches[0], rounds)
         spread = (None, None, None) if timed is None else (1e3 * timed.stock, 1e3 * timed.patched)
         rows.append((name, bucket, *spread[:2], timed))
     return Table(
@@ -78,7 +78,7 @@ def _eager(rig: Any, bucket: int, batches: Sequence[Any]) -> list[Any]:
     outputs = []
     for seed, wanted in enumerate(batches):
         inputs = rig.inputs(bucket, seed)
-        cut = [{name: value[: wanted.tokens] for name, value in given.items()} for given in inputs]
+        cut = [{name: value[: wanted.tokens] for name, value in each.items()} for each in inputs]
         outputs += [output.clone() for output in rig.forward(play.known_batch(rig, wanted), cut)]
     return [*outputs, *(state.clone() for state in rig.states())]
 
@@ -101,13 +101,13 @@ class _Graph:
         with ours.capturing(rig.backend):
             self.metadata = rig.backend.init_prefill_graph_metadata(batch)
         self.inputs = [
-            {name: value.clone() for name, value in given.items()} for given in rig.inputs(bucket)
+            {name: value.clone() for name, value in each.items()} for each in rig.inputs(bucket)
         ]
 
         def run() -> list[Any]:
             return [
-                rig.run(layer, batch, given)
-                for layer, given in zip(rig.layers, self.inputs, strict=True)
+                rig.run(layer, batch, each)
+                for layer, each in zip(rig.layers, self.inputs, strict=True)
             ]
 
         stream = torch.cuda.Stream()
@@ -125,8 +125,8 @@ class _Graph:
         self.rig.fill()
         outputs = []
         for seed, wanted in enumerate(batches):
-            for mine, given in zip(self.inputs, self.rig.inputs(self.bucket, seed), strict=True):
-                for name, value in given.items():
+            for mine, each in zip(self.inputs, self.rig.inputs(self.bucket, seed), strict=True):
+                for name, value in each.items():
                     mine[name].copy_(value)
             batch = self.known(self.rig, wanted)
             self.torch.cuda.synchronize()

@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patches", default="", help="only these, comma-separated")
 
 
-def tables(given: argparse.Namespace) -> Iterator[Table]:
+def tables(args: argparse.Namespace) -> Iterator[Table]:
     """A table for each patch that applies to the installed sglang.
 
     Raises:
@@ -58,11 +58,11 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     applying = [
         id for id, word in set_words("mla").items() if word == "applies" and id in CHANGED_BY
     ]
-    found = import_module(f"{__package__}.mla_pieces").pieces(given.quick)
-    rounds = 2 if given.quick else max(2, given.rounds)
+    pieces = import_module(f"{__package__}.mla_pieces").pieces(args.quick)
+    rounds = 2 if args.quick else max(2, args.rounds)
     failed = []
     for patch in progress(applying, "patches"):
-        mine = [piece for piece in found if piece.patch == patch]
+        mine = [piece for piece in pieces if piece.patch == patch]
         try:
             yield _table(patch, mine, rounds, stood_in)
         except Different:
@@ -114,15 +114,15 @@ def _table(patch: str, pieces: list[Any], rounds: int, stood_in: tuple[str, ...]
 
 def _made(patch: str, pieces: list[Any]) -> list[_Row]:
     """Make every piece on stock and patched, and compare; once each, because most keep state."""
-    made: dict[bool, list[tuple[Callable[[], object], Any]]] = {}
+    calls: dict[bool, list[tuple[Callable[[], object], Any]]] = {}
     counts: dict[bool, list[tuple[int, int, int]]] = {}
     for is_patched in (False, True):
         with live(patch) if is_patched else nullcontext():
-            made[is_patched] = [piece.make() for piece in pieces]
-            counts[is_patched] = [_counts(act) for act, _ in made[is_patched]]
+            calls[is_patched] = [piece.make() for piece in pieces]
+            counts[is_patched] = [_counts(act) for act, _ in calls[is_patched]]
     rows = []
     for at, piece in enumerate(pieces):
-        stock, patched = made[False][at], made[True][at]
+        stock, patched = calls[False][at], calls[True][at]
         require_same(f"{patch}, {piece.case}", stock[1], patched[1])
         rows.append(
             _Row(
@@ -145,8 +145,8 @@ def _cells(row: _Row) -> tuple[Cell, ...]:
     return (row.piece.case, *_shown(call), *_shown(held), *counted)
 
 
-def _shown(found: Ratio) -> tuple[Cell, ...]:
-    return round(found.stock * 1e6, 1), round(found.patched * 1e6, 1), found
+def _shown(timed: Ratio) -> tuple[Cell, ...]:
+    return round(timed.stock * 1e6, 1), round(timed.patched * 1e6, 1), timed
 
 
 def _call(act: Callable[[], object]) -> float:
@@ -158,14 +158,14 @@ def _held(act: Callable[[], object], count: int = 9) -> float:
     torch: Any = import_module("torch")
     act()
     torch.cuda.synchronize()
-    found = []
+    seconds = []
     for _ in range(count):
         torch.cuda._sleep(_cycles(torch))
         began = time.perf_counter()
         act()
-        found.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
         torch.cuda.synchronize()
-    return sorted(found)[count // 2]
+    return sorted(seconds)[count // 2]
 
 
 _CYCLES: list[int] = []

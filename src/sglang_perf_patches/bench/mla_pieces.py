@@ -45,11 +45,11 @@ class Piece:
 
 def pieces(quick: bool) -> list[Piece]:
     """Every piece, of every patch."""
-    found = [*_trtllm_drafts(), *_relays(), *_draft_extends(), *_eager_extends()]
+    every = [*_trtllm_drafts(), *_relays(), *_draft_extends(), *_eager_extends()]
     if not quick:
-        return found
-    first = {piece.patch: piece for piece in reversed(found)}
-    return [piece for piece in found if piece is first[piece.patch]]
+        return every
+    first = {piece.patch: piece for piece in reversed(every)}
+    return [piece for piece in every if piece is first[piece.patch]]
 
 
 def _trtllm_drafts() -> Iterator[Piece]:
@@ -172,13 +172,13 @@ def _flash(flash: Any, count: int, context: int, *modules: Any) -> tuple[Any, An
     return arguments, runner, flash.make(runner)
 
 
-def _runner(arguments: NoneByDefault, lengths: list[int], room: int, **more: Any) -> NoneByDefault:
+def _runner(args: NoneByDefault, lengths: list[int], room: int, **kwargs: Any) -> NoneByDefault:
     return model_runner(
-        arguments,
+        args,
         device=GPU,
         context=lengths[0] + room,
         requests=max(len(lengths), 2),
-        **more,
+        **kwargs,
     )
 
 

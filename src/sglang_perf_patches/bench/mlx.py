@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="steps in a turn")
 
 
-def tables(given: argparse.Namespace) -> Iterator[Table]:
+def tables(args: argparse.Namespace) -> Iterator[Table]:
     """One table of prefills, then one of decode steps for each number of requests.
 
     Raises:
@@ -75,31 +75,31 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 
     patch, version = _decode_patch()
     on_gpu = mx.default_device() != mx.Device(mx.cpu)
-    name = "small" if given.quick else given.model or ("0.6b" if on_gpu else "small")
-    dtype = given.dtype or ("bfloat16" if on_gpu else "float32")
-    rounds = given.rounds or (3 if given.quick else 7)
-    steps = given.steps or (2 if given.quick else 8)
-    prompts = given.prefill or ([96] if given.quick else [256, 2048])
+    name = "small" if args.quick else args.model or ("0.6b" if on_gpu else "small")
+    dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
+    rounds = args.rounds or (3 if args.quick else 7)
+    steps = args.steps or (2 if args.quick else 8)
+    prompts = args.prefill or ([96] if args.quick else [256, 2048])
     different: list[str] = []
     notes = f"Device: {_device(mx)}."
-    switch = Switch(given.patches)
+    switch = Switch(args.patches)
     sizes = dict(MODELS[name])
     kind, quantized = sizes.pop("kind", "qwen3"), sizes.pop("quantized", False)
     with (
-        models.model(kind, dtype, quantized=quantized, **sizes) as made,
+        models.model(kind, dtype, quantized=quantized, **sizes) as model,
         closing(switch),
     ):
         what = f"on sglang {version}, {name} model in {dtype}"
-        named = frozenset(given.named or given.patches.split(","))
+        named = frozenset(args.named or args.patches.split(","))
         if any(prompts) and not named <= _OF_STEPS:
-            yield _prefill_table(made, switch, prompts, rounds, what, notes)
+            yield _prefill_table(model, switch, prompts, rounds, what, notes)
         has_steps = not named <= _OF_PROMPTS
         for requests, batches in _batches(
-            given, on_gpu, can_chain=patch != "mlx.merged-cache", has_any=has_steps
+            args, on_gpu, can_chain=patch != "mlx.merged-cache", has_any=has_steps
         ):
             rows: list[tuple[Cell, ...]] = []
             for batch in progress(batches, f"bench mlx, {requests} requests"):
-                row, equal = _row(made, switch, batch, rounds, steps)
+                row, equal = _row(model, switch, batch, rounds, steps)
                 rows.append(row)
                 if not equal:
                     different.append(
@@ -142,12 +142,12 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
 
 
 def _prefill_table(
-    made: Any, switch: Switch, prompts: list[int], rounds: int, what: str, notes: str
+    model: Any, switch: Switch, prompts: list[int], rounds: int, what: str, notes: str
 ) -> Table:
     """Time and memory of one prompt's prefill, with the radix cache on."""
     rows: list[tuple[Cell, ...]] = []
     for tokens in progress(prompts, "bench mlx, prefill"):
-        stock, patched = (Prefills(made, tokens, live) for live in (switch.stock, switch.live))
+        stock, patched = (Prefills(model, tokens, live) for live in (switch.stock, switch.live))
         for is_patched in turns(rounds + 1):
             (patched if is_patched else stock).take_turn()
         time_ratio = ratio(stock.times[-rounds:], patched.times[-rounds:])
@@ -200,58 +200,58 @@ def _decode_patch() -> tuple[str, str]:
     """This sglang's version, and its patch of the decode step, else the first that applies."""
     import sglang_perf_patches
 
-    found = {
+    verdicts = {
         verdict.patch.id: verdict
         for verdict in sglang_perf_patches.verdicts(source.find_installed())
     }
-    of_set = [id for id in found if id.startswith("mlx.")]
+    of_set = [id for id in verdicts if id.startswith("mlx.")]
     for id in (*DECODE, *of_set):
-        if found[id].word == "applies":
+        if verdicts[id].word == "applies":
             return id, source.Tree(source.find_installed()).version
-    raise Missing("; ".join(f"{id} is {found[id].word}: {found[id].reason}" for id in of_set))
+    raise Missing("; ".join(f"{id} is {verdicts[id].word}: {verdicts[id].reason}" for id in of_set))
 
 
 def _batches(
-    given: argparse.Namespace, on_gpu: bool, *, can_chain: bool, has_any: bool
+    args: argparse.Namespace, on_gpu: bool, *, can_chain: bool, has_any: bool
 ) -> Iterator[tuple[int, list[Batch]]]:
     """The number of requests and the batches of each table; none if no patch changes a step."""
     if not has_any:
         return
-    if given.quick:
-        sizes, contexts = given.batch or [4], given.context or [96]
+    if args.quick:
+        sizes, contexts = args.batch or [4], args.context or [96]
     else:
-        sizes = given.batch or ([2, 4, 8, 16] if on_gpu else [4, 16])
-        contexts = given.context or ([256, 1024, 4000] if on_gpu else [256])
+        sizes = args.batch or ([2, 4, 8, 16] if on_gpu else [4, 16])
+        contexts = args.context or ([256, 1024, 4000] if on_gpu else [256])
     for requests in sizes:
         yield (
             requests,
             [
                 Batch(requests, context, kind, taken, radix == "on" and can_chain)
-                for radix in given.radix.split(",")
+                for radix in args.radix.split(",")
                 for context in contexts
-                for kind in given.lengths.split(",")
-                for taken in given.taken.split(",")
+                for kind in args.lengths.split(",")
+                for taken in args.taken.split(",")
                 if can_chain or taken != "chained"
             ],
         )
 
 
 def _row(
-    made: Any, switch: Switch, batch: Batch, rounds: int, steps: int
+    model: Any, switch: Switch, batch: Batch, rounds: int, steps: int
 ) -> tuple[tuple[Cell, ...], bool]:
     """A row of the table; whether all logits equal stock's, as far as stock repeats its own."""
-    stock = Side(made, batch, switch.stock)
-    patched = Side(made, batch, switch.live)
+    stock = Side(model, batch, switch.stock)
+    patched = Side(model, batch, switch.live)
     for is_patched in turns(rounds + 1):
         (patched if is_patched else stock).take_turn(steps)
-    said, equal = judge_logits(
+    word, equal = judge_logits(
         stock.logits,
         patched.logits,
-        lambda: Side(made, batch, switch.stock).logits,
-        lambda: Side(made, batch, switch.live).logits,
+        lambda: Side(model, batch, switch.stock).logits,
+        lambda: Side(model, batch, switch.live).logits,
     )
     if not equal:
-        said += f", tokens {'equal' if stock.tokens == patched.tokens else 'too'}"
+        word += f", tokens {'equal' if stock.tokens == patched.tokens else 'too'}"
     time_ratio = ratio(stock.times[1:], patched.times[1:])
     can_build = any(stock.builds)
     row: tuple[Cell, ...] = (
@@ -270,7 +270,7 @@ def _row(
         round(patched.kept / 1e6, 1),
         round(stock.peak / 1e6, 1),
         round(patched.peak / 1e6, 1),
-        said,
+        word,
     )
     return row, equal
 
@@ -314,8 +314,8 @@ def _middle(values: list[float]) -> float:
 
 def _device(mx: Any) -> str:
     """A description of the device, with the setting that selects its attention kernels."""
-    told = mx.device_info()
-    name = str(told.get("device_name", told.get("architecture", "")) or "")
+    info = mx.device_info()
+    name = str(info.get("device_name", info.get("architecture", "")) or "")
     cudnn = "on" if device.attends_by_cudnn(mx) else "off"
     attention = f", cuDNN attention {cudnn}" if device.has_cuda(mx) else ""
     return f"{mx.default_device()} {name}".strip() + attention

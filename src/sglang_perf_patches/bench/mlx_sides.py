@@ -81,18 +81,18 @@ class Switch:
         import_module(RUNNER)
         named = selection.split(",")
         verdicts = sglang_perf_patches.verdicts(source.find_installed())
-        chosen = [
-            (found.patch.id, found.variant)
-            for found in verdicts
-            if found.variant is not None
-            and (found.patch.id in named or (found.patch.set in named and found.patch.is_default))
+        applying = [
+            (one.patch.id, one.variant)
+            for one in verdicts
+            if one.variant is not None
+            and (one.patch.id in named or (one.patch.set in named and one.patch.is_default))
         ]
-        targets = {target: None for _, variant in chosen for target in variant.targets}
+        targets = {target: None for _, variant in applying for target in variant.targets}
         owners = [objects.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
         report = sglang_perf_patches.activate(selection)
         keeper.drop()  # it checks the live code, and would report a turn of stock's as a conflict
-        self.names = [id for id, _ in chosen if report.of(id).state == "live"]
+        self.names = [id for id, _ in applying if report.of(id).state == "live"]
         if not self.names:
             raise Missing(f"no patch of {selection} went live")
         self._stock = list(zip(owners, stock, strict=True))
@@ -139,7 +139,7 @@ class Side:
     """Stock or patched: a runner with the requests of one batch."""
 
     def __init__(
-        self, made: Any, batch: Batch, live: Callable[[], AbstractContextManager[Any]]
+        self, model: Any, batch: Batch, live: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         import mlx.core as mx
 
@@ -155,7 +155,7 @@ class Side:
         self._changes = 0
         with live():
             slots = 2 * sum(batch.lengths) + 256 * batch.requests
-            self._player = rig.Player(made, radix=batch.radix, slots=slots)
+            self._player = rig.Player(model, radix=batch.radix, slots=slots)
             self._player.evaluate_pool()
             gc.collect()  # frees the previous batch
             mx.clear_cache()
@@ -239,7 +239,7 @@ class Prefills:
     """Stock or patched: a runner that prefills prompts one by one."""
 
     def __init__(
-        self, made: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
+        self, model: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         import mlx.core as mx
 
@@ -248,7 +248,7 @@ class Prefills:
         self._live, self._tokens, self._count = live, tokens, 0
         self.times: list[float] = []
         with live():
-            self._player = rig.Player(made, radix=True, slots=8 * tokens)
+            self._player = rig.Player(model, radix=True, slots=8 * tokens)
             self._player.evaluate_pool()
             self._launch_like_the_worker()
             for name in ("first", "second"):  # mlx.last-row may check the first of a size
@@ -286,13 +286,13 @@ class Prefills:
         prefill, start = runner.prefill, getattr(runner, "prefill_start", None)
         arrays_of = getattr(runner, "cache_state_arrays", _states)
 
-        def timed(*arguments: Any) -> int:
+        def timed(*args: Any) -> int:
             mx.synchronize()
             began = time.perf_counter()
             if start is None:
-                token: int = prefill(*arguments)
+                token: int = prefill(*args)
             else:
-                pending = start(*arguments)
+                pending = start(*args)
                 mx.async_eval(pending.lazy_token, arrays_of([pending.cache]))
                 token = runner.prefill_finalize(pending)
             self.times.append(time.perf_counter() - began)  # it has waited for the token

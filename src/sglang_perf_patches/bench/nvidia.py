@@ -31,12 +31,12 @@ def smi(field: str) -> list[str]:
     except OSError:
         return []
     try:
-        said, _ = process.communicate(timeout=_LIMIT_S)
+        output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         _abandoned.append(process)
         return []
-    lines = [line.strip() for line in said.splitlines()]
+    lines = [line.strip() for line in output.splitlines()]
     return [line for line in lines if line] if process.returncode == 0 else []
 
 

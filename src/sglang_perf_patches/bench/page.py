@@ -93,7 +93,7 @@ def bullets(texts: Iterable[str]) -> str:
 def facts(pairs: Mapping[str, str]) -> str:
     """Names and a text for each."""
     items = "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>" for name, said in pairs.items()
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in pairs.items()
     )
     return f"<dl>{items}</dl>\n"
 
@@ -122,8 +122,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
         for row in rows
     )
     kind = "many" if len(columns) > _MANY else "wide" if len(columns) > _WIDE else "small"
-    made = f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class=scroll>{made}</div>\n"
+    markup = f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=scroll>{markup}</div>\n"
 
 
 def number(value: float) -> str:
@@ -164,16 +164,16 @@ def plot(bars: Sequence[Bar], axis: str, label: Callable[[float], str] | None = 
     return _figure(marks, [(at(tick), label(tick), not tick) for tick in ticks], axis)
 
 
-def spans(found: Sequence[Span], axis: str) -> str:
+def spans(lines: Sequence[Span], axis: str) -> str:
     """Counts, one line each: a dot where stock is, and a bar from there to the patched side.
 
     Args:
-        found: the lines.
+        lines: the lines.
         axis: what they are.
     """
-    if not found:
+    if not lines:
         return ""
-    highest = max(1.0, *(max(span.stock, span.patched) for span in found))
+    highest = max(1.0, *(max(span.stock, span.patched) for span in lines))
     power = 10.0 ** math.floor(math.log10(highest))
     step = next(part * power for part in (0.2, 0.5, 1.0, 2.0) if highest <= 5 * part * power)
     ticks = [number * step for number in range(math.ceil(highest / step - 1e-9) + 1)]
@@ -182,7 +182,7 @@ def spans(found: Sequence[Span], axis: str) -> str:
         return f"{100 * value / ticks[-1]:.2f}%"
 
     marks = []
-    for span in found:
+    for span in lines:
         low, high = sorted((span.stock, span.patched))
         width = 100 * (high - low) / ticks[-1]
         mark = (

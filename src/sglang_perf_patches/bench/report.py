@@ -88,7 +88,7 @@ class Report:
 
 def machine() -> dict[str, str]:
     """What a reader of figures needs to know about this machine; imports no library of sglang's."""
-    found = {
+    facts = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ""),
@@ -96,8 +96,8 @@ def machine() -> dict[str, str]:
         "sglang-perf-patches": __version__,
         "measured": datetime.now(timezone.utc).isoformat(" ", "minutes"),
     }
-    found["gpu"] = ", ".join(nvidia.smi("name"))
-    return {key: value for key, value in found.items() if value}
+    facts["gpu"] = ", ".join(nvidia.smi("name"))
+    return {key: value for key, value in facts.items() if value}
 
 
 def _processor() -> str:
@@ -170,14 +170,14 @@ def blocks(widths: Sequence[int], named: int, columns: int) -> list[list[int]]:
         return [[*range(len(widths))]]
     head = [*range(min(named, len(widths) - 1))]
     start = sum(widths[at] + 2 for at in head)
-    found, room = [[*head]], columns - start
+    tables, room = [[*head]], columns - start
     for at in range(len(head), len(widths)):
-        if widths[at] > room and len(found[-1]) > len(head):
-            found.append([*head])
+        if widths[at] > room and len(tables[-1]) > len(head):
+            tables.append([*head])
             room = columns - start
-        found[-1].append(at)
+        tables[-1].append(at)
         room -= widths[at] + 2
-    return found
+    return tables
 
 
 def to_html(report: Report) -> str:
@@ -215,11 +215,11 @@ def verdicts(report: Report, name: str) -> list[str]:
         return [f"{name}: {report.ended[name]}: {report.reasons.get(name, '')}".removesuffix(": ")]
     tables = [table for table in report.tables if table.set == name]
     ratios = [ratio for table in tables for ratio in _ratios(table)]
-    said = [
+    parts = [
         *([headline(ratios)] if ratios else []),
         *(_counts(table.counted) for table in tables if table.counted),
     ]
-    first, *rest = said or ["equal to stock; nothing was timed"]
+    first, *rest = parts or ["equal to stock; nothing was timed"]
     return [f"{name}: {first}", *rest]
 
 
@@ -232,13 +232,13 @@ def headline(ratios: Sequence[Ratio]) -> str:
     more = [ratio for ratio in ratios if ratio.low > 1]
     if not less and not more:
         return f"no difference in time beyond the spread in {_cases(len(ratios))}"
-    said = [
-        f"{word} in {len(found)} of {_cases(len(ratios))}, {_ends(found)} of stock's time"
-        for found, word in ((less, "faster"), (more, "slower"))
-        if found
+    phrases = [
+        f"{word} in {len(group)} of {_cases(len(ratios))}, {_ends(group)} of stock's time"
+        for group, word in ((less, "faster"), (more, "slower"))
+        if group
     ]
     rest = len(ratios) - len(less) - len(more)
-    return "; ".join([*said, *([f"no difference beyond the spread in {rest}"] if rest else [])])
+    return "; ".join([*phrases, *([f"no difference beyond the spread in {rest}"] if rest else [])])
 
 
 def _counts(counted: Counted) -> str:
@@ -246,14 +246,14 @@ def _counts(counted: Counted) -> str:
     pairs = [pair for _, *pair in counted.pairs]
     more = [pair for pair in pairs if pair[1] > pair[0]]
     less = [pair for pair in pairs if pair[1] < pair[0]]
-    said = []
-    for found, word in ((more, "more"), (less, "fewer")):
-        if found:
-            stock, patched = max(found, key=lambda pair: abs(pair[1] - pair[0]))
+    phrases = []
+    for group, word in ((more, "more"), (less, "fewer")):
+        if group:
+            stock, patched = max(group, key=lambda pair: abs(pair[1] - pair[0]))
             ends = f"{page.number(stock)} → {page.number(patched)}"
-            said.append(f"{word} in {len(found)} of {_cases(len(pairs))}, at most {ends}")
+            phrases.append(f"{word} in {len(group)} of {_cases(len(pairs))}, at most {ends}")
     same = f"no more and no fewer than stock in {_cases(len(pairs))}"
-    return f"{counted.what}: {'; '.join(said) or same}"
+    return f"{counted.what}: {'; '.join(phrases) or same}"
 
 
 def require_writable(path: Path) -> None:

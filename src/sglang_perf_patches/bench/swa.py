@@ -130,7 +130,7 @@ def add_options(_: argparse.ArgumentParser) -> None:
     """``--quick`` is all there is: it decodes one small load."""
 
 
-def tables(given: argparse.Namespace) -> Iterator[Table]:
+def tables(args: argparse.Namespace) -> Iterator[Table]:
     """Admission, then decoding to the end.
 
     Raises:
@@ -139,29 +139,29 @@ def tables(given: argparse.Namespace) -> Iterator[Table]:
     """
     words = set_words("swa")
     applying = frozenset(id for id in CHANGED_BY if words[id] == "applies")
-    plan = planned(applying, given.named, QUICK_DECODING if given.quick else DECODING)
-    found = {}
+    plan = planned(applying, args.named, QUICK_DECODING if args.quick else DECODING)
+    results = {}
     try:
         prepare()
         for name, selection in progress(plan.selections.items(), "bench swa"):
             with selected(selection):
-                found[name] = _measured(plan, name)
+                results[name] = _measured(plan, name)
                 gc.collect()  # a queue that is left would keep a patch on, which says so
     except Different:
         raise
     except Exception as error:
         raise Missing(f"{type(error).__name__}: {error}") from error
-    for name, result in found.items():
-        if result["unbound"] != found["stock"]["unbound"]:
+    for name, result in results.items():
+        if result["unbound"] != results["stock"]["unbound"]:
             raise Different(
                 f"{name}: order or tokens differ from stock although memory is not the limit"
             )
     if plan.admission:
-        yield _admission_table(found, plan)
+        yield _admission_table(results, plan)
     if plan.idle:
-        yield _idle_table(found, plan)
+        yield _idle_table(results, plan)
     if plan.decoding:
-        yield _decoding_table(found, plan)
+        yield _decoding_table(results, plan)
 
 
 def planned(applying: frozenset[str], named: Sequence[str], decoding: Sequence[Load]) -> Plan:
@@ -205,8 +205,8 @@ def _measured(plan: Plan, name: str) -> dict[str, Any]:
 
 def _admission(cases: Any, load: Load) -> dict[str, Any]:
     pools = (load.window, load.page_size, load.swa_tokens, load.full_tokens)
-    found: dict[str, Any] = cases.admitted(*pools, load.prompt, load.output, REQUESTS)
-    return found
+    admitted: dict[str, Any] = cases.admitted(*pools, load.prompt, load.output, REQUESTS)
+    return admitted
 
 
 def _decoding(load: Load) -> dict[str, float]:
@@ -230,11 +230,11 @@ def _decoding(load: Load) -> dict[str, float]:
     }
 
 
-def _admission_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
+def _admission_table(results: dict[str, dict[str, Any]], plan: Plan) -> Table:
     rows: list[tuple[Cell, ...]] = []
     pairs = []
     for load, stock, patched in zip(
-        plan.admission, *(found[name]["admission"] for name in ("stock", "patched")), strict=True
+        plan.admission, *(results[name]["admission"] for name in ("stock", "patched")), strict=True
     ):
         rows.append(
             (
@@ -263,11 +263,11 @@ def _admission_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
     )
 
 
-def _idle_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
+def _idle_table(results: dict[str, dict[str, Any]], plan: Plan) -> Table:
     pairs = [
         (f"page {page}", stock["finished"], patched["finished"])
         for page, stock, patched in zip(
-            plan.idle, *(found[name]["idle"] for name in ("stock", "patched")), strict=True
+            plan.idle, *(results[name]["idle"] for name in ("stock", "patched")), strict=True
         )
     ]
     return Table(
@@ -283,23 +283,23 @@ def _idle_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
     )
 
 
-def _decoding_table(found: dict[str, dict[str, Any]], plan: Plan) -> Table:
+def _decoding_table(results: dict[str, dict[str, Any]], plan: Plan) -> Table:
     rows: list[tuple[Cell, ...]] = []
     pairs = []
     for index, load in enumerate(plan.decoding):
         shape = (load.window, load.page_size, load.swa_tokens, load.prompt, load.output)
-        stock = found["stock"]["decoding"][index]
-        for name, result in found.items():
-            told = result["decoding"][index]
-            if told is None:
+        stock = results["stock"]["decoding"][index]
+        for name, result in results.items():
+            decoded = result["decoding"][index]
+            if decoded is None:
                 continue
-            counts = (told["finished"], told["retractions"], told["tokens_per_step"])
+            counts = (decoded["finished"], decoded["retractions"], decoded["tokens_per_step"])
             rows.append((name, *shape, *counts))
             if name != "stock":
                 case = f"{name}, page {load.page_size}, pool {load.swa_tokens}"
-                pairs.append((case, stock["tokens_per_step"], told["tokens_per_step"]))
+                pairs.append((case, stock["tokens_per_step"], decoded["tokens_per_step"]))
     notes = []
-    if "with policies" in found:
+    if "with policies" in results:
         notes.append(f"'with policies' is SGLANG_PERF_PATCHES={SELECTIONS['with policies']}.")
     return Table(
         "swa",

@@ -52,14 +52,14 @@ class Boot:
         figures: name → value, as `outcome.FIGURES` names them; what is unknown is left out.
         tokens: the greedy tokens.
         records: those of the server's processes, as `seen.records` gives them.
-        told: what the server says about itself: model, sglang.
+        labels: what the server says about itself: model, sglang.
     """
 
     side: str
     figures: Mapping[str, float]
     tokens: tokens.Tokens
     records: Sequence[dict[str, Any]] = ()
-    told: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boot:
@@ -89,7 +89,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
             model = client.told(plan.served, "/model_info", "/get_model_info")
             if model.get("is_generation") is False:
                 raise BenchError("it serves embeddings; bench server compares generation only")
-            given = tokens.of(plan.served)
+            greedy = tokens.of(plan.served)
             patches.require_side(tree.pids(), side)
         except BenchError as error:
             _require_alive(tree, log, "answering")
@@ -104,12 +104,12 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
             figures["KV capacity"] = float(capacity)
         records = patches.of_server(tree.pids, is_patched=side.is_patched)
-        told = {
+        labels = {
             "model": str(model.get("model_path", "")),
             "sglang": str(info.get("version", "")),
         }
         say("ending")
-    return Boot(side.name, figures, given, records, told)
+    return Boot(side.name, figures, greedy, records, labels)
 
 
 def _wait_until_ready(
@@ -167,8 +167,8 @@ def _loaded(
         code = sender.code
     if code:
         _require_alive(tree, log, "serving the load")
-        said = _last(client_log)
-        raise BenchError(f"bench_serving ended with {code}: {said} (log: {client_log})")
+        line = _last(client_log)
+        raise BenchError(f"bench_serving ended with {code}: {line} (log: {client_log})")
     return load.read(result, client_log), most
 
 
@@ -192,7 +192,7 @@ def _last(log: Path) -> str:
 
 def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
     """What of ``bench_serving``'s result is compared."""
-    named = {
+    keys = {
         "TTFT": "median_ttft_ms",
         "TTFT p99": "p99_ttft_ms",
         "TPOT": "median_tpot_ms",
@@ -200,8 +200,8 @@ def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
         "ITL p99": "p99_itl_ms",
         "throughput": "output_throughput",
     }
-    found = {figure: measured.get(key) for figure, key in named.items()}
-    return {figure: float(value) for figure, value in found.items() if value}
+    values = {figure: measured.get(key) for figure, key in keys.items()}
+    return {figure: float(value) for figure, value in values.items() if value}
 
 
 def _gpu_bytes() -> int | None:

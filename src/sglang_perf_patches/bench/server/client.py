@@ -31,11 +31,11 @@ def told(served: ServerCommand, *paths: str) -> dict[str, Any]:
     """The object from the first path that the server knows; empty if it knows none."""
     for path in paths:
         try:
-            found = _json(served, path, None)
+            reply = _json(served, path, None)
         except BenchError:
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(reply, dict):
+            return reply
     return {}
 
 
@@ -45,8 +45,8 @@ def generated(served: ServerCommand, body: Mapping[str, Any]) -> list[dict[str, 
     Raises:
         BenchError: it gave none.
     """
-    found = _json(served, "/generate", body)
-    return found if isinstance(found, list) else [found]
+    reply = _json(served, "/generate", body)
+    return reply if isinstance(reply, list) else [reply]
 
 
 def _json(served: ServerCommand, path: str, body: Mapping[str, Any] | None) -> Any:
@@ -54,8 +54,8 @@ def _json(served: ServerCommand, path: str, body: Mapping[str, Any] | None) -> A
         with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        said = error.read(400).decode(errors="replace").strip()
-        raise BenchError(f"{path} answered {error.code}: {said}") from error
+        text = error.read(400).decode(errors="replace").strip()
+        raise BenchError(f"{path} answered {error.code}: {text}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise BenchError(f"{path} did not answer: {error}") from error
 

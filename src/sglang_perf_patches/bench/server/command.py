@@ -87,13 +87,13 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
 
 def option(words: Sequence[str], name: str) -> str | None:
     """The value that a command gives an option, as ``NAME VALUE`` or ``NAME=VALUE``; the last."""
-    found = None
+    value = None
     for at, word in enumerate(words):
         if word == name and at + 1 < len(words):
-            found = words[at + 1]
+            value = words[at + 1]
         elif word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value
 
 
 def require_free(served: ServerCommand) -> None:

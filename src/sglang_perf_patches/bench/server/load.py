@@ -46,8 +46,8 @@ def module(source: Source) -> str:
 
 def completed(options: Sequence[str]) -> list[str]:
     """The operator's options, with a load of random prompts as the default."""
-    given = {word.partition("=")[0] for word in options if word.startswith("-")}
-    added = [word for pair in _DEFAULTS.items() if pair[0] not in given for word in pair]
+    names = {word.partition("=")[0] for word in options if word.startswith("-")}
+    added = [word for pair in _DEFAULTS.items() if pair[0] not in names for word in pair]
     return [*added, *options]
 
 
@@ -76,7 +76,7 @@ def check(name: str, options: Sequence[str]) -> None:
     known = set(re.findall(r"(?<![\w-])--[a-z0-9][\w-]*", done.stdout))
     for word in options:
         asked = word.partition("=")[0]
-        if re.match(r"--[a-z]", asked) and not any(found.startswith(asked) for found in known):
+        if re.match(r"--[a-z]", asked) and not any(each.startswith(asked) for each in known):
             raise UsageError(f"{asked}: neither bench server nor {name} has this option")
 
 
@@ -117,8 +117,8 @@ def read(result: Path, log: Path) -> dict[str, Any]:
     errors = [error for error in measured.get("errors", []) if error]
     asked = len(measured.get("errors", []))
     if errors or not measured.get("completed"):
-        said = last_line(errors[0]) if errors else "none was answered"
-        raise BenchError(f"{len(errors) or asked} of {asked} requests failed: {said}")
+        why = last_line(errors[0]) if errors else "none was answered"
+        raise BenchError(f"{len(errors) or asked} of {asked} requests failed: {why}")
     return measured
 
 

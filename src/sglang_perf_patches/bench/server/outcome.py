@@ -105,7 +105,7 @@ class Outcome:
 
 def compared(
     taken: Sequence[tuple[Boot, Boot]],
-    chosen: Selection,
+    selection: Selection,
     stopped: Stopped | None,
     sides: tuple[Side, Side] = _DEFAULT,
 ) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def compared(
             changes[figure.name] = noise.change(*figures)
     records = [boot.records for boot in patched]
     return {
-        "model": stock[0].told.get("model", "") if stock else "",
+        "model": stock[0].labels.get("model", "") if stock else "",
         "changes": changes,
         "tokens": tokens.compare(
             [b.tokens for b in stock], [b.tokens for b in patched], sides[0].name
@@ -131,7 +131,7 @@ def compared(
         "live_in_first": patches.summary([boot.records for boot in stock]),
         "live": patches.summary(records),
         "failed": patches.failed(records),
-        "lost": patches.lost(records, chosen),
+        "lost": patches.lost(records, selection),
         "stopped": stopped,
         "boots": [
             {"stock": dict(ours.figures), "patched": dict(theirs.figures)} for ours, theirs in taken
@@ -139,49 +139,49 @@ def compared(
     }
 
 
-def exit_code(found: Outcome) -> int:
+def exit_code(outcome: Outcome) -> int:
     """0 if it came to a conclusion with equal tokens and all that was chosen by name; else 1."""
-    is_equal = found.tokens is not None and found.tokens.word != "different"
-    is_whole = found.stopped is None and not found.lost
-    return 0 if found.is_conclusive and is_equal and is_whole else 1
+    is_equal = outcome.tokens is not None and outcome.tokens.word != "different"
+    is_whole = outcome.stopped is None and not outcome.lost
+    return 0 if outcome.is_conclusive and is_equal and is_whole else 1
 
 
-def conclusion(found: Outcome) -> str:
+def conclusion(outcome: Outcome) -> str:
     """The answer, in one or two sentences."""
-    if not found.is_conclusive:
-        why = f" It stopped early: {found.stopped}." if found.stopped is not None else ""
+    if not outcome.is_conclusive:
+        why = f" It stopped early: {outcome.stopped}." if outcome.stopped is not None else ""
         return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
-    said = [
-        f"{word} with {_second(found)}: {_named(figures)}."
-        for word, figures in (("Better", _beyond(found, True)), ("Worse", _beyond(found, False)))
-        if figures
+    sentences = [
+        f"{word} with {_second(outcome)}: {_named(pairs)}."
+        for word, pairs in (("Better", _beyond(outcome, True)), ("Worse", _beyond(outcome, False)))
+        if pairs
     ]
-    if not said:
-        said.append("No difference beyond the noise.")
-    elif not _beyond(found, False):
-        said.append("Nothing got worse beyond the noise.")
-    if found.tokens is not None and found.tokens.word == "different":
-        said.insert(0, "The greedy tokens differ!")
-    if found.tokens is not None and found.tokens.word == "unsteady":
-        said.append(
+    if not sentences:
+        sentences.append("No difference beyond the noise.")
+    elif not _beyond(outcome, False):
+        sentences.append("Nothing got worse beyond the noise.")
+    if outcome.tokens is not None and outcome.tokens.word == "different":
+        sentences.insert(0, "The greedy tokens differ!")
+    if outcome.tokens is not None and outcome.tokens.word == "unsteady":
+        sentences.append(
             "Greedy tokens could not be compared: "
-            f"{found.sides[0].name}'s own differ from boot to boot."
+            f"{outcome.sides[0].name}'s own differ from boot to boot."
         )
-    if found.stopped is not None:
-        said.append(f"It stopped early: {found.stopped}.")
-    return " ".join(said)
+    if outcome.stopped is not None:
+        sentences.append(f"It stopped early: {outcome.stopped}.")
+    return " ".join(sentences)
 
 
-def _second(found: Outcome) -> str:
-    first, second = found.sides
-    return f"{second.name} than with {first.name}" if found.is_described else "patches"
+def _second(outcome: Outcome) -> str:
+    first, second = outcome.sides
+    return f"{second.name} than with {first.name}" if outcome.is_described else "patches"
 
 
-def _beyond(found: Outcome, is_better: bool) -> list[tuple[str, Change]]:
+def _beyond(outcome: Outcome, is_better: bool) -> list[tuple[str, Change]]:
     """The figures that got better, or worse, beyond the noise; what is felt most comes first."""
     names = [*_FELT, *(figure.name for figure in FIGURES if figure.name not in _FELT)]
     less_is_better = {figure.name: figure.less_is_better for figure in FIGURES}
-    changes = [(name, found.changes[name]) for name in names if name in found.changes]
+    changes = [(name, outcome.changes[name]) for name in names if name in outcome.changes]
     return [
         (name, change)
         for name, change in changes
@@ -192,11 +192,11 @@ def _beyond(found: Outcome, is_better: bool) -> list[tuple[str, Change]]:
 
 def _named(figures: Sequence[tuple[str, Change]]) -> str:
     """The first ones with their amounts, the others by name."""
-    said = ", ".join(
+    amounts = ", ".join(
         f"{name} {amount(change).partition(' (')[0]}" for name, change in figures[:_AMOUNTS]
     )
     others = [name for name, _ in figures[_AMOUNTS:]]
-    return f"{said}; and {', '.join(others)}" if others else said
+    return f"{amounts}; and {', '.join(others)}" if others else amounts
 
 
 def amount(change: Change) -> str:
@@ -219,22 +219,22 @@ def amount(change: Change) -> str:
     return f"{percent[0]} % {word} ({low} to {high})"
 
 
-def to_json(found: Outcome, *more: Outcome) -> str:
+def to_json(outcome: Outcome, *others: Outcome) -> str:
     """All of it, for machines; the comparisons with further sides are in ``more``."""
-    return json.dumps({**_data(found), "more": [_data(one) for one in more]}, indent=1)
+    return json.dumps({**_data(outcome), "more": [_data(one) for one in others]}, indent=1)
 
 
-def _data(found: Outcome) -> dict[str, Any]:
-    data = asdict(found)
+def _data(outcome: Outcome) -> dict[str, Any]:
+    data = asdict(outcome)
     data["sides"] = [
-        {"name": side.name, "adds": side.said, "selection": side.selection} for side in found.sides
+        {"name": one.name, "adds": one.said, "selection": one.selection} for one in outcome.sides
     ]
-    data["stopped"] = asdict(found.stopped) if found.stopped else None
-    data["conclusion"] = conclusion(found)
+    data["stopped"] = asdict(outcome.stopped) if outcome.stopped else None
+    data["conclusion"] = conclusion(outcome)
     data["rule"] = noise.RULE
-    data["exit_code"] = exit_code(found)
+    data["exit_code"] = exit_code(outcome)
     for figure in FIGURES:
         if figure.name in data["changes"]:
-            told = {"unit": figure.unit, "means": figure.means}
-            data["changes"][figure.name] |= {**told, "less_is_better": figure.less_is_better}
+            described = {"unit": figure.unit, "means": figure.means}
+            data["changes"][figure.name] |= {**described, "less_is_better": figure.less_is_better}
     return data

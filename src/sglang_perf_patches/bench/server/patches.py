@@ -40,15 +40,15 @@ def require_side(pids: Iterable[int], side: Side) -> None:
     Raises:
         BenchError: it is not so.
     """
-    found = _of(pids)
-    live = {of.patch for of in summary([found])}
+    records = _of(pids)
+    live = {of.patch for of in summary([records])}
     if live and not side.is_patched:
         raise BenchError(
             f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
             "the command set it?"
         )
     if side.needs_live and not live:
-        raise BenchError(_why_none(found))
+        raise BenchError(_why_none(records))
 
 
 def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[dict[str, Any]]:
@@ -59,11 +59,11 @@ def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[di
     """
     deadline = time.monotonic() + (_PATIENCE_S if is_patched else 0)
     while True:
-        found = _of(pids())
-        summed = summary([found])
+        records = _of(pids())
+        summed = summary([records])
         waiting = {of.patch for of in summed} - {of.patch for of in summed if of.ran}
         if (summed and not waiting) or time.monotonic() >= deadline:
-            return found
+            return records
         time.sleep(_LOOK_S)
 
 
@@ -77,8 +77,8 @@ def summary(boots: Sequence[Sequence[dict[str, Any]]]) -> list[Of]:
                 key = (state["id"], role(data["role"]))
                 live[key] = live.get(key, 0) + 1
                 ran[key] = ran.get(key, 0) + bool(state["ran"])
-    found = [Of(*key, live[key], ran[key]) for key in live]
-    return sorted(found, key=lambda of: (of.patch, -of.ran, of.role))
+    rows = [Of(*key, live[key], ran[key]) for key in live]
+    return sorted(rows, key=lambda of: (of.patch, -of.ran, of.role))
 
 
 def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
@@ -90,10 +90,10 @@ def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
     }
 
 
-def lost(boots: Sequence[Sequence[dict[str, Any]]], chosen: Selection) -> list[str]:
+def lost(boots: Sequence[Sequence[dict[str, Any]]], selection: Selection) -> list[str]:
     """The patches that were chosen by name and that some process can't have."""
     states = _states(boots)
-    return sorted({s["id"] for s in states if chosen.is_lost(s["id"], s["state"])})
+    return sorted({s["id"] for s in states if selection.is_lost(s["id"], s["state"])})
 
 
 def role(title: str) -> str:
@@ -110,12 +110,12 @@ def _of(pids: Iterable[int]) -> list[dict[str, Any]]:
     return [data for data in records.read_all() if data["pid"] in members]
 
 
-def _why_none(found: Sequence[dict[str, Any]]) -> str:
-    if not found:
+def _why_none(records: Sequence[dict[str, Any]]) -> str:
+    if not records:
         return (
             "no process of the server has a record of patches: is sglang-perf-patches installed "
             "beside the sglang that the command starts, and does the command leave "
             "SGLANG_PERF_PATCHES unchanged?"
         )
-    said = "; ".join(f"{id} is {why}" for id, why in failed([found]).items())
-    return "no patch was live in it" + (f": {said}" if said else ", so there is nothing to compare")
+    text = "; ".join(f"{id} is {why}" for id, why in failed([records]).items())
+    return "no patch was live in it" + (f": {text}" if text else ", so there is nothing to compare")

@@ -74,11 +74,11 @@ class Tree:
 
     def pids(self) -> set[int]:
         """The PIDs of the members that have not ended."""
-        return {found.pid for found in self._command.processes()}
+        return {member.pid for member in self._command.processes()}
 
     def resident_bytes(self) -> int:
         """The members' resident memory; what they share counts once for each."""
-        return sum(found.resident for found in self._command.processes())
+        return sum(member.resident for member in self._command.processes())
 
     def end(self) -> None:
         """End all members: terminate first, then kill. A signal in between ends the waiting.

@@ -75,8 +75,8 @@ def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         if re.match(r"-(?!\d)\S*$", word):
             option, has_value, value = word.partition("=")
-            said, secret = _value(option, value)
-            yield (f"{option}={said}", secret) if has_value else (option, "")
+            masked, secret = _value(option, value)
+            yield (f"{option}={masked}", secret) if has_value else (option, "")
             option = "" if has_value else option
             continue
         yield _value(option, word) if option else _word(word)
@@ -91,9 +91,9 @@ def _value(name: str, value: str) -> tuple[str, str]:
     if _is_secret(name, value) or (name in _TAKE_LOGINS and ":" in value):
         return HIDDEN, value
     if name in _TAKE_SIDES:  # variables and flags as one word
-        found = list(_each(_split(value)))
-        return shlex.join(one for one, _ in found), " ".join(
-            hidden for _, hidden in found if hidden
+        pairs = list(_each(_split(value)))
+        return shlex.join(one for one, _ in pairs), " ".join(
+            hidden for _, hidden in pairs if hidden
         )
     return _word(value, is_script=name in _TAKE_SCRIPTS)
 
@@ -113,13 +113,13 @@ def _word(word: str, *, is_script: bool = False) -> tuple[str, str]:
     if re.search(r"\s", word):
         inner = _split(word)
         if len(inner) > 1:  # a script, or options as one word
-            found = list(_each(inner))
-            secrets = " ".join(secret for _, secret in found if secret)
-            return (shlex.join(one for one, _ in found), secrets) if secrets else (word, "")
+            pairs = list(_each(inner))
+            secrets = " ".join(secret for _, secret in pairs if secret)
+            return (shlex.join(one for one, _ in pairs), secrets) if secrets else (word, "")
     if re.search(r"[{}\[\]:=\"']", word) and _is_secret(_URL.sub("", word), ""):
         return HIDDEN, word
-    said = _TOKEN.sub(HIDDEN, word)
-    return said, "" if said == word else word
+    masked = _TOKEN.sub(HIDDEN, word)
+    return masked, "" if masked == word else word
 
 
 def _is_harmless_json(word: str) -> bool:

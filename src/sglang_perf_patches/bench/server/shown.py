@@ -18,26 +18,26 @@ _FELT = ("TPOT", "throughput")
 _STEADY = 1.1
 
 
-def to_text(found: Outcome, columns: int = report.WIDTH) -> str:
+def to_text(outcome: Outcome, columns: int = report.WIDTH) -> str:
     """The conclusion first, then figures, tokens and patches; for so many columns, or `WIDTH`."""
     columns = min(columns, report.WIDTH)
-    parts = [textwrap.fill(conclusion(found), columns)]
-    if found.is_described:
-        parts.append("\n".join(f"{name}: {adds}" for name, adds in described(found)))
-    if found.changes:
-        parts.append(table([[*map(_narrow, row)] for row in rows(found)], columns))
-    parts.append("\n".join(facts(found)))
-    if found.changes:
-        parts.append("\n".join(textwrap.fill(note, columns) for note in notes(found)))
+    parts = [textwrap.fill(conclusion(outcome), columns)]
+    if outcome.is_described:
+        parts.append("\n".join(f"{name}: {adds}" for name, adds in described(outcome)))
+    if outcome.changes:
+        parts.append(table([[*map(_narrow, row)] for row in rows(outcome)], columns))
+    parts.append("\n".join(facts(outcome)))
+    if outcome.changes:
+        parts.append("\n".join(textwrap.fill(note, columns) for note in notes(outcome)))
     return "\n\n".join(parts)
 
 
-def rows(found: Outcome) -> list[list[str]]:
+def rows(outcome: Outcome) -> list[list[str]]:
     """A heading, and a line for each figure."""
-    names = [side.name for side in found.sides]
+    names = [side.name for side in outcome.sides]
     lines = [["figure", "unit", *names, f"{names[1]} is", "beyond noise"]]
     for figure in FIGURES:
-        change = found.changes.get(figure.name)
+        change = outcome.changes.get(figure.name)
         if change is not None:
             sides = [spread(values) for values in (change.stock, change.patched)]
             lines.append(
@@ -56,25 +56,25 @@ def judgement(figure: Figure, change: Change) -> str:
     return "yes, better" if is_better else "yes, worse"
 
 
-def facts(found: Outcome) -> Iterator[str]:
+def facts(outcome: Outcome) -> Iterator[str]:
     """Tokens, patches, and what was not live, a line each."""
-    if found.tokens is not None:
-        yield f"greedy tokens: {found.tokens.sentence}"
-    for name, of in _live(found):
+    if outcome.tokens is not None:
+        yield f"greedy tokens: {outcome.tokens.sentence}"
+    for name, of in _live(outcome):
         run = "none has run it" if not of.ran else f"run in {of.ran}"
         yield f"{name}{of.patch}: live in {of.live} {of.role} process{_es(of.live)}, {run}"
-    for id, why in found.failed.items():
+    for id, why in outcome.failed.items():
         yield f"{id}: {why}"
-    if found.stopped is not None:
-        yield f"{found.turns_done} of {found.turns} turns are complete"
+    if outcome.stopped is not None:
+        yield f"{outcome.turns_done} of {outcome.turns} turns are complete"
 
 
-def _live(found: Outcome) -> Iterator[tuple[str, Of]]:
+def _live(outcome: Outcome) -> Iterator[tuple[str, Of]]:
     """The live patches; if both sides have some, each with the name of its side."""
-    if not found.live_in_first:
-        yield from (("", of) for of in found.live)
+    if not outcome.live_in_first:
+        yield from (("", of) for of in outcome.live)
         return
-    for side, live in zip(found.sides, (found.live_in_first, found.live), strict=True):
+    for side, live in zip(outcome.sides, (outcome.live_in_first, outcome.live), strict=True):
         yield from ((f"{side.name}: ", of) for of in live)
 
 
@@ -83,16 +83,16 @@ def titled(side: Side) -> str:
     return side.name if len(side.name) == 1 else side.name.title()
 
 
-def described(found: Outcome) -> Iterator[tuple[str, str]]:
+def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Each side's name and what it adds to the command."""
-    for side in found.sides:
+    for side in outcome.sides:
         yield side.name, side.said or "the command as it is"
 
 
-def notes(found: Outcome) -> Iterator[str]:
+def notes(outcome: Outcome) -> Iterator[str]:
     """What a reader of the figures must know."""
-    first, second = found.sides
-    boots = f"{found.turns_done} turn{'s' if found.turns_done > 1 else ''} of two boots each"
+    first, second = outcome.sides
+    boots = f"{outcome.turns_done} turn{'s' if outcome.turns_done > 1 else ''} of two boots each"
     yield (
         f"{boots}, the order alternating. {titled(first)} and {second.name}: the median boot, with "
         "the lowest and the highest. The change: the median turn, likewise."
@@ -101,7 +101,7 @@ def notes(found: Outcome) -> Iterator[str]:
     restless = [
         f"{name} by {100 * (max(change.stock) / min(change.stock) - 1):.0f} %"
         for name in _FELT
-        if (change := found.changes.get(name)) and max(change.stock) > _STEADY * min(change.stock)
+        if (change := outcome.changes.get(name)) and max(change.stock) > _STEADY * min(change.stock)
     ]
     if restless:
         yield (

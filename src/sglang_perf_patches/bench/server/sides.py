@@ -48,10 +48,10 @@ class Side:
     @property
     def said(self) -> str:
         """What it adds to the command, without secrets; empty for nothing."""
-        named = {**self.variables, **({VARIABLE: self.selection} if self.needs_live else {})}
+        added = {**self.variables, **({VARIABLE: self.selection} if self.needs_live else {})}
         if not self.is_patched:
-            named[VARIABLE] = self.selection
-        return secrets.shown([*(f"{name}={value}" for name, value in named.items()), *self.flags])
+            added[VARIABLE] = self.selection
+        return secrets.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
 
 
 def stock_and_patched(selection: str) -> tuple[Side, Side]:
@@ -75,19 +75,19 @@ def described(
     """
     if all(text is None for text in texts[1:]):
         raise UsageError("--a needs a side to compare with: give --b as well")
-    found = [
+    described = [
         _side(name, text or "", selection)
         for at, (name, text) in enumerate(zip(NAMES, texts, strict=True))
         if text is not None or at == 0
     ]
-    if any(side.flags for side in found) and secrets.OF_SHELLS & set(command):
+    if any(side.flags for side in described) and secrets.OF_SHELLS & set(command):
         raise UsageError(
             "flags can't be put at the end of a shell's script: name the server itself after --"
         )
-    for other, one in combinations(found, 2):
+    for other, one in combinations(described, 2):
         if replace(one, name=other.name, needs_live=other.needs_live) == other:
             raise UsageError(f"--{other.name} and --{one.name} are the same server")
-    return tuple(found)
+    return tuple(described)
 
 
 def _side(name: str, text: str, selection: str) -> Side:
@@ -96,8 +96,8 @@ def _side(name: str, text: str, selection: str) -> Side:
     except ValueError as error:
         raise UsageError(f"--{name}: {error}") from error
     variables: dict[str, str] = {}
-    while words and (found := secrets.VARIABLE.fullmatch(words[0])):
-        variables[found[1]] = found[2]
+    while words and (match := secrets.VARIABLE.fullmatch(words[0])):
+        variables[match[1]] = match[2]
         del words[0]
     if words and not words[0].startswith("-"):
         raise UsageError(
@@ -107,5 +107,5 @@ def _side(name: str, text: str, selection: str) -> Side:
         if word.partition("=")[0] in _OF_BOTH:
             raise UsageError(f"--{name}: {word.partition('=')[0]} belongs to the command, after --")
     own = variables.pop(VARIABLE, None)
-    chosen = selection if own is None else own
-    return Side(name, chosen, own is not None and not is_off(own), variables, tuple(words))
+    effective = selection if own is None else own
+    return Side(name, effective, own is not None and not is_off(own), variables, tuple(words))

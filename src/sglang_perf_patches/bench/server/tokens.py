@@ -47,9 +47,9 @@ def prompts() -> list[list[int]]:
 
     Ids, not text: a model's tokenizer could make the same of several texts.
     """
-    chosen = random.Random(20)  # noqa: S311 - not a secret
+    rng = random.Random(20)  # noqa: S311 - not a secret
     count = _ALONE + _TOGETHER
-    return [chosen.choices(_IDS, k=_LENGTHS[number % len(_LENGTHS)]) for number in range(count)]
+    return [rng.choices(_IDS, k=_LENGTHS[number % len(_LENGTHS)]) for number in range(count)]
 
 
 def of(served: ServerCommand) -> Tokens:
@@ -83,13 +83,13 @@ def compare(stock: Sequence[Tokens], patched: Sequence[Tokens], base: str = "sto
         f"; of {len(unsteady)} more, {base}'s own boots gave different tokens" if unsteady else ""
     )
     if different:
-        said = f"different for {len(different)} of {_prompts(count - len(unsteady))}{left_out}"
-        return Comparison("different", said, count, len(unsteady), different)
+        sentence = f"different for {len(different)} of {_prompts(count - len(unsteady))}{left_out}"
+        return Comparison("different", sentence, count, len(unsteady), different)
     if len(unsteady) == count:
-        said = f"{base}'s own boots gave different tokens for each of {_prompts(count)}"
-        return Comparison("unsteady", said, count, count, ())
-    said = f"equal for {_prompts(count - len(unsteady))} in {boots} boots{left_out}"
-    return Comparison("equal", said, count, len(unsteady), ())
+        sentence = f"{base}'s own boots gave different tokens for each of {_prompts(count)}"
+        return Comparison("unsteady", sentence, count, count, ())
+    sentence = f"equal for {_prompts(count - len(unsteady))} in {boots} boots{left_out}"
+    return Comparison("equal", sentence, count, len(unsteady), ())
 
 
 def _prompts(count: int) -> str:

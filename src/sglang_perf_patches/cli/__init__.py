@@ -108,8 +108,8 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
     for name, (module, help_text) in _VERBS.items():
         is_loaded = name in with_options
         verb: Any = import_module(f"{__name__}.verbs.{module}") if is_loaded else None
-        more = verb.PARSER if verb else {}
-        of_verb = verbs.add_parser(name, help=help_text, **more)
+        kwargs = verb.PARSER if verb else {}
+        of_verb = verbs.add_parser(name, help=help_text, **kwargs)
         of_verb.set_defaults(parser=of_verb, takes_unknown=False)
         if verb:
             verb.add_options(of_verb)

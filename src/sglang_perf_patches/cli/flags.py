@@ -109,17 +109,17 @@ def shown_flags(words: Sequence[str]) -> list[str]:
     >>> shown_flags(["python", "--model-path", "me/secret", "--tp", "2", "--dtype=half", "--acme"])
     ['--model-path hidden', '--tp 2', '--dtype half', 'other']
     """
-    found: list[str] = []
+    flags: list[str] = []
     for word in words[1:]:
         name, has_value, value = word.partition("=")
         if word.startswith("-") and not _NUMBER.fullmatch(word):
             is_known = name in _WITH_NUMBER | _WITH_NAME | _ALONE | _SILENT
-            found.append(name if is_known else OTHER)
+            flags.append(name if is_known else OTHER)
             if has_value and is_known:
-                found[-1] += f" {_value(name, value)}"
-        elif found and found[-1] != OTHER:
-            found[-1] += f" {_value(found[-1].partition(' ')[0], word)}"
-    return found
+                flags[-1] += f" {_value(name, value)}"
+        elif flags and flags[-1] != OTHER:
+            flags[-1] += f" {_value(flags[-1].partition(' ')[0], word)}"
+    return flags
 
 
 def _value(name: str, value: str) -> str:

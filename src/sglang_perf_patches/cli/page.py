@@ -93,18 +93,18 @@ def read(patch_id: str) -> Page:
 def parse(text: str) -> Page:
     """What is written by hand on a page."""
     head, *parts = _HEADING.split(_BLOCK.sub("", text))
-    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
     _, _, condition = head.partition(USE_IT_IF)
-    gain = found.get(GAIN, "")
+    gain = sections.get(GAIN, "")
     return Page(
         condition=_prose(condition),
         short=_short(condition),
         gain=_prose(gain),
         figures=_table(gain),
-        cost=_with_rows(found.get(COST, "")),
-        why=_prose(found.get(WHY, "")),
-        how=_prose(found.get(HOW, "")),
-        goes=_prose(found.get(GOES, "")),
+        cost=_with_rows(sections.get(COST, "")),
+        why=_prose(sections.get(WHY, "")),
+        how=_prose(sections.get(HOW, "")),
+        goes=_prose(sections.get(GOES, "")),
     )
 
 
@@ -127,11 +127,11 @@ def _prose(markdown: str) -> str:
 def _with_rows(markdown: str) -> str:
     """The text of the paragraphs, and each row of a table as a sentence."""
     (_, *columns), *rows = _table(markdown) or (("",),)
-    told = []
+    sentences = []
     for what, *cells in rows:
-        named = ", ".join(" ".join(pair) for pair in zip(columns, cells, strict=False))
-        told.append(f"{what[:1].upper()}{what[1:]}: {named}.")
-    return " ".join(filter(None, [_prose(markdown), *told]))
+        cells_by_name = ", ".join(" ".join(pair) for pair in zip(columns, cells, strict=False))
+        sentences.append(f"{what[:1].upper()}{what[1:]}: {cells_by_name}.")
+    return " ".join(filter(None, [_prose(markdown), *sentences]))
 
 
 def _table(markdown: str) -> tuple[tuple[str, ...], ...]:

@@ -61,15 +61,15 @@ class Progress:
 @contextmanager
 def progress(total: int, *, in_lines: bool = False) -> Iterator[Progress]:
     """Progress within the context; a line that is rewritten disappears at its end."""
-    made = Progress(total, in_lines=in_lines)
+    shown = Progress(total, in_lines=in_lines)
     over = threading.Event()
-    thread = threading.Thread(target=made._tick, args=(over,), daemon=True)
-    if made._is_live:
+    thread = threading.Thread(target=shown._tick, args=(over,), daemon=True)
+    if shown._is_live:
         thread.start()
     try:
-        yield made
+        yield shown
     finally:
         over.set()
-        if made._is_live:
+        if shown._is_live:
             thread.join()
-        made.clear()
+        shown.clear()

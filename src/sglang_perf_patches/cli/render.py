@@ -122,9 +122,9 @@ def _stacked(
             cells[column] = paint(cells[column], colours.get(row[column], ""))
         lines.append("  ".join(cells).rstrip())
         if number:
-            named = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
-            text = "; ".join(f"{head}: {cell}" for head, cell in named if len(head) <= _LABEL)
-            alone = [cell for head, cell in named if len(head) > _LABEL]
+            pairs = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
+            text = "; ".join(f"{head}: {cell}" for head, cell in pairs if len(head) <= _LABEL)
+            alone = [cell for head, cell in pairs if len(head) > _LABEL]
             for each in [text, *alone]:
                 lines += textwrap.wrap(
                     each, max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4

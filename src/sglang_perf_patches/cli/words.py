@@ -92,11 +92,11 @@ _OURS = """
 
 def version(text: str) -> str:
     """A version; of its local part only what names a kind of build."""
-    found = _VERSION.fullmatch(text)
-    if not found:
+    match = _VERSION.fullmatch(text)
+    if not match:
         return OTHER
-    local = found["local"] or ""
-    return found["public"] + (local if not local or _LOCAL.fullmatch(local) else f"+{HIDDEN}")
+    local = match["local"] or ""
+    return match["public"] + (local if not local or _LOCAL.fullmatch(local) else f"+{HIDDEN}")
 
 
 def date(text: str) -> str:
@@ -115,8 +115,8 @@ def role(text: str) -> str:
 
 def system(text: str) -> str:
     """The system and the kind of the processor, and versions between them."""
-    found = text.split()
-    return " ".join(word if word in _SYSTEMS + _KINDS else version(word) for word in found)
+    parts = text.split()
+    return " ".join(word if word in _SYSTEMS + _KINDS else version(word) for word in parts)
 
 
 def processor(text: str) -> str:

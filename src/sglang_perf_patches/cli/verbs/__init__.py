@@ -25,11 +25,11 @@ def selected(text: str | None = None) -> Selection:
     Raises:
         SelectionError: it is malformed, or names something unknown.
     """
-    given = switch.from_environment() if text is None else text
-    chosen = selection.parse(given, by_id(sets.load()))
-    for note in chosen.notes:
+    value = switch.from_environment() if text is None else text
+    choice = selection.parse(value, by_id(sets.load()))
+    for note in choice.notes:
         print(f"sglang-perf-patches: {note}", file=sys.stderr)
-    return chosen
+    return choice
 
 
 def names_of_today(names: Iterable[str], to: TextIO | None = None) -> tuple[list[str], list[str]]:

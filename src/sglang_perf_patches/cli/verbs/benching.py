@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     names, gone = names_of_today(args.names)
     if gone and not names:
         return 1  # as where nothing could be measured
-    chosen = _chosen(names, ["--help"] if args.help else args.options)
+    by_set = _chosen(names, ["--help"] if args.help else args.options)
     if args.html:
         report.require_writable(args.html)
     if args.traceback:
@@ -62,22 +62,22 @@ def run(args: argparse.Namespace) -> int:
     tables: list[report.Table] = []
     ended: dict[str, Any] = {}
     reasons: dict[str, str] = {}
-    with progress(len(chosen), in_lines=True) as shown:  # a set's own lines come in between
-        for name, patches in chosen.items():
+    with progress(len(by_set), in_lines=True) as shown:  # a set's own lines come in between
+        for name, patches in by_set.items():
             shown.step(f"bench {' '.join(patches) or name}")
             unfit = _unfit(name, patches, verdicts)
             if unfit:
                 ended[name], reasons[name] = "skipped", unfit
             else:
-                for made in bench.measure(name, args.options, patches):
+                for result in bench.measure(name, args.options, patches):
                     shown.clear()
-                    if not isinstance(made, report.Table):
-                        ended[name], reasons[name] = made
+                    if not isinstance(result, report.Table):
+                        ended[name], reasons[name] = result
                         continue
-                    tables.append(made)
+                    tables.append(result)
                     if not args.json:
-                        print(f"{report.to_text(made, _columns())}\n", flush=True)
-            if not args.json and ended[name] != "equal" and len(chosen) > 1:
+                        print(f"{report.to_text(result, _columns())}\n", flush=True)
+            if not args.json and ended[name] != "equal" and len(by_set) > 1:
                 shown.clear()
                 print(f"{name}: {ended[name]}: {reasons[name]}\n", flush=True)
     command = shlex.join(["sglang-perf-patches", "bench", *args.names, *args.options])
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         print(_closing(ended, tables))
         for name in ended:
             print(_filled(report.verdict(whole, name)))
-            left = _left(name, chosen[name], verdicts)
+            left = _left(name, by_set[name], verdicts)
             if left and ended[name] == "equal":
                 print(_filled(f"{name}: not played: {_needs_server(left)}"))
     if args.html:
@@ -143,8 +143,8 @@ def _needs_server(patches: Sequence[str]) -> str:
 
 def _filled(text: str) -> str:
     """For a terminal: a command stays whole, on a line of its own."""
-    said, command, named = text.partition(_SERVER.partition("{")[0])
-    lines = textwrap.wrap(said, _columns() - 1, subsequent_indent="  ", break_on_hyphens=False)
+    before, command, named = text.partition(_SERVER.partition("{")[0])
+    lines = textwrap.wrap(before, _columns() - 1, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + (f":\n  {command[2:]}{named}" if command else "")
 
 
@@ -175,27 +175,27 @@ def _chosen(named: Sequence[str], options: Sequence[str]) -> dict[str, tuple[str
         SelectionError: a name is unknown, or an option stands beside several sets.
     """
     patches = by_id(sets.load())
-    chosen: dict[str, tuple[str, ...]] = {}
+    by_set: dict[str, tuple[str, ...]] = {}
     for name in named or bench.NAMES:
         if name in bench.NAMES:
-            chosen[name] = ()
+            by_set[name] = ()
         elif name in patches:
             of_set = patches[name].set
-            if chosen.get(of_set) != ():
-                chosen[of_set] = (*chosen.get(of_set, ()), name)
+            if by_set.get(of_set) != ():
+                by_set[of_set] = (*by_set.get(of_set, ()), name)
         else:
             raise SelectionError(
                 f"unknown set or patch {name!r}; the sets are {', '.join(bench.NAMES)}"
             )
-    if len(chosen) == 1:
-        (of_set,) = chosen
-        given = bench.parser(of_set).parse_args(list(options))  # reports the error and exits
-        listed = [name for name in (getattr(given, "patches", None) or "").split(",") if name]
+    if len(by_set) == 1:
+        (of_set,) = by_set
+        args = bench.parser(of_set).parse_args(list(options))  # reports the error and exits
+        listed = [name for name in (getattr(args, "patches", None) or "").split(",") if name]
         for name in listed:
             if name != of_set and (name not in patches or patches[name].set != of_set):
                 raise SelectionError(f"--patches: {of_set} has no patch {name!r}")
         if listed and of_set not in listed:
-            chosen[of_set] = tuple(listed)
+            by_set[of_set] = tuple(listed)
     elif set(options) - {"--quick"}:
         raise SelectionError(f"{options[0]}: this option needs the name of one set before it")
-    return chosen
+    return by_set

@@ -69,21 +69,21 @@ def main(words: Sequence[str]) -> int:
     """
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
-    given, options = parser.parse_known_args([*_with_equals(words[:at])])
-    if given.turns < 1:
+    args, options = parser.parse_known_args([*_with_equals(words[:at])])
+    if args.turns < 1:
         parser.error("--turns must be 1 or more")
     if at == len(words) or not words[at + 1 :]:
         parser.error("put the server's command at the end, after --")
     if options and not options[0].startswith("-"):
         parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")
     try:
-        options = [*shlex.split(given.load), *options]
+        options = [*shlex.split(args.load), *options]
     except ValueError as error:
         parser.error(f"--load: {error}")
     try:
         with interrupts.turned_into_exceptions():
             try:
-                return _compare(given, options, words[at + 1 :], words)
+                return _compare(args, options, words[at + 1 :], words)
             finally:
                 processes.end_all()
     except UsageError as error:
@@ -98,28 +98,28 @@ def main(words: Sequence[str]) -> int:
 
 
 def _compare(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     options: Sequence[str],
     words: Sequence[str],
     all_words: Sequence[str],
 ) -> int:
-    chosen = selected()
-    texts = [getattr(given, name) for name in sides.NAMES]
+    default = selected()
+    texts = [getattr(args, name) for name in sides.NAMES]
     if any(text is not None for text in texts):
-        compared = sides.described(texts, chosen.text, words)
-    elif not chosen.ids:
+        compared = sides.described(texts, default.text, words)
+    elif not default.ids:
         raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
-        compared = sides.stock_and_patched(chosen.text)
+        compared = sides.stock_and_patched(default.text)
     choices = [
-        chosen if side.selection == chosen.text else selected(side.selection) for side in compared
+        default if each.selection == default.text else selected(each.selection) for each in compared
     ]
-    if given.html:
-        report.require_writable(given.html)
+    if args.html:
+        report.require_writable(args.html)
     tree = tree_at()
-    served = command.read(words, given.url)
+    served = command.read(words, args.url)
     command.require_free(served)
-    with _Folder(given.keep) as folder:
+    with _Folder(args.keep) as folder:
         module = load.module(tree)
         progress = _Progress()
         progress.say(f"checking that {module} runs here and knows these options")
@@ -131,26 +131,26 @@ def _compare(
             module=module,
             options=tuple(load.completed(options)),
             folder=folder.path,
-            boot_limit_s=given.boot_timeout,
-            load_limit_s=given.load_timeout,
+            boot_limit_s=args.boot_timeout,
+            load_limit_s=args.load_timeout,
         )
-        progress.say(f"{len(compared) * given.turns} boots; logs are in {folder.path}")
-        taken, stopped = turns.take(plan, given.turns, progress.say)
+        progress.say(f"{len(compared) * args.turns} boots; logs are in {folder.path}")
+        taken, stopped = turns.take(plan, args.turns, progress.say)
         if stopped is not None:
-            told = [*words, *(word for text in texts for word in shlex.split(text or ""))]
-            stopped = replace(stopped, reason=secrets.without(stopped.reason, told))
+            typed = [*words, *(word for text in texts for word in shlex.split(text or ""))]
+            stopped = replace(stopped, reason=secrets.without(stopped.reason, typed))
         if stopped is not None and not taken:
             raise BenchError(str(stopped))
         machine = report.machine()
-        found = [
+        results = [
             Outcome(
                 sglang=f"{tree.version} at {tree.root}",
                 machine=machine,
                 command=secrets.shown(words),
-                repeat=_repeat(chosen, all_words),
+                repeat=_repeat(default, all_words),
                 selection=side.selection,
                 load=secrets.shown(plan.options),
-                turns=given.turns,
+                turns=args.turns,
                 **outcomes.compared(
                     [(boots[0], boots[at]) for boots in taken],
                     choices[at],
@@ -162,14 +162,14 @@ def _compare(
             if at
         ]
         folder.is_kept |= stopped is not None
-    last_bench.keep(outcomes.to_json(_without_names(found[0], words, plan.options)))
+    last_bench.keep(outcomes.to_json(_without_names(results[0], words, plan.options)))
     columns = render.width() or report.WIDTH
-    texts_of = (to_text(one, columns) for one in found)
-    text = outcomes.to_json(*found) if given.json else "\n\n\n".join(texts_of)
+    texts_of = (to_text(one, columns) for one in results)
+    text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
     print(text, flush=True)
-    if given.html:
-        report.write_text(given.html, to_html(*found))
-    return max(map(outcomes.exit_code, found))
+    if args.html:
+        report.write_text(args.html, to_html(*results))
+    return max(map(outcomes.exit_code, results))
 
 
 def _with_equals(words: Sequence[str]) -> Iterator[str]:
@@ -230,15 +230,15 @@ def _prefix(tree: source.Tree) -> tuple[str, ...]:
     return (sys.executable, "-m", "sglang_perf_patches", "run")
 
 
-def _repeat(chosen: Selection, words: Sequence[str]) -> str:
+def _repeat(selection: Selection, words: Sequence[str]) -> str:
     typed = secrets.shown(["sglang-perf-patches", "bench", "server", *words])
-    return f"SGLANG_PERF_PATCHES={shlex.quote(chosen.text)} {typed}"
+    return f"SGLANG_PERF_PATCHES={shlex.quote(selection.text)} {typed}"
 
 
-def _without_names(found: Outcome, words: Sequence[str], options: Sequence[str]) -> Outcome:
+def _without_names(outcome: Outcome, words: Sequence[str], options: Sequence[str]) -> Outcome:
     """For `report`, whose reader needs to know neither the model nor where anything is."""
     return replace(
-        found,
+        outcome,
         model="",
         repeat="",
         command=" ".join(shown_flags(words)),

@@ -44,23 +44,23 @@ def run(args: argparse.Namespace) -> int:
         if args.model is None:
             hinting.require_none(args)
             return health.run(as_json=args.json)
-        told = hinting.Hints.of(args)
-        print(json.dumps(told.data, indent=2) if args.json else told.text)
+        alone = hinting.Hints.of(args)
+        print(json.dumps(alone.data, indent=2) if args.json else alone.text)
         return 0
-    chosen = selected()
+    selection = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
     hints = hinting.Hints.of(args, there) if args.model is not None else None
     try:
         here = tree_at()
     except TreeError:
-        return _judge_alone(there, chosen, hints, args)
+        return _judge_alone(there, selection, hints, args)
     prospects = upgrade.compare(judged(here), judged(there))
-    lost = upgrade.lost(prospects, chosen.ids)
+    lost = upgrade.lost(prospects, selection.ids)
     if args.json:
         data = {
             "from": {"version": here.version, "path": str(here.root)},
             "to": {"version": there.version, "path": str(there.root)},
-            "selection": chosen.text,
+            "selection": selection.text,
             "patches": [
                 {
                     "id": prospect.here.patch.id,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                 prospect.there.reason,
             ]
             rows.append([prospect.here.patch.id, *words])
-        print(f"{render.filled(upgrade.conclusion(prospects, chosen.ids))}\n")
+        print(f"{render.filled(upgrade.conclusion(prospects, selection.ids))}\n")
         print(f"from sglang {here.version} at {here.root}")
         print(f"to   sglang {there.version} at {there.root}")
         if shown:
@@ -101,20 +101,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge_alone(
-    there: Tree, chosen: Selection, hints: hinting.Hints | None, args: argparse.Namespace
+    there: Tree, selection: Selection, hints: hinting.Hints | None, args: argparse.Namespace
 ) -> int:
     """Without a sglang to upgrade from: the verdicts; 1 if a chosen patch is refused."""
     verdicts = judged(there)
     lost = [
         verdict.patch.id
         for verdict in verdicts
-        if verdict.word == "refused" and verdict.patch.id in chosen.ids
+        if verdict.word == "refused" and verdict.patch.id in selection.ids
     ]
     if args.json:
         data = {
             "from": None,
             "to": {"version": there.version, "path": str(there.root)},
-            "selection": chosen.text,
+            "selection": selection.text,
             "patches": [
                 {
                     "id": verdict.patch.id,
@@ -131,7 +131,7 @@ def _judge_alone(
         }
         print(json.dumps(data, indent=2))
     else:
-        prospects = listing.prospects(chosen, verdicts, is_here=False)
+        prospects = listing.prospects(selection, verdicts, is_here=False)
         print("this Python has no sglang to upgrade from")
         print(f"to   sglang {there.version} at {there.root}\n")
         where = f"ON {there.version}"
@@ -157,6 +157,6 @@ def _switches(there: Tree) -> list[dict[str, str]]:
 
 
 def _print_switches(there: Tree) -> None:
-    told = stock_switches.text(stock_switches.of(there))
-    if told:
-        print(f"\n{told}")
+    text = stock_switches.text(stock_switches.of(there))
+    if text:
+        print(f"\n{text}")

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     (args.patch,) = present
     members = _members(args.patch)
-    chosen = selected()
+    selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
@@ -67,31 +67,31 @@ def run(args: argparse.Namespace) -> int:
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in members]
     if args.json:
-        data = [_data(tree, chosen, verdict) for verdict in verdicts]
+        data = [_data(tree, selection, verdict) for verdict in verdicts]
         is_set = args.patch not in members
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
     elif args.patch in members:
         words = {verdict.patch.id: verdict.word for verdict in everything}
-        print(_text(tree, chosen, verdicts[0], words))
+        print(_text(tree, selection, verdicts[0], words))
     else:
-        prospects = listing.prospects(chosen, everything, is_here=is_here)
+        prospects = listing.prospects(selection, everything, is_here=is_here)
         where = "HERE" if is_here else f"ON {tree.version}"
-        said = f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}"
-        print(f"{render.filled(said)}\n")
+        heading = f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}"
+        print(f"{render.filled(heading)}\n")
         print(listing.table(verdicts, prospects, where=where, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
-    return 1 if any_is_lost(chosen, verdicts) else 0
+    return 1 if any_is_lost(selection, verdicts) else 0
 
 
 def _without_sglang(members: Sequence[str], error: TreeError) -> int:
     """What the pages say, for a look before installing; no sglang is still exit code 2."""
     patches = by_id(sets.load())
-    told = []
+    pages = []
     for patch_id in members:
         patch = patches[patch_id]
         parts = [render.filled(f"{patch_id} ({patch.kind}): {patch.summary}"), *_said(patch)]
-        told.append("\n\n".join(parts))
-    print("\n\n\n".join(told), flush=True)
+        pages.append("\n\n".join(parts))
+    print("\n\n\n".join(pages), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)
     return 2
 
@@ -120,31 +120,31 @@ def _summary_of_set(name: str) -> str:
     return next(patch_set.summary for patch_set in sets.load() if patch_set.name == name)
 
 
-def _choice(chosen: Selection, patch: Patch) -> str:
+def _choice(selection: Selection, patch: Patch) -> str:
     """Whether the selection takes a patch in, and how to change that."""
-    text = f"SGLANG_PERF_PATCHES={chosen.text}"
-    if patch.id in chosen.ids:
-        return f"Chosen by {text}. Off: SGLANG_PERF_PATCHES={chosen.text},-{patch.id}"
+    text = f"SGLANG_PERF_PATCHES={selection.text}"
+    if patch.id in selection.ids:
+        return f"Chosen by {text}. Off: SGLANG_PERF_PATCHES={selection.text},-{patch.id}"
     hint = "" if patch.is_default else ": a policy needs its full name"
     # After `none` and its like nothing can be added.
-    before = "" if is_off(chosen.text) else f"{chosen.text},"
+    before = "" if is_off(selection.text) else f"{selection.text},"
     return f"Not chosen by {text}{hint}. On: SGLANG_PERF_PATCHES={before}{patch.id}"
 
 
-def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, Any]:
+def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
-    said = page.read(patch.id)
+    written = page.read(patch.id)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
-        **verdict_data(chosen, judged),
+        **verdict_data(selection, judged),
         "summary": patch.summary,
-        "why": said.why,
-        "how": said.how,
-        "gain": said.gain,
-        "figures": [list(row) for row in said.figures],
-        "condition": said.condition,
-        "cost": said.cost,
-        "goes_when": said.goes,
+        "why": written.why,
+        "how": written.how,
+        "gain": written.gain,
+        "figures": [list(row) for row in written.figures],
+        "condition": written.condition,
+        "cost": written.cost,
+        "goes_when": written.goes,
         "requires": list(patch.requires),
         "proven_with": dict(patch.proven_with or {}),
         "superseded_by": list(patch.superseded_by),
@@ -158,17 +158,17 @@ def _data(tree: source.Tree, chosen: Selection, judged: Verdict) -> dict[str, An
     }
 
 
-def _text(tree: source.Tree, chosen: Selection, judged: Verdict, words: Mapping[str, str]) -> str:
-    """All about a patch; `words` has the verdict on each patch."""
+def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mapping[str, str]) -> str:
+    """All about a patch; `word` has the verdict on each patch."""
     patch = judged.patch
     parts = [
         render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
-        f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(chosen, patch)}",
+        f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(selection, patch)}",
         *_said(patch, judged.variant.note if judged.variant else ""),
     ]
     for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
         if names:
-            here = (f"{name} ({words[name]} here)" for name in names)
+            here = (f"{name} ({word[name]} here)" for name in names)
             parts.append(f"{title}: {', '.join(here)}")
     places = [
         [f"  {role}", reference, _shortened(file, line, tree)]
@@ -187,22 +187,22 @@ def _text(tree: source.Tree, chosen: Selection, judged: Verdict, words: Mapping[
 
 def _said(patch: Patch, here: str = "") -> list[str]:
     """What the page and the declaration say, whatever the sglang; `here` is a note on this one."""
-    said = page.read(patch.id)
+    written = page.read(patch.id)
     parts = []
     for title, text in (
-        ("Use it if", said.condition),
-        ("Gain", said.gain),
-        ("Cost", said.cost),
-        ("Why", said.why),
-        ("How", said.how),
-        ("Goes when", said.goes),
+        ("Use it if", written.condition),
+        ("Gain", written.gain),
+        ("Cost", written.cost),
+        ("Why", written.why),
+        ("How", written.how),
+        ("Goes when", written.goes),
         ("Here", here),
     ):
         if text:
             parts.append(render.paragraph(title, text))
-        if title == "Gain" and said.figures:
+        if title == "Gain" and written.figures:
             parts += [] if text else ["Gain:"]
-            parts[-1] += "\n" + "\n".join(_figures(said.figures))
+            parts[-1] += "\n" + "\n".join(_figures(written.figures))
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))

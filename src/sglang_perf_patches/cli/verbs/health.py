@@ -43,8 +43,8 @@ def run(*, as_json: bool) -> int:
     Raises:
         TreeError: there is no sglang.
     """
-    chosen, tree = selected(), tree_at()
-    checks = [_installed(tree), _loaded(tree), *_chosen(tree, chosen), *_servers()]
+    selection, tree = selected(), tree_at()
+    checks = [_installed(tree), _loaded(tree), *_chosen(tree, selection), *_servers()]
     switches = stock_switches.of(tree, with_gpu=machine.has_gpu())
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
@@ -72,8 +72,8 @@ def _text(checks: list[Check]) -> Iterator[str]:
 
 
 def _installed(tree: Tree) -> Check:
-    said = f"sglang-perf-patches {__version__} beside sglang {tree.version}"
-    return Check("installed", "ok", f"{said}, Python {platform.python_version()}")
+    line = f"sglang-perf-patches {__version__} beside sglang {tree.version}"
+    return Check("installed", "ok", f"{line}, Python {platform.python_version()}")
 
 
 def _loaded(tree: Tree) -> Check:
@@ -87,21 +87,21 @@ def _loaded(tree: Tree) -> Check:
     return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
 
 
-def _chosen(tree: Tree, chosen: Selection) -> Iterator[Check]:
+def _chosen(tree: Tree, selection: Selection) -> Iterator[Check]:
     verdicts = judged(tree)
-    found = listing.prospects(chosen, verdicts, is_here=True)
-    said = f"{listing.counts(word for word, _ in found.values())}; of {chosen.text or 'none'}"
-    lost = any_is_lost(chosen, verdicts)
-    refused = [name for name, (word, _) in found.items() if word == listing.REFUSED]
+    by_patch = listing.prospects(selection, verdicts, is_here=True)
+    line = f"{listing.counts(word for word, _ in by_patch.values())}; of {selection.text or 'none'}"
+    lost = any_is_lost(selection, verdicts)
+    refused = [name for name, (word, _) in by_patch.items() if word == listing.REFUSED]
     if lost:
         change = "SGLANG_PERF_PATCHES names what this sglang can't have: sglang-perf-patches list"
-        yield Check("chosen", "bad", said, change)
+        yield Check("chosen", "bad", line, change)
     elif refused:
-        yield Check("chosen", "look", said, f"sglang-perf-patches explain {refused[0]}")
-    elif not any(word == listing.READY for word, _ in found.values()):
-        yield Check("chosen", "look", said, "nothing is ready here: sglang-perf-patches list --all")
+        yield Check("chosen", "look", line, f"sglang-perf-patches explain {refused[0]}")
+    elif not any(word == listing.READY for word, _ in by_patch.values()):
+        yield Check("chosen", "look", line, "nothing is ready here: sglang-perf-patches list --all")
     else:
-        yield Check("chosen", "ok", said)
+        yield Check("chosen", "ok", line)
 
 
 def _servers() -> Iterator[Check]:
@@ -113,19 +113,19 @@ def _servers() -> Iterator[Check]:
     for one in running:
         states = summary.over_processes(one.members)
         live = summary.in_state(states, "live")
-        said = f"{one.name}: {summary.counts(states)}"
+        line = f"{one.name}: {summary.counts(states)}"
         trouble = [
             f"{name} is {word}: {summary.reason(one.members, name, word)}"
             for name, word in states.items()
             if word in {"failed", "conflict", "refused"}
         ]
         if servers.lacks_something(one.members):
-            yield Check("live", "bad", said, "; ".join(trouble))
+            yield Check("live", "bad", line, "; ".join(trouble))
         elif trouble or not live:
             why = "; ".join(trouble) or "nothing is live: sglang-perf-patches status --all"
-            yield Check("live", "look", said, why)
+            yield Check("live", "look", line, why)
         else:
-            yield Check("live", "ok", said)
+            yield Check("live", "ok", line)
         if live:
             yield _has_run(one, live)
 
@@ -133,7 +133,7 @@ def _servers() -> Iterator[Check]:
 def _has_run(one: servers.Running, live: Any) -> Check:
     ran = {patch["id"] for data in one.members for patch in data["patches"] if patch["ran"]}
     done = [name for name in live if name in ran]
-    said = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
+    line = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
     if done or not one.is_server:
-        return Check("has run", "ok" if done else "-", said)
-    return Check("has run", "look", said, "send it a request, or see `explain` for who gains")
+        return Check("has run", "ok" if done else "-", line)
+    return Check("has run", "look", line, "send it a request, or see `explain` for who gains")

@@ -105,10 +105,10 @@ class Hints:
     @property
     def text(self) -> str:
         """For an operator."""
-        said = self.states.text if self.states else self.pools.text
+        text = self.states.text if self.states else self.pools.text
         if self.host:
-            said = f"{said}\n\n{self.host.text}"
-        return f"{said}\n\nmeasure: {self.measure}" if self.measure else said
+            text = f"{text}\n\n{self.host.text}"
+        return f"{text}\n\nmeasure: {self.measure}" if self.measure else text
 
     @property
     def measure(self) -> str:
@@ -132,7 +132,7 @@ class Hints:
 
 
 def _pools(args: argparse.Namespace) -> pool_hint.Hint:
-    found = _read(
+    hint = _read(
         args,
         lambda config: pool_hint.hint(
             config,
@@ -145,9 +145,9 @@ def _pools(args: argparse.Namespace) -> pool_hint.Hint:
             prefix_cache=not args.disable_radix_cache,
         ),
     )
-    if found.reason == pool_hint.NEEDS_REQUESTS:
-        raise ModelError(found.reason)
-    return found
+    if hint.reason == pool_hint.NEEDS_REQUESTS:
+        raise ModelError(hint.reason)
+    return hint
 
 
 def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.StateHint | None:
@@ -160,8 +160,8 @@ def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.State
         return None if cells is None else (config["architectures"][0], cells)
 
     available = _bytes(args)
-    found = _read(args, named_cells)
-    if found is None:
+    of_model = _read(args, named_cells)
+    if of_model is None:
         return None
     for option in ("max_running_requests", "context"):
         if getattr(args, option) is None:
@@ -169,15 +169,15 @@ def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.State
             raise ModelError(f"the model is a hybrid one: give {words}, the split follows from it")
     load = state_split.Load(args.max_running_requests, args.context)
     try:
-        told = hinting_states.hint(
-            *(tree or tree_at(), *found, load, available),
+        hint = hinting_states.hint(
+            *(tree or tree_at(), *of_model, load, available),
             prefix_cache=not args.disable_radix_cache,
         )
     except TreeError as error:
         raise ModelError(f"{error}: name the server's release with --sglang-version") from error
-    if len(told.lines) < 2:
+    if len(hint.lines) < 2:
         raise ModelError(f"{args.kv_gib:g} GiB hold no request of {args.context} tokens")
-    return told
+    return hint
 
 
 def _host(
@@ -189,14 +189,14 @@ def _host(
         return None
     if states is None or args.disable_radix_cache:
         raise ModelError("the host's split is that of a hybrid model with a prefix cache")
-    found = hinting_host.hint(
+    hint = hinting_host.hint(
         *(states.release, states.cells, states.lines[0].split, host),
         context=args.context,
         chunk=args.chunked_prefill_size,
     )
-    if found is None:
+    if hint is None:
         raise ModelError(f"how {states.release} divides the host's memory is not known here")
-    return found
+    return hint
 
 
 def _bytes(args: argparse.Namespace) -> int:

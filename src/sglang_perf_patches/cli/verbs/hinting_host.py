@@ -74,7 +74,7 @@ class HostHint:
         for line in self.lines:
             numbers = (line.pools.states, line.pools.tokens, line.short, line.long)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock)"])
-        said = (
+        heading = (
             f"the host with {self.host.given}, beside stock's defaults on the device: prefixes of "
             f"{self.context:,} tokens that fit"
         )
@@ -83,7 +83,7 @@ class HostHint:
             "So does a prompt that is cut by others in its prefill. Give "
             f"SGLANG_PERF_PATCHES=all,{PATCH.id} as well as the variable."
         )
-        return "\n\n".join([render.filled(said), render.table(rows), render.filled(note)])
+        return "\n\n".join([render.filled(heading), render.table(rows), render.filled(note)])
 
 
 def hint(

@@ -99,7 +99,7 @@ class StateHint:
             split = line.split
             numbers = (line.slots_each, split.slots, split.tokens, split.in_flight)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock's defaults)"])
-        said = (
+        heading = (
             f"states and KV with sglang {self.release}: {load.requests:,} requests of "
             f"{load.context:,} tokens, {cells.state / 2**20:.1f} MiB a state, {cells.token:,} "
             "bytes a token"
@@ -109,7 +109,7 @@ class StateHint:
             "which keeps more states."
         )
         costs = [render.filled(f"costs: {cost}", "", "  ") for cost in self.costs]
-        return "\n\n".join([render.filled(said), render.table(rows), "\n".join([note, *costs])])
+        return "\n\n".join([render.filled(heading), render.table(rows), "\n".join([note, *costs])])
 
 
 def hint(
@@ -134,22 +134,22 @@ def hint(
     Raises:
         TreeError: a file of the tree can't be read.
     """
-    found = ways(tree, architecture)
+    choices = ways(tree, architecture)
     if prefix_cache:
-        each = found[0].slots_each
+        each = choices[0].slots_each
         pads = "max_mamba_cache_size + 1)" in "".join(_texts(tree, (_CONFIGURATOR,)))
         plain = state_split.stock(cells, load, available=available, slots_each=each, pads=pads)
     else:
-        found = [way for way in found if "no_cache" in way.costs]
+        choices = [way for way in choices if "no_cache" in way.costs]
         plain = state_split.stock_without_cache(cells, load, available=available)
-    lines = [Line(found[0].give, found[0].slots_each, plain)]
-    for way in found:
+    lines = [Line(choices[0].give, choices[0].slots_each, plain)]
+    for way in choices:
         split = state_split.fitted(cells, load, available=available, slots_each=way.slots_each)
         if not split.in_flight:
             continue
         give = f"{way.give} --max-mamba-cache-size {split.slots}".strip()
         lines.append(Line(give, way.slots_each, split))
-    costs = dict.fromkeys(name for way in found for name in way.costs) if prefix_cache else ()
+    costs = dict.fromkeys(name for way in choices for name in way.costs) if prefix_cache else ()
     return StateHint(tree.version, cells, load, tuple(lines), tuple(COSTS[name] for name in costs))
 
 
@@ -160,8 +160,8 @@ def ways(tree: Tree, architecture: str) -> list[Way]:
         TreeError: a file of the tree can't be read.
     """
     arguments = "".join(_texts(tree, _ARGUMENTS))
-    found = _TRACKED.search(arguments)
-    tracked = found is not None and f'"{architecture}"' in found[0]
+    match = _TRACKED.search(arguments)
+    tracked = match is not None and f'"{architecture}"' in match[0]
     skips = f"{_SKIPS} = EnvBool(False)" in "".join(_texts(tree, (_ENVIRON,)))
     lazy = "--mamba-radix-cache-strategy extra_buffer_lazy"
     all_ways = [Way("", 5 if tracked else 3)]

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the list; 1 if something chosen by name is not available."""
-    chosen = selected()
+    selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
@@ -49,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
         raise
     verdicts = judged(tree)
     if args.json:
-        print(json.dumps(_data(tree, chosen, verdicts, is_here=is_here), indent=2))
+        print(json.dumps(_data(tree, selection, verdicts, is_here=is_here), indent=2))
     else:
-        print(_text(tree, chosen, verdicts, show_all=args.all, is_here=is_here))
-    return 1 if any_is_lost(chosen, verdicts) else 0
+        print(_text(tree, selection, verdicts, show_all=args.all, is_here=is_here))
+    return 1 if any_is_lost(selection, verdicts) else 0
 
 
-def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
+def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
     """A patch in JSON."""
     patch = judged.patch
     variant = judged.variant
@@ -63,7 +63,7 @@ def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
         "id": patch.id,
         "set": patch.set,
         "kind": patch.kind,
-        "selected": patch.id in chosen.ids,
+        "selected": patch.id in selection.ids,
         "verdict": judged.word,
         "reason": judged.reason,
         "upstream": list(patch.upstream),
@@ -74,27 +74,27 @@ def verdict_data(chosen: Selection, judged: Verdict) -> dict[str, Any]:
 
 
 def prospects(
-    chosen: Selection, verdicts: Iterable[Verdict], *, is_here: bool
+    selection: Selection, verdicts: Iterable[Verdict], *, is_here: bool
 ) -> dict[str, tuple[str, str]]:
     """Patch → what will become of it, in a word, and why.
 
     ``ready`` says that it applies, and works as soon as a server uses what it is for.
 
     Args:
-        chosen: what is selected.
+        selection: what is selected.
         verdicts: on the tree.
         is_here: whether the tree is the installed one, so that this machine counts too.
     """
     all_of_them = list(verdicts)
-    applying = {found.patch.id for found in all_of_them if found.word == "applies"}
+    applying = {one.patch.id for one in all_of_them if one.word == "applies"}
     return {
-        found.patch.id: _prospect(found, chosen, applying, is_here=is_here) for found in all_of_them
+        one.patch.id: _prospect(one, selection, applying, is_here=is_here) for one in all_of_them
     }
 
 
 def table(
     verdicts: Iterable[Verdict],
-    found: Mapping[str, tuple[str, str]],
+    by_patch: Mapping[str, tuple[str, str]],
     *,
     where: str,
     with_all: bool,
@@ -103,31 +103,31 @@ def table(
 
     Args:
         verdicts: on them.
-        found: as `prospects` gives it.
+        by_patch: as `prospects` gives it.
         where: the heading of what becomes of them there.
         with_all: whether their links, and what they do or why not, are shown too.
     """
     more = ("UPSTREAM", "WHAT IT DOES, OR WHY NOT") if with_all else ()
     rows = [["PATCH", where, "GAIN", "COST", *more]]
     colours = dict(_COLOURS)
-    for one, short in _by_gain(verdicts, found):
-        word, why = found[one.patch.id]
-        said = f"{word}, if you use {short.uses}" if word == READY and short else word
-        colours[said] = _COLOURS.get(word, "")
+    for one, short in _by_gain(verdicts, by_patch):
+        word, why = by_patch[one.patch.id]
+        state = f"{word}, if you use {short.uses}" if word == READY and short else word
+        colours[state] = _COLOURS.get(word, "")
         links = " ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream) or "-"
         gain, cost = (short.gain, short.cost) if short else ("-", "-")
-        rows.append([one.patch.id, said, gain, cost, *((links, why) if with_all else ())])
+        rows.append([one.patch.id, state, gain, cost, *((links, why) if with_all else ())])
     return render.table(rows, column=1, colours=colours, below=len(rows[0]) - 2)
 
 
 def _by_gain(
-    verdicts: Iterable[Verdict], found: Mapping[str, tuple[str, str]]
+    verdicts: Iterable[Verdict], by_patch: Mapping[str, tuple[str, str]]
 ) -> list[tuple[Verdict, page.Short | None]]:
     paired = [(one, page.read(one.patch.id).short) for one in verdicts]
     order = list(_CONCERN_FIRST)
 
     def key(pair: tuple[Verdict, page.Short | None]) -> tuple[int, float]:
-        word = found[pair[0].patch.id][0]
+        word = by_patch[pair[0].patch.id][0]
         place = order.index(word) if word in order else len(order)
         return place, pair[1].ratio if pair[1] else 1.0
 
@@ -135,7 +135,7 @@ def _by_gain(
 
 
 def _prospect(
-    judged: Verdict, chosen: Selection, applying: set[str], *, is_here: bool
+    judged: Verdict, selection: Selection, applying: set[str], *, is_here: bool
 ) -> tuple[str, str]:
     patch = judged.patch
     if judged.word == "built-in":
@@ -143,7 +143,7 @@ def _prospect(
     if judged.word == "absent":
         return ABSENT, judged.reason
     lacking = machine.lacking(patch) if is_here else []
-    if patch.id not in chosen.ids:
+    if patch.id not in selection.ids:
         if lacking:
             return f"{NEEDS} {lacking[0]}", f"not chosen; {patch.summary}"
         return (OFF if patch.is_default else OPT_IN), patch.summary
@@ -152,7 +152,7 @@ def _prospect(
     above = [
         patch_id
         for patch_id in patch.superseded_by
-        if patch_id in applying and patch_id in chosen.ids
+        if patch_id in applying and patch_id in selection.ids
     ]
     if above:
         return SUPERSEDED, f"{above[0]} does its work and more"
@@ -163,26 +163,26 @@ def _prospect(
 
 def _text(
     tree: source.Tree,
-    chosen: Selection,
+    selection: Selection,
     verdicts: Sequence[Verdict],
     *,
     show_all: bool,
     is_here: bool,
 ) -> str:
-    found = prospects(chosen, verdicts, is_here=is_here)
-    shown = [one for one in verdicts if show_all or found[one.patch.id][0] in _CONCERN]
+    by_patch = prospects(selection, verdicts, is_here=is_here)
+    shown = [one for one in verdicts if show_all or by_patch[one.patch.id][0] in _CONCERN]
     parts = [
-        f"{counts(word for word, _ in found.values())}\n"
-        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={chosen.text or '(empty)'}\n"
+        f"{counts(word for word, _ in by_patch.values())}\n"
+        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={selection.text or '(empty)'}\n"
         f"at {tree.root}"
     ]
     if shown:
         where = "HERE" if is_here else f"ON {tree.version}"
-        parts.append(table(shown, found, where=where, with_all=show_all))
+        parts.append(table(shown, by_patch, where=where, with_all=show_all))
     if not show_all:
         parts += [
             f"{patch_id} is {word}: {why}"
-            for patch_id, (word, why) in found.items()
+            for patch_id, (word, why) in by_patch.items()
             if word in {REFUSED, SUPERSEDED}
         ]
     more = len(verdicts) - len(shown)
@@ -220,14 +220,14 @@ def _without_sglang(error: TreeError) -> int:
 
 
 def _data(
-    tree: source.Tree, chosen: Selection, verdicts: Sequence[Verdict], *, is_here: bool
+    tree: source.Tree, selection: Selection, verdicts: Sequence[Verdict], *, is_here: bool
 ) -> dict[str, Any]:
     """What ``list --json`` prints."""
-    found = prospects(chosen, verdicts, is_here=is_here)
+    by_patch = prospects(selection, verdicts, is_here=is_here)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
-        "selection": chosen.text,
+        "selection": selection.text,
         "patches": [
-            {**verdict_data(chosen, one), "here": found[one.patch.id][0]} for one in verdicts
+            {**verdict_data(selection, one), "here": by_patch[one.patch.id][0]} for one in verdicts
         ],
     }

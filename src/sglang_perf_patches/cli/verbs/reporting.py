@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
 def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What there is in a report, a line each."""
     versions = {"sglang": data["sglang"] or "none", **data["versions"]}
-    others = [f"{name} {said}" for name, said in versions.items() if name not in _SAID_FIRST]
+    others = [f"{name} {value}" for name, value in versions.items() if name not in _SAID_FIRST]
     yield "versions", ", ".join([f"{name} {versions[name]}" for name in _SAID_FIRST] + others)
-    yield "machine", ", ".join(f"{name} {said}" for name, said in data["machine"].items())
-    words = Counter(found["verdict"] for found in data["verdicts"])
-    said = ", ".join(f"{count} {word}" for word, count in words.items())
-    yield "verdicts", f"{said or 'none, without sglang'}; of {data['selection']}"
+    yield "machine", ", ".join(f"{name} {value}" for name, value in data["machine"].items())
+    words = Counter(verdict["verdict"] for verdict in data["verdicts"])
+    counts = ", ".join(f"{count} {word}" for word, count in words.items())
+    yield "verdicts", f"{counts or 'none, without sglang'}; of {data['selection']}"
     live = {
         patch["id"]
         for each in data["processes"]
@@ -103,17 +103,17 @@ def _data() -> dict[str, Any]:
 
 def _gathered(distributions: Iterable[str]) -> dict[str, Any]:
     """What is known here, as it is."""
-    chosen = selected()
+    selection = selected()
     content: dict[str, Any] = {
         "made": datetime.now(timezone.utc).isoformat(" ", "minutes"),
         "versions": {"sglang-perf-patches": __version__, **_versions(distributions)},
         "machine": {k: v for k, v in bench_report.machine().items() if k != "measured"},
-        "selection": chosen.text,
+        "selection": selection.text,
     }
     try:
         tree = tree_at()
         content["sglang"] = tree.version
-        content["verdicts"] = [verdict_data(chosen, one) for one in judged(tree)]
+        content["verdicts"] = [verdict_data(selection, one) for one in judged(tree)]
     except TreeError:
         content["sglang"], content["verdicts"] = None, []
     content["processes"] = [

@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         args.parser.error("a command is missing")
     environment = dict(os.environ)
-    chosen = selected()
-    if chosen.ids:
+    selection = selected()
+    if selection.ids:
         verdicts = judged(tree_at())
-        lost = [verdict for verdict in verdicts if chosen.is_lost(verdict.patch.id, verdict.word)]
+        lost = [one for one in verdicts if selection.is_lost(one.patch.id, one.word)]
         if lost and switch.strict_from_environment():
             line = f"{lost[0].patch.id} is {lost[0].word}: {lost[0].reason}"
             print(f"sglang-perf-patches: {line}", file=sys.stderr)

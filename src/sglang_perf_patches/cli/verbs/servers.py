@@ -39,8 +39,8 @@ class Running:
     @property
     def name(self) -> str:
         """What an operator knows it by: ``server 12 (MODEL, port 30000)``."""
-        told = ", ".join(filter(None, [self.model, self.port and f"port {self.port}"]))
-        return f"{'server' if self.is_server else 'process'} {self.pid}{told and f' ({told})'}"
+        label = ", ".join(filter(None, [self.model, self.port and f"port {self.port}"]))
+        return f"{'server' if self.is_server else 'process'} {self.pid}{label and f' ({label})'}"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def lacks_something(members: Sequence[dict[str, Any]]) -> bool:
 
 def _lacks(data: dict[str, Any]) -> bool:
     try:
-        chosen = selection.parse(data.get("selection", "all"), by_id(sets.load()))
+        choice = selection.parse(data.get("selection", "all"), by_id(sets.load()))
     except SelectionError:
         return False
-    return any(chosen.is_lost(state["id"], state["state"]) for state in data["patches"])
+    return any(choice.is_lost(state["id"], state["state"]) for state in data["patches"])
 
 
 def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:

@@ -133,7 +133,7 @@ def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
 
 def _troubles(members: Sequence[Record]) -> list[str]:
     """A line for each patch that is in trouble anywhere, whatever the number of processes."""
-    found = {
+    troubles = {
         (patch["id"], patch["state"], patch["reason"]): None
         for data in members
         for patch in data["patches"]
@@ -141,7 +141,7 @@ def _troubles(members: Sequence[Record]) -> list[str]:
     }
     return [
         f"  {patch_id} is {render.paint(state, _COLOURS.get(state, ''))}: {reason}"
-        for patch_id, state, reason in found
+        for patch_id, state, reason in troubles
     ]
 
 

@@ -104,7 +104,7 @@ def of(tree: Tree, *, with_gpu: bool = True) -> list[Switch]:
         tree: of a release.
         with_gpu: whether those are meant too that work on a GPU alone.
     """
-    found = []
+    present = []
     for switch in SWITCHES:
         try:
             path = tree.path(switch.module)
@@ -112,8 +112,8 @@ def of(tree: Tree, *, with_gpu: bool = True) -> list[Switch]:
         except (TreeError, OSError, UnicodeDecodeError):
             continue
         if switch.marker in text and (with_gpu or not switch.of_gpu):
-            found.append(switch)
-    return found
+            present.append(switch)
+    return present
 
 
 def text(switches: Sequence[Switch], where: str = "there") -> str:
@@ -122,6 +122,6 @@ def text(switches: Sequence[Switch], where: str = "there") -> str:
         return ""
     lines = [f"Stock's own switches {where}, off by default; what measures each, and what it is:"]
     for switch in switches:
-        said = f"gains: {switch.gains}; costs: {switch.costs}"
-        lines += [f"  {switch.command}", render.filled(said, " " * 6)]
+        about = f"gains: {switch.gains}; costs: {switch.costs}"
+        lines += [f"  {switch.command}", render.filled(about, " " * 6)]
     return "\n".join(lines)

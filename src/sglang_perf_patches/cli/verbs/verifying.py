@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 1  # as where nothing could be compared
     named = _named(present)
     tree = tree_at()
-    plan = verify.plan([found for found in judged(tree) if found.patch.id in named.ids])
+    plan = verify.plan([verdict for verdict in judged(tree) if verdict.patch.id in named.ids])
     show = not args.json
     if show:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
@@ -95,10 +95,10 @@ def _named(names: Sequence[str]) -> Selection:
     """
     patches = by_id(sets.load())
     members = [patch_id for patch_id, patch in patches.items() if not names or patch.set in names]
-    found = selection.parse(",".join([*names, *members]), patches)
-    if not found.ids:
+    parsed = selection.parse(",".join([*names, *members]), patches)
+    if not parsed.ids:
         raise SelectionError(f"{' '.join(names)!r} names no patch to verify")
-    return Selection(found.text, found.ids, found.by_name, frozenset(names) & found.in_full)
+    return Selection(parsed.text, parsed.ids, parsed.by_name, frozenset(names) & parsed.in_full)
 
 
 def _text(outcome: verify.Outcome) -> str:
@@ -118,13 +118,13 @@ def _closing(outcomes: Sequence[verify.Outcome]) -> str:
         words.setdefault(outcome.patch, set()).add(outcome.word)
         if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: ")):
             not_here.add(outcome.patch)
-    told = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
-    equal = sum(found <= {"equal", "skipped"} and "equal" in found for found in told)
+    here = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
+    equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
     parts = [f"{equal} equal"]
     for word in ("different", "failed"):
-        count = sum(word in found for found in told)
+        count = sum(word in each for each in here)
         if count:
             parts.append(f"{count} {word}")
     parts.append(f"{len(not_here)} built-in or absent")
-    could_not = sum(found == {"skipped"} for found in told)
-    return ", ".join([*parts, f"{could_not} of {len(told)} could not run"])
+    could_not = sum(each == {"skipped"} for each in here)
+    return ", ".join([*parts, f"{could_not} of {len(here)} could not run"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import random
 import tempfile
 import zlib
 from array import array
@@ -82,6 +83,8 @@ class WindowServer:
         }
         made = stock.noted(stock.called(arguments.ServerArgs, **settings))
         context = importlib.import_module("sglang.srt.runtime_context")
+        # Stock draws the port, and each server seeds the draws: two processes would get the same.
+        random.seed()
         ports = arguments.PortArgs.init_new(made)
         ports.nccl_port = port or ports.nccl_port
         if hasattr(context, "SpawnRanks"):  # up to 0.5.20 a scheduler is told

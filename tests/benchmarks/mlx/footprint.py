@@ -18,16 +18,15 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+from beside_release import run
+
 _SIZES = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -58,13 +57,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=32_768, help="of the pool, in tokens")
     parser.add_argument("--unread", action="store_true")
     given = parser.parse_args()
-    if os.environ.get("SGLANG_USE_MLX"):
-        _measure(given)
-        return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
-    import released
-
-    return int(released.again(__file__, given.release))
+    return run(__file__, given.release, lambda: _measure(given))
 
 
 def _measure(given: argparse.Namespace) -> None:

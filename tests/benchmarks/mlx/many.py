@@ -20,7 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+from beside_release import run
+
 _AT_ONCE = 8
 
 
@@ -31,13 +32,7 @@ def main() -> int:
     parser.add_argument("--selection", default="mlx,mlx.length-groups")
     parser.add_argument("--requests", type=int, default=10_000)
     given = parser.parse_args()
-    if os.environ.get("SGLANG_USE_MLX"):
-        _measure(given)
-        return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
-    import released
-
-    return int(released.again(__file__, given.release))
+    return run(__file__, given.release, lambda: _measure(given))
 
 
 def _measure(given: argparse.Namespace) -> None:

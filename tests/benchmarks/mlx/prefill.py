@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+from beside_release import run
+
 _LAYERS = 28
 
 
@@ -33,13 +32,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
-    if os.environ.get("SGLANG_USE_MLX"):
-        _measure(given.tokens, given.pairs, given.dtype)
-        return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
-    import released
-
-    return released.again(__file__, given.release)
+    return run(__file__, given.release, lambda: _measure(given.tokens, given.pairs, given.dtype))
 
 
 def _measure(tokens: int, pairs: int, dtype: str) -> None:

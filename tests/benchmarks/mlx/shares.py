@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+from beside_release import run
+
 _SIZES = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -39,13 +38,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=192, help="of a prompt")
     parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args()
-    if os.environ.get("SGLANG_USE_MLX"):
-        _measure(given)
-        return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
-    import released
-
-    return int(released.again(__file__, given.release))
+    return run(__file__, given.release, lambda: _measure(given))
 
 
 def _measure(given: argparse.Namespace) -> None:

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+from beside_release import run
+
 _SHAPES: dict[str, dict[str, Any]] = {
     # the served benchmark's
     "tiny": {
@@ -70,16 +69,14 @@ def main() -> int:
     parser.add_argument("--numbers", default="2,4,8", help="of prompts, for times")
     parser.add_argument("--turns", type=int, default=7)
     given = parser.parse_args()
-    if os.environ.get("SGLANG_USE_MLX"):
-        if "bits" in given.only:
-            _bits(given)
-        if "times" in given.only:
-            _times(given)
-        return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
-    import released
+    return run(__file__, given.release, lambda: _measure(given))
 
-    return int(released.again(__file__, given.release))
+
+def _measure(given: argparse.Namespace) -> None:
+    if "bits" in given.only:
+        _bits(given)
+    if "times" in given.only:
+        _times(given)
 
 
 def _bits(given: argparse.Namespace) -> None:

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from beside_release import run
+
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[2]
 _SIZES = {"qwen3": {}, "gpt_oss": {"sliding_window": 128}}
 
 
@@ -38,13 +38,7 @@ def main() -> int:
     parser.add_argument("--dropped", action="store_true")
     parser.add_argument("--models", default=",".join(_SIZES))
     given = parser.parse_args()
-    if os.environ.get("SGLANG_USE_MLX"):
-        _measure(given)
-        return 0
-    sys.path[:0] = [str(_ROOT / name) for name in ("src", "tests/harness")]
-    import released
-
-    return released.again(__file__, given.release)
+    return run(__file__, given.release, lambda: _measure(given))
 
 
 def _measure(given: argparse.Namespace) -> None:

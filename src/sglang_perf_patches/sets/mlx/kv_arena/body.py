@@ -136,12 +136,8 @@ def _begin(
             return StepApart(ctx, tried.caches, field, trial)
         return Step(core, ctx, [tried.arena], field, trial)
     mark = vars(ctx).get(grouping.MARK)
-    groups = [] if mark is None else grouping.groups_of(lengths)
-    if len(groups) > 1:
-        arenas = choice.arenas_for(caches, lengths, groups)
-    else:
-        arena = choice.arena_for(caches, lengths)
-        arenas = [] if arena is None else [arena]
+    groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)
+    arenas = choice.arenas_for(caches, lengths, groups)
     if not arenas:
         return None
     COUNTS["steps"] += 1

@@ -48,84 +48,59 @@ class Choice:
         """Copy all rows back, for stock, which attends to each request's own buffer."""
         self._rows.take_all_back(caches)
 
-    def arena_for(self, caches: Caches, lengths: list[int]) -> Arena | None:
-        """The arena that serves a step, with room for the new tokens; None for stock."""
-        most = self.most(caches, lengths)
-        needed = max(lengths) + 1
-        arena = self._arena_of(caches, lengths)
-        can_hold = [arena is not None or self._can_hold(each, lengths) for each in caches]
-        if needed > most or not any(can_hold):
-            self.leave(caches)
-            COUNTS["stock steps"] += 1
-            return None
-        if arena is not None:
-            arena.lasts = True
-            self._grow(arena, needed, most)
-            return arena
-        is_expected = self.is_expected(caches, lengths)
-        if not is_expected and not self._has_lasting_rows(caches):
-            self._part(caches)
-            return None
-        arena = self.build(caches, lengths)
-        arena.lasts = is_expected
-        return arena
-
     def arenas_for(
         self, caches: Caches, lengths: list[int], groups: Sequence[Sequence[int]]
     ) -> list[Arena]:
-        """An arena for each group of a step's requests; one where groups can't have their own.
+        """The arenas that serve a step, with room for the new tokens: one for each group.
 
         Args:
             caches: of all requests.
             lengths: tokens of each request.
-            groups: the rows of each group.
+            groups: the rows of each group; where groups can't have their own, all share one.
 
         Returns:
             none for stock.
         """
-        parts = [
-            ([[of_layer[row] for row in group] for of_layer in caches], [lengths[r] for r in group])
-            for group in groups
-        ]
-        known = [self._arena_of(*part) for part in parts]
+        parts = [(caches, lengths)]
+        if len(groups) > 1:
+            parts = [
+                ([[each[row] for row in group] for each in caches], [lengths[row] for row in group])
+                for group in groups
+            ]
+        arenas = [self._arena_of(*part) for part in parts]
         can_hold = [
-            [self._can_hold(each, its_lengths) for each in its_caches]
-            for (its_caches, its_lengths), arena in zip(parts, known, strict=True)
+            [self._can_hold(each, part[1]) for each in part[0]]
             if arena is None
+            else [layer is not None for layer in arena.layers]
+            for part, arena in zip(parts, arenas, strict=True)
         ]
-        can_hold += [[layer is not None for layer in arena.layers] for arena in known if arena]
-        needed = [max(its_lengths) + 1 for _, its_lengths in parts]
+        needed = [max(of_part) + 1 for _, of_part in parts]
         most = [self.most(*part) for part in parts]
         fits = all(need <= limit for need, limit in zip(needed, most, strict=True))
         if not fits or not any(can_hold[0]) or any(each != can_hold[0] for each in can_hold):
-            arena = self.arena_for(caches, lengths)
-            return [] if arena is None else [arena]
-        is_expected = None in known and self.is_expected(caches, lengths)
-        if None in known and not is_expected and not self._has_lasting_rows(caches):
-            self._part(caches)
+            if len(groups) > 1:
+                return self.arenas_for(caches, lengths, [range(len(lengths))])
+            self.leave(caches)
+            COUNTS["stock steps"] += 1
             return []
-        arenas = []
-        for part, arena, need, limit in zip(parts, known, needed, most, strict=True):
+        is_expected = None in arenas and self.is_expected(caches, lengths)
+        if None in arenas and not is_expected and not self._has_lasting_rows(caches):
+            if self._moves.set_apart(caches):
+                COUNTS["partings"] += 1
+            COUNTS["stock steps"] += 1
+            return []
+        serving = []
+        for part, arena, need, limit in zip(parts, arenas, needed, most, strict=True):
             if arena is None:
                 arena = self.build(*part)
                 arena.lasts = is_expected
             else:
                 arena.lasts = True
-                self._grow(arena, need, limit)
-            arenas.append(arena)
-        return arenas
-
-    def _grow(self, arena: Arena, needed: int, most: int) -> None:
-        """Give each row room for `needed` tokens, and some more if possible up to `most`."""
-        if needed > arena.capacity:
-            self._moves.grow(arena, capacity_for(needed, most))
-            COUNTS["growths"] += 1
-
-    def _part(self, caches: Caches) -> None:
-        """Give each row that shares a buffer its own, for a step that stock serves."""
-        if self._moves.set_apart(caches):
-            COUNTS["partings"] += 1
-        COUNTS["stock steps"] += 1
+                if need > arena.capacity:
+                    self._moves.grow(arena, capacity_for(need, limit))
+                    COUNTS["growths"] += 1
+            serving.append(arena)
+        return serving
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
         """An arena of these caches; stock serves layers whose caches can't share a buffer."""

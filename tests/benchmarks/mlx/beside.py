@@ -14,8 +14,9 @@ the same model and the same prompts, and sends each boot the same loads from 1, 
 A client of its own streams ``/v1/completions``, which all three have. It prints one line of JSON
 for each load of each boot, then a table: of each boot tokens per second, the first token's median
 and the processor's time for a token, which other work on a machine changes least; and what the
-patched server said of its patches. With ``--here`` it takes this interpreter, on
-a Mac for example; ``--model`` serves a model of your own in place of one with random weights, and
+patched server said of its patches. MLX for CUDA compiles kernels at first use: ``--warm`` sends
+each load once before, with other prompts. With ``--here`` it takes this interpreter, on a Mac for
+example; ``--model`` serves a model of your own in place of one with random weights, and
 ``--seconds`` begins no further turn that would not end in time. `results/mlx.md` says what was
 measured.
 """
@@ -41,6 +42,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,7 @@ def main() -> int:
     parser.add_argument("--said", type=int, default=3, help="turns of a conversation")
     parser.add_argument("--loads", default="unique,shared,turns")
     parser.add_argument("--slots", type=int, default=16_384, help="of sglang's pool, in tokens")
+    parser.add_argument("--warm", action="store_true", help="send each load once before")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all of it")
     parser.add_argument("--keep", type=Path, help="keep model and logs here")
     given = parser.parse_args()
@@ -129,8 +132,11 @@ def _boot(
     """Each load's figures of one boot."""
     with _server(python, side, model, given, log) as (port, group):
         _load(port, "unique", 2, 1, given, seed="warm up")
-        for load in given.loads.split(","):
-            for clients in map(int, given.clients.split(",")):
+        loads, numbers = given.loads.split(","), list(map(int, given.clients.split(",")))
+        for load, clients in product(loads, numbers) if given.warm else ():
+            _load(port, load, clients, 1, given, seed=f"warm up {load}{clients}")
+        for load in loads:
+            for clients in numbers:
                 before = _processor_s(group)
                 told = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
                 spent = 1e3 * (_processor_s(group) - before) / max(told["tokens"], 1)

@@ -8,9 +8,10 @@ runs in the environment that the tests use, which the first use makes. Each load
 prefilled and decoded, in stock's runner, in the patched one and in mlx-lm's own batches, on a small
 model (8 layers, 2 KV heads of 32, float32). It prints one line of JSON for each load and side: what
 is in use beside the weights, how much of it is the pool of the radix cache, and what the requests'
-tokens themselves take; and the processor's time for one of the steps that follow, with its
-quartiles. ``--unread`` leaves stock's pool as it is before the first prefix hit, where
-MLX has not evaluated it. `results/mlx.md` says what was measured.
+tokens themselves take; and the time of one of the steps that follow, the processor's and the
+clock's, with quartiles. ``--shape 0.6b`` takes Qwen3-0.6B's sizes, for a GPU. ``--unread`` leaves
+stock's pool as it is before the first prefix hit, where MLX has not evaluated it. `results/mlx.md`
+says what was measured.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ _SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-_BYTES_PER_TOKEN = 2 * 8 * 2 * 32 * 4
 _STEPS = 6
 _TIMED = 24
 _LOADS = {
@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--loads", default=":".join(_LOADS), help="with colons between")
     parser.add_argument("--slots", type=int, default=32_768, help="of the pool, in tokens")
     parser.add_argument("--unread", action="store_true")
+    parser.add_argument("--shape", default="", help="a model of `bench mlx`, in bfloat16")
     given = parser.parse_args()
     return run(__file__, given.release, lambda: _measure(given))
 
@@ -68,13 +69,18 @@ def _measure(given: argparse.Namespace) -> None:
 
     standalone.lend()
     import sglang_perf_patches
+    from sglang_perf_patches.bench.mlx_models import MODELS
     from sglang_perf_patches.proof.mlx import models
 
+    sizes = MODELS[given.shape] if given.shape else _SIZES
+    dtype = "bfloat16" if given.shape else "float32"
+    per_token = 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"]
+    per_token *= 2 if given.shape else 4
     for side in given.sides.split(":"):
         if side != "mlx-lm":
             sglang_perf_patches.activate(side)
         for load in given.loads.split(":"):
-            with models.model("qwen3", "float32", **_SIZES) as made:
+            with models.model("qwen3", dtype, **sizes) as made:
                 mx.eval(made.model.parameters())
                 gc.collect()
                 before = mx.get_active_memory()
@@ -89,10 +95,14 @@ def _measure(given: argparse.Namespace) -> None:
                     "load": load,
                     "in use MB": round((tokens - before) / 1e6, 1),
                     "of it the pool MB": round(pool / 1e6, 1),
-                    "physical MB": round(sum(lengths) * _BYTES_PER_TOKEN / 1e6, 1),
-                    "step, processor ms": [
-                        round(1e3 * each, 1) for each in statistics.quantiles(steps, n=4)
-                    ],
+                    "physical MB": round(sum(lengths) * per_token / 1e6, 1),
+                } | {
+                    f"step, {clock} ms": [
+                        round(1e3 * each, 1) for each in statistics.quantiles(times, n=4)
+                    ]
+                    for clock, times in zip(
+                        ("processor", "wall"), zip(*steps, strict=True), strict=True
+                    )
                 }
                 print(json.dumps(told), flush=True)
         if side != "mlx-lm":
@@ -102,10 +112,10 @@ def _measure(given: argparse.Namespace) -> None:
 
 def _by_runner(
     made: Any, lengths: list[int], slots: int, *, is_read: bool
-) -> tuple[int, int, list[float]]:
+) -> tuple[int, int, list[tuple[float, float]]]:
     """After a few decode steps of all requests: bytes of the pool's buffers, what is in use.
 
-    Then the seconds of the processor for each of some steps.
+    Then the seconds of each of some steps, the processor's and the clock's.
     """
     from sglang_perf_patches.proof.mlx import rig
 
@@ -121,7 +131,7 @@ def _by_runner(
     return pool, used, [_seconds(partial(player.decode, names)) for _ in range(_TIMED)]
 
 
-def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int, list[float]]:
+def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int, list[tuple[float, float]]]:
     """The same of mlx-lm's batch, which has no pool."""
     from random import Random
 
@@ -130,7 +140,7 @@ def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int, list[float]]:
     chance = Random(1)
     generator = BatchGenerator(made.model, max_tokens=1000)
     generator.insert(
-        [[chance.randrange(_SIZES["vocab_size"]) for _ in range(length)] for length in lengths]
+        [[chance.randrange(made.vocabulary) for _ in range(length)] for length in lengths]
     )
     decoded: dict[int, int] = {}
     while len(decoded) < len(lengths) or min(decoded.values()) < _STEPS:
@@ -142,14 +152,14 @@ def _by_mlx_lm(made: Any, lengths: list[int]) -> tuple[int, int, list[float]]:
     return 0, used, steps
 
 
-def _seconds(step: Callable[[], object]) -> float:
-    """The processor's, for a step and what it has queued."""
+def _seconds(step: Callable[[], object]) -> tuple[float, float]:
+    """The processor's and the clock's, for a step and what it has queued."""
     import mlx.core as mx
 
-    began = time.process_time()
+    used, began = time.process_time(), time.perf_counter()
     step()
     mx.synchronize()
-    return time.process_time() - began
+    return time.process_time() - used, time.perf_counter() - began
 
 
 def _in_use() -> int:

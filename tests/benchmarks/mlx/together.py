@@ -51,6 +51,12 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+_SHAPES["0.6b-whole"] = {
+    # for a GPU, where a layer alone says nothing of the launches of all
+    **_SHAPES["0.6b"],
+    "vocab_size": 151_936,
+    "num_hidden_layers": 28,
+}
 _KINDS = (("float32", False), ("bfloat16", False), ("float16", False), ("bfloat16", True))
 _LENGTHS = {
     "equal": [[16] * 4, [100] * 4, [128] * 8, [257] * 2],

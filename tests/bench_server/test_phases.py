@@ -74,7 +74,8 @@ def test_any_settings_are_compared_with_the_first(bench: Bench, port: int, tmp_p
     named = [[side["name"] for side in found["sides"]] for found in (with_b, with_c, with_d)]
     assert named == [["a", "b"], ["a", "c"], ["a", "d"]]
     assert with_b["changes"]["TTFT"]["word"] == "more"
-    assert with_b["conclusion"].startswith("Worse with b than with a: TTFT")
+    # Boots take the time that they take, and may differ too.
+    assert "Worse with b than with a: TTFT" in with_b["conclusion"]
     assert with_c["changes"]["TTFT"]["word"] == "same"
     assert with_d["changes"]["TTFT"]["word"] == "less"
     assert [found["live"] != [] for found in (with_b, with_c, with_d)] == [False, False, True]

@@ -3,8 +3,9 @@
 usage: python long_run.py OUT --trees FOLDER [--episodes 1000] [--processes N] [--seconds S]
     [--seed 1] [--releases A,B,…] [--batch 250]
 
-FOLDER holds the releases (FOLDER/VERSION/sglang). Half of each release's episodes are played with
-the exact patches, half with all of them. Each batch has a seed of its own, so the same arguments
+FOLDER holds the releases (FOLDER/VERSION/sglang). A decode worker of each release plays so many
+episodes with the exact patches, and so many with them and each policy; a full prefix cache plays as
+many with swa.eviction-heap, beside stock's. Each batch has a seed of its own, so the same arguments
 play the same episodes again. The script uses no GPU; whatever sglang imports on a CPU must be on
 this interpreter's path.
 
@@ -25,17 +26,27 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 _TESTS = Path(__file__).resolve().parents[2] / "swa"
 _SOURCE = _TESTS.parents[1] / "src"
 _HARNESS = _TESTS.parent / "harness"
 sys.path[:0] = [str(_TESTS), str(_HARNESS), str(_SOURCE)]
 
-from groups import ALL, EXACT, GROUPS  # noqa: E402
+from groups import EXACT, GROUPS, POLICIES  # noqa: E402
 
-Part = tuple[str, str, list[int]]
-"""A release, a selection, and the seed of each batch: what one process plays."""
+from matrix import applying  # noqa: E402
+
+HEAP = "swa.eviction-heap"
+
+
+class Part(NamedTuple):
+    """What one process plays of a release: what is proven, the selection, the job of a batch."""
+
+    release: str
+    played: str
+    selection: str
+    job: str
 
 
 def main() -> int:
@@ -51,38 +62,41 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=250)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    run = _Run(given.out, given.trees, given.batch, time.monotonic() + given.seconds)
-    parts = _parts(given.releases.split(","), given.episodes, given.batch, given.seed)
+    seeds = [given.seed * 1000 + number for number in range(-(-given.episodes // given.batch))]
+    run = _Run(given.out, given.trees, given.batch, seeds, time.monotonic() + given.seconds)
+    parts = _parts(given.releases.split(","))
     with ThreadPoolExecutor(given.processes) as pool:
         list(pool.map(run.play, parts))
-    return run.summarise(given.episodes)
+    return run.summarise(parts)
 
 
-def _parts(releases: list[str], episodes: int, batch: int, seed: int) -> list[Part]:
-    each = -(-episodes // (2 * batch))
-    return [
-        (release, selection, [seed * 1000 + number for number in range(each)])
+def _parts(releases: list[str]) -> list[Part]:
+    selections = {"exact": EXACT} | {policy: f"{EXACT},{policy}" for policy in POLICIES}
+    workers = [
+        Part(release, played, selection, "play")
+        for played, selection in selections.items()
         for release in releases
-        for selection in (EXACT, ALL)
     ]
+    caches = [release for release in releases if HEAP in applying("swa", release)]
+    return [*(Part(release, HEAP, "none", "full_caches") for release in caches), *workers]
 
 
 class _Run:
-    def __init__(self, out: Path, trees: Path, batch: int, until: float) -> None:
-        self._out, self._trees, self._batch, self._until = out, trees, batch, until
+    def __init__(self, out: Path, trees: Path, batch: int, seeds: list[int], until: float) -> None:
+        self._out, self._trees, self._until = out, trees, until
+        self._batch, self._seeds = batch, seeds
         self._lock = Lock()
         self._found: list[dict[str, Any]] = []
         (out / "batches.jsonl").write_text("")
 
     def play(self, part: Part) -> None:
         """Play one part in a process of its own, and write a line when a batch is over."""
-        release, selection, seeds = part
         left = self._until - time.monotonic()
         if left < 10:
             return
-        jobs: list[tuple[str, dict[str, Any]]] = [("select", {"text": selection})]
-        jobs += [("play", {"episodes": self._batch, "seed": seed}) for seed in seeds]
-        path = [self._trees / release, _SOURCE, _HARNESS, os.environ.get("PYTHONPATH", "")]
+        jobs: list[tuple[str, dict[str, Any]]] = [("select", {"text": part.selection})]
+        jobs += [(part.job, {"episodes": self._batch, "seed": seed}) for seed in self._seeds]
+        path = [self._trees / part.release, _SOURCE, _HARNESS, os.environ.get("PYTHONPATH", "")]
         with subprocess.Popen(
             [
                 *("timeout", str(int(left)), sys.executable),
@@ -112,29 +126,29 @@ class _Run:
                 line = json.loads(text)
                 job = jobs[answers]
                 answers += 1
-                if "error" in line or job[0] == "play":
-                    seed = job[1].get("seed")
-                    label = {"release": release, "selection": selection, "seed": seed}
-                    self._write(label | line)
+                if isinstance(line.get("value"), int):
+                    line["value"] = {"evicted": line["value"], "episodes": self._batch}
+                if "error" in line or job[0] == part.job:
+                    self._write(part, line | {"seed": job[1].get("seed")})
         if answers < len(jobs) and self._until > time.monotonic() + 10:
             said = "".join(told)[-2000:]
-            self._write({"release": release, "selection": selection, "error": f"ended:\n{said}"})
+            self._write(part, {"error": f"ended:\n{said}"})
 
-    def summarise(self, episodes: int) -> int:
-        """Sum up by release; 0 if each has as many episodes as wanted and nothing broke."""
-        sums: dict[str, Counter[str]] = {}
+    def summarise(self, parts: list[Part]) -> int:
+        """Sum up each part; 0 if all have as many episodes as wanted and nothing broke."""
+        sums = {f"{part.release} {part.played}": Counter[str]() for part in parts}
         for line in self._found:
-            sums.setdefault(line["release"], Counter()).update(line.get("value") or {"failures": 1})
+            sums[f"{line['release']} {line['played']}"].update(line.get("value") or {})
         failures = [line for line in self._found if "error" in line]
-        complete = bool(sums) and all(
-            sum[count] >= episodes for sum in sums.values() for count in sum if "episodes" in count
-        )
-        summary = {"complete": complete, "releases": sums, "failures": failures}
+        wanted = self._batch * len(self._seeds)
+        complete = all(counts["episodes"] >= wanted for counts in sums.values())
+        summary = {"complete": complete, "played": sums, "failures": failures}
         (self._out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         print(json.dumps(summary, indent=1), flush=True)
         return 0 if complete and not failures else 1
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, part: Part, told: dict[str, Any]) -> None:
+        line = {"release": part.release, "played": part.played} | told
         with self._lock, (self._out / "batches.jsonl").open("a") as file:
             self._found.append(line)
             print(json.dumps(line), file=file, flush=True)

@@ -73,8 +73,8 @@ def proved() -> Proved:
         # MLX needs stand-ins of another kind.
         beginning = "mlx" if any(patch.startswith("mlx.") for patch in patches) else "lent"
         lines = released.answers(released.tree(release, beginning=beginning), _SCRIPT, *patches)
-        found = {line["patch"]: line for line in lines}
-        assert set(found) == set(patches)
-        return found
+        by_patch = {line["patch"]: line for line in lines}
+        assert set(by_patch) == set(patches)
+        return by_patch
 
     return run

@@ -80,5 +80,5 @@ def until(process: subprocess.Popen[str], words: str) -> str:
 
 def data_of(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
     """The JSON that it printed."""
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    data: dict[str, object] = json.loads(done.stdout)
+    return data

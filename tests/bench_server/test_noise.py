@@ -20,10 +20,10 @@ _DISTRIBUTIONS: dict[str, Callable[[random.Random], float]] = {
 
 
 def test_a_clear_gain_in_three_turns_is_beyond_the_noise() -> None:
-    found = change([100, 104, 102], [70, 72, 69])
-    assert found.word == "less"
-    assert found.ratio == pytest.approx(0.692, abs=1e-3)
-    assert (found.low, found.high) == (pytest.approx(69 / 102), pytest.approx(0.7))
+    gain = change([100, 104, 102], [70, 72, 69])
+    assert gain.word == "less"
+    assert gain.ratio == pytest.approx(0.692, abs=1e-3)
+    assert (gain.low, gain.high) == (pytest.approx(69 / 102), pytest.approx(0.7))
 
 
 def test_a_clear_loss_is_told_as_plainly() -> None:
@@ -92,7 +92,7 @@ def test_a_gain_of_many_spreads_is_found(turns: int) -> None:
         )
         for _ in range(500)
     ]
-    assert sum(found.word == "less" for found in sides) > 495
+    assert sum(compared.word == "less" for compared in sides) > 495
 
 
 def test_the_exact_test_has_the_known_values() -> None:

@@ -42,16 +42,16 @@ def test_a_port_is_taken_from_the_command_or_found() -> None:
     named = command.read([*LAUNCH, "--port=31000", "--host", "::1", "--api-key=k"])
     assert (named.url, named.api_key) == ("http://[::1]:31000", "k")
     assert command.read([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
-    found = command.read(LAUNCH)
-    assert found.command == (*LAUNCH, "--port", str(found.port))
-    assert 20_000 <= found.port < 30_000
+    server = command.read(LAUNCH)
+    assert server.command == (*LAUNCH, "--port", str(server.port))
+    assert 20_000 <= server.port < 30_000
 
 
 def test_a_script_must_say_where_its_server_answers() -> None:
     with pytest.raises(UsageError, match=r"where will `sh start\.sh` answer"):
         command.read(["sh", "start.sh"])
-    found = command.read(["sh", "start.sh"], "http://localhost:8000/")
-    assert (found.command, found.url) == (("sh", "start.sh"), "http://localhost:8000")
+    server = command.read(["sh", "start.sh"], "http://localhost:8000/")
+    assert (server.command, server.url) == (("sh", "start.sh"), "http://localhost:8000")
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_flags_do_not_go_to_the_end_of_a_script() -> None:
 
 def test_described_sides_are_named_everywhere() -> None:
     a, b = sides.described([None, "--kv 'fp8'", None, None], "none", LAUNCH)
-    found = made(sides=(a, b), live=[])
-    assert outcome.conclusion(found).startswith("Better with b than with a: TPOT 30 % less")
-    text = to_text(found)
+    described = made(sides=(a, b), live=[])
+    assert outcome.conclusion(described).startswith("Better with b than with a: TPOT 30 % less")
+    text = to_text(described)
     assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --kv fp8" in text
     assert re.search(r"^figure +unit +a +b +b is", text, re.MULTILINE)
-    page = server_page.to_html(found, replace(found, sides=(a, replace(b, name="c"))))
+    page = server_page.to_html(described, replace(described, sides=(a, replace(b, name="c"))))
     assert "<td data-label='side'>b</td>" in page
     assert "Better with c than with a" in page
-    data = json.loads(outcome.to_json(found, found))
+    data = json.loads(outcome.to_json(described, described))
     assert [side["name"] for side in data["sides"]] == ["a", "b"]
     assert data["more"][0]["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --kv fp8"
 
@@ -185,7 +185,7 @@ def made(**more: Any) -> Outcome:
         }
         for turn in range(3)
     ]
-    found = Outcome(
+    outcome = Outcome(
         sglang="0.5.23 at /x",
         machine={"processor": "one"},
         model="tiny",
@@ -200,7 +200,7 @@ def made(**more: Any) -> Outcome:
         failed={},
         boots=boots,
     )
-    return replace(found, **more)
+    return replace(outcome, **more)
 
 
 def test_the_conclusion_names_what_is_beyond_the_noise() -> None:
@@ -419,10 +419,10 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("there is no /proc to compare with")
     try:
-        by_ps = {found.pid: found for found in procfs.table_of_ps()}
+        by_ps = {process.pid: process for process in procfs.table_of_ps()}
     except FileNotFoundError:
         pytest.skip("there is no ps")
-    ours = {found.pid: found for found in procfs.table_of_proc()}[os.getpid()]
+    ours = {process.pid: process for process in procfs.table_of_proc()}[os.getpid()]
     theirs = by_ps[os.getpid()]
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born

@@ -71,14 +71,20 @@ def test_any_settings_are_compared_with_the_first(bench: Bench, port: int, tmp_p
     assert done.returncode == 0, done.stderr
     data: Any = data_of(done)
     with_b, with_c, with_d = data, *data["more"]
-    named = [[side["name"] for side in found["sides"]] for found in (with_b, with_c, with_d)]
+    named = [
+        [side["name"] for side in comparison["sides"]] for comparison in (with_b, with_c, with_d)
+    ]
     assert named == [["a", "b"], ["a", "c"], ["a", "d"]]
     assert with_b["changes"]["TTFT"]["word"] == "more"
     # Boots take the time that they take, and may differ too.
     assert "Worse with b than with a: TTFT" in with_b["conclusion"]
     assert with_c["changes"]["TTFT"]["word"] == "same"
     assert with_d["changes"]["TTFT"]["word"] == "less"
-    assert [found["live"] != [] for found in (with_b, with_c, with_d)] == [False, False, True]
+    assert [comparison["live"] != [] for comparison in (with_b, with_c, with_d)] == [
+        False,
+        False,
+        True,
+    ]
     order = re.findall(r"turn (\d) of 2, (\w): boot", done.stderr)
     assert ["".join(pair) for pair in order] == ["1d", "1c", "1b", "1a", "2a", "2b", "2c", "2d"]
     assert "Better with d than with a" in page.read_text(encoding="utf-8")

@@ -126,11 +126,11 @@ def unfounded(gains: Sequence[Gain], known: Mapping[tuple[str, str], quotes.Row]
     """Rows that their source lacks, figures that the rows lack, and patches they are not of."""
     wrong = []
     for gain in gains:
-        found = [known[gain.source, one] for one in gain.rows if (gain.source, one) in known]
+        rows = [known[gain.source, one] for one in gain.rows if (gain.source, one) in known]
         wrong += [
             f"{gain.source} has no {id}" for id in gain.rows if (gain.source, id) not in known
         ]
-        there = [number for row in found for number in quotes.numbers(row.text)]
+        there = [number for row in rows for number in quotes.numbers(row.text)]
         wrong += [
             f"{gain.setup}: {number} is in none of {', '.join(gain.rows)}"
             for number in quotes.numbers(f"{gain.stock} {gain.patched}")
@@ -139,7 +139,7 @@ def unfounded(gains: Sequence[Gain], known: Mapping[tuple[str, str], quotes.Row]
         wrong += [
             f"{gain.setup}: {patch_id} is not measured there"
             for patch_id in gain.patches
-            if not any(patch_id in row.section.on for row in found)
+            if not any(patch_id in row.section.on for row in rows)
         ]
     return wrong
 
@@ -261,8 +261,8 @@ def _ratio(gain: Gain) -> str:
 
 
 def _mean(figures: str) -> float:
-    found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", figures)
-    return statistics.mean(float(each.replace(",", "")) for each in found)
+    numbers = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", figures)
+    return statistics.mean(float(each.replace(",", "")) for each in numbers)
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:

@@ -44,9 +44,9 @@ def step(folder: Path, module: str = MODULE, sizes: str = SIZES) -> source.Defin
     (folder / "__init__.py").touch()
     (folder / "srt" / "m.py").write_text(module)
     (folder / "srt" / "sizes.py").write_text(sizes)
-    found = source.Tree(folder).definition(STEP)
-    assert found
-    return found
+    definition = source.Tree(folder).definition(STEP)
+    assert definition
+    return definition
 
 
 CHANGES = {
@@ -83,14 +83,14 @@ def test_what_is_around_a_definition_is_part_of_it(tmp_path: Path, change: str) 
     before, after, part = CHANGES[change]
     assert MODULE.count(before) == 1
     known = step(tmp_path / "known").digest
-    found = step(tmp_path / "found", MODULE.replace(before, after)).digest
-    assert differing(known, found) == part
+    digest = step(tmp_path / "found", MODULE.replace(before, after)).digest
+    assert differing(known, digest) == part
 
 
 def test_a_value_of_another_file_too(tmp_path: Path) -> None:
     known = step(tmp_path / "known")
-    found = step(tmp_path / "found", sizes=SIZES.replace("64", "32"))
-    assert differing(known.digest, found.digest) == "a value that it reads from another file"
+    changed = step(tmp_path / "found", sizes=SIZES.replace("64", "32"))
+    assert differing(known.digest, changed.digest) == "a value that it reads from another file"
     assert known.values["sglang.srt.sizes:SIZE"] == known.values["sglang.srt.m:SIZE"] == "64"
 
 

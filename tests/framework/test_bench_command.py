@@ -248,7 +248,7 @@ def test_stock_excuses_other_logits_only_where_its_own_differ(
     def logits(digests: str) -> mlx.Logits:
         return list(zip(("the prefill of r0", "step 1", "step 2"), digests, strict=True))
 
-    found = mlx.judge_logits(
+    judged = mlx.judge_logits(
         logits("abc"), logits(patched), lambda: logits(stock_again), lambda: logits(patched_again)
     )
-    assert found == (said, equal)
+    assert judged == (said, equal)

@@ -68,15 +68,15 @@ def read(root: Path, reference: str = REFERENCE) -> source.Definition | None:
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are parsed from now on."""
-    found: list[Path] = []
+    paths: list[Path] = []
     first = parsing.Module.__init__
 
     def count(self: parsing.Module, path: Path) -> None:
-        found.append(path)
+        paths.append(path)
         first(self, path)
 
     monkeypatch.setattr(parsing.Module, "__init__", count)
-    return found
+    return paths
 
 
 def test_what_was_read_is_the_same_from_the_cache_and_not_parsed_again(

@@ -451,7 +451,7 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     assert said == "sglang-perf-patches: sglang is not installed for this Python"
     assert "--sglang-version" in hint
     assert done.returncode == 2
-    patches = [patch.id for found in sets.load() for patch in found.patches]
+    patches = [patch.id for patch_set in sets.load() for patch in patch_set.patches]
     shown = [line.split()[0] for line in done.stdout.splitlines()[3:]]
     assert done.stdout.startswith(f"{len(patches)} patches")
     assert shown == patches

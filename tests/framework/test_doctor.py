@@ -49,7 +49,7 @@ def doctor(
 
 
 def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    return {found["id"]: found["change"] for found in json.loads(done.stdout)["patches"]}
+    return {patch["id"]: patch["change"] for patch in json.loads(done.stdout)["patches"]}
 
 
 def change(tree: Path, file: str, before: str, after: str) -> None:
@@ -98,13 +98,13 @@ def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other:
         "    SGLANG_ENABLE_METADATA_GLUE_GRAPH = EnvBool(True)\n"
     )
     data = json.loads(doctor(throwaway, "--sglang-path", str(other), "--json").stdout)
-    (found,) = data["stock_switches"]
-    assert found["name"] == "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1"
-    assert found["gains"]
-    assert found["costs"]
+    (switch,) = data["stock_switches"]
+    assert switch["name"] == "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1"
+    assert switch["gains"]
+    assert switch["costs"]
     told = doctor(throwaway, "--sglang-path", str(other)).stdout
-    assert found["measure"].startswith("sglang-perf-patches bench server --b ")
-    said = f"{found['measure']} gains: {found['gains']}; costs: {found['costs']}"
+    assert switch["measure"].startswith("sglang-perf-patches bench server --b ")
+    said = f"{switch['measure']} gains: {switch['gains']}; costs: {switch['costs']}"
     assert said in " ".join(told.split())
     assert max(map(len, told.partition("Stock's own")[2].splitlines())) <= 100
     alone = doctor(throwaway, "--json")
@@ -128,8 +128,8 @@ SWITCHES = {
 @pytest.mark.parametrize("release", ["0.5.13", "0.5.17", "0.5.23"])
 def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
     known = releases.KNOWN
-    found = {each.name for each in stock_switches.of(source.at(downloads.tree(release)))}
-    assert found == {
+    names = {each.name for each in stock_switches.of(source.at(downloads.tree(release)))}
+    assert names == {
         name for name, first in SWITCHES.items() if known.index(first) <= known.index(release)
     }
 
@@ -205,9 +205,9 @@ def declared(tree: source.Tree) -> PatchSet:
     texts = {name: name for name in ("summary",)}
     variant = Variant(releases=("1.0",), install="none:none", targets=references)
     known = {
-        reference: {found.digest: ("1.0",)}
+        reference: {definition.digest: ("1.0",)}
         for reference in references
-        if (found := tree.definition(reference))
+        if (definition := tree.definition(reference))
     }
     return PatchSet("one", "one", (Patch(id="one.step", variants=(variant,), **texts),), known)
 
@@ -278,7 +278,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert (data["from"], data["to"]["version"], data["lost"]) == (None, "2.0", [])
-    assert {found["to"] for found in data["patches"]} == {"applies"}
+    assert {patch["to"] for patch in data["patches"]} == {"applies"}
     change(other, "a.py", "return x + 1", "return 1 + x")
     # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
@@ -333,16 +333,16 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     code, text = health(throwaway)
     lines = text.splitlines()
     assert (code, lines[0]) == (0, "all is well")
-    found = checks(throwaway)
-    assert {name: word for name, (word, _) in found.items()} == {
+    by_check = checks(throwaway)
+    assert {name: word for name, (word, _) in by_check.items()} == {
         "installed": "ok",
         "loaded": "ok",
         "chosen": "ok",
         "live": "-",
         "has run": "-",
     }
-    assert "beside sglang 1.0" in found["installed"][1]
-    assert found["chosen"][1] == "1 ready, 0 refused, 1 off; of all"
+    assert "beside sglang 1.0" in by_check["installed"][1]
+    assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off; of all"
 
 
 @pytest.mark.parametrize(
@@ -398,9 +398,9 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == "up\n"
-        found = checks(throwaway)
-        assert found["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
-        assert found["has run"][0] == "-"  # it is no server, so nobody waits for it
+        by_check = checks(throwaway)
+        assert by_check["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
+        assert by_check["has run"][0] == "-"  # it is no server, so nobody waits for it
         process.stdin.write("\n")
         process.stdin.flush()
         process.stdout.readline()

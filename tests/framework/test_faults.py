@@ -606,7 +606,7 @@ def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> Non
     assert done.returncode == 0, done.stderr
     for tree, words in json.loads(done.stdout)["words"].items():
         judged = verdict.judge_each(sets.load(), source.Tree(source.find(tree)))
-        assert words == {found.patch.id: [found.word, found.reason] for found in judged}
+        assert words == {one.patch.id: [one.word, one.reason] for one in judged}
 
 
 # -- a tree with a file missing --------------------------------------------------------------------
@@ -632,8 +632,8 @@ def test_a_tree_of_0_5_9_with_one_file_missing(tmp_path: Path, throwaway: Throwa
     def needs(judged: verdict.Verdict) -> tuple[str, ...]:
         assert judged.variant
         required = (needs(before[id]) for id in judged.patch.requires if before[id].variant)
-        found = (judged.definitions or {}).values()
-        constants = tuple(name for each in found for name in each.imports)
+        definitions = (judged.definitions or {}).values()
+        constants = tuple(name for each in definitions for name in each.imports)
         return sum(required, judged.variant.targets + judged.variant.depends + constants)
 
     lost = 0

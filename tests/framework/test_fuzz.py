@@ -58,20 +58,20 @@ def chosen(text: str) -> Selection | None:
 @PATIENT
 @given(selections)
 def test_a_selection_is_understood_or_refused(text: str) -> None:
-    found = chosen(text)
-    if found is None:
+    selection = chosen(text)
+    if selection is None:
         return
-    assert list(found.ids) == [id for id in PATCHES if id in found.ids]
-    assert found.in_full <= found.by_name <= set(found.ids)
-    for id in found.ids:
-        assert set(PATCHES[id].requires) <= set(found.ids)
+    assert list(selection.ids) == [id for id in PATCHES if id in selection.ids]
+    assert selection.in_full <= selection.by_name <= set(selection.ids)
+    for id in selection.ids:
+        assert set(PATCHES[id].requires) <= set(selection.ids)
         if not PATCHES[id].is_default:
-            assert id in found.by_name
-    assert not (is_off(text) and found.ids)
-    if found.ids:
-        named = chosen(",".join(found.ids))
+            assert id in selection.by_name
+    assert not (is_off(text) and selection.ids)
+    if selection.ids:
+        named = chosen(",".join(selection.ids))
         assert named
-        assert (named.ids, named.in_full) == (found.ids, set(found.ids))
+        assert (named.ids, named.in_full) == (selection.ids, set(selection.ids))
 
 
 @PATIENT
@@ -118,9 +118,9 @@ def test_the_command_takes_any_selection(text: str) -> None:
         (Path(folder) / "srt").mkdir()
         (Path(folder) / "__init__.py").touch()
         code, said = listed(Path(folder), SGLANG_PERF_PATCHES=text)
-    found = chosen(text)
+    selection = chosen(text)
     # In an empty tree everything is absent, which fails what was named in full.
-    assert code == (2 if found is None else 1 if found.in_full else 0)
+    assert code == (2 if selection is None else 1 if selection.in_full else 0)
     assert bool(said) == (code == 2)
 
 
@@ -237,9 +237,9 @@ def throwaway_set() -> PatchSet:
 def applying(text: str | bytes) -> set[str]:
     """The names whose patches apply to a module of this text."""
     with tempfile.TemporaryDirectory() as folder:
-        found = verdict.judge_each([throwaway_set()], write(Path(folder), text))
-    assert all(judged.reason for judged in found)
-    return {judged.patch.id.partition(".")[2] for judged in found if judged.word == "applies"}
+        verdicts = verdict.judge_each([throwaway_set()], write(Path(folder), text))
+    assert all(judged.reason for judged in verdicts)
+    return {judged.patch.id.partition(".")[2] for judged in verdicts if judged.word == "applies"}
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
@@ -302,7 +302,7 @@ def meaning(text: str | bytes, qualname: str) -> list[str] | None:
     except (SyntaxError, ValueError):
         return None
     for name in qualname.split("."):
-        nodes = [found for node in nodes for found in _named(node, name)]
+        nodes = [definition for node in nodes for definition in _named(node, name)]
     for node in nodes:
         for part in ast.walk(node):
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
@@ -345,10 +345,10 @@ def test_a_line_ends_only_where_python_ends_it() -> None:
             digests = []
             for tree in (one, two):
                 try:
-                    found = tree.definition("sglang.srt.m:cached")
+                    definition = tree.definition("sglang.srt.m:cached")
                 except source.TreeError:
-                    found = None
-                digests.append(found.digest if found else None)
+                    definition = None
+                digests.append(definition.digest if definition else None)
         assert digests[0] != digests[1]
 
 
@@ -373,11 +373,11 @@ def test_a_file_that_is_none(tmp_path: Path, what: str) -> None:
         path.symlink_to(path)
     elif what == "unreadable":
         with mock.patch.object(Path, "is_file", side_effect=PermissionError(13, "denied")):
-            found = verdict.judge_each([throwaway_set()], tree)
-        assert {judged.word for judged in found} == {"refused"}
+            verdicts = verdict.judge_each([throwaway_set()], tree)
+        assert {judged.word for judged in verdicts} == {"refused"}
         return
-    found = verdict.judge_each([throwaway_set()], tree)
-    assert {judged.word for judged in found} <= {"refused", "absent"}
+    verdicts = verdict.judge_each([throwaway_set()], tree)
+    assert {judged.word for judged in verdicts} <= {"refused", "absent"}
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "\0", "", ".", "/dev/null", "~"])
@@ -427,7 +427,9 @@ def test_a_mangled_release(copy: Path, parsed: source.Tree, data: st.DataObject)
     path.write_bytes(text)
     try:
         tree = source.Tree(copy)
-        tree._modules = {name: found for name, found in parsed._modules.items() if name != module}
+        tree._modules = {
+            name: definitions for name, definitions in parsed._modules.items() if name != module
+        }
         after = verdict.judge_each(sets.load(), tree)
     finally:
         path.write_bytes(whole)

@@ -162,13 +162,13 @@ def test_what_stays_of_a_refusal_and_of_an_error() -> None:
 
 
 def test_why_a_bench_stopped_without_what_the_server_said() -> None:
-    found = published.report(example("meta-llama/secret"))["last_bench"]
-    assert found["stopped"] == {
+    last_bench = published.report(example("meta-llama/secret"))["last_bench"]
+    assert last_bench["stopped"] == {
         "turn": 1,
         "side": "other",
         "reason": "the server ended with 1 while starting",
     }
-    assert found["conclusion"] == "No conclusion."
+    assert last_bench["conclusion"] == "No conclusion."
 
 
 def test_versions_and_machines() -> None:
@@ -250,7 +250,7 @@ def test_the_file_holds_what_is_said_and_nothing_private(
     data = json.loads(text)
     assert data["sglang"] == "1.0"
     assert data["versions"]["python"].startswith("3.")
-    assert [found["verdict"] for found in data["verdicts"]] == ["applies", "applies"]
+    assert [entry["verdict"] for entry in data["verdicts"]] == ["applies", "applies"]
     (process,) = data["processes"]
     assert process["role"] == "other"
     assert process["flags"] == ["--model-path hidden", "--tp 2", "--api-key hidden"]

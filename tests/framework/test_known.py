@@ -30,9 +30,9 @@ def test_spans_are_read_as_they_were_written(names: set[str]) -> None:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(releases)
-    assert found.attempted >= 3
-    assert not found.failed
+    tested = doctest.testmod(releases)
+    assert tested.attempted >= 3
+    assert not tested.failed
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,6 @@ print(json.dumps(found))
 
 
 def test_torch_compiles_a_patched_function_of_a_release() -> None:
-    (found,) = released.answers(released.tree("0.5.10.post1"), "-c", RELEASED)  # type: ignore[arg-type]
-    assert found["stock"] == [1, 2, 4, 7]
-    assert found["patched"] == found["patched again"] == ["live", True, True, True, True]
+    (answer,) = released.answers(released.tree("0.5.10.post1"), "-c", RELEASED)  # type: ignore[arg-type]
+    assert answer["stock"] == [1, 2, 4, 7]
+    assert answer["patched"] == answer["patched again"] == ["live", True, True, True, True]

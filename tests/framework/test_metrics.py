@@ -52,10 +52,10 @@ def test_every_process_is_in_the_metrics(throwaway: Throwaway, tmp_path: Path) -
     )
     launcher, *workers = (int(pid) for pid in done.stdout.splitlines()[0].split()[1:])
     series = {
-        (found[1], found[2], int(found[3])): float(found[4])
+        (match[1], match[2], int(match[3])): float(match[4])
         for line in done.stdout.splitlines()
         if (
-            found := re.match(
+            match := re.match(
                 r'sglang_perf_patches_(live|ran)\{patch="([^"]*)",pid="(\d+)"\} (.*)', line
             )
         )

@@ -52,8 +52,8 @@ def both(throwaway: Throwaway) -> Callable[..., Both]:
         )
         done = throwaway.run(STATES, **variables)
         verdicts = {
-            found["id"]: [found["verdict"], found["reason"]]
-            for found in json.loads(listed.stdout)["patches"]
+            patch["id"]: [patch["verdict"], patch["reason"]]
+            for patch in json.loads(listed.stdout)["patches"]
         }
         return verdicts, json.loads(done.stdout)
 
@@ -84,9 +84,9 @@ def test_a_file_that_python_reads_applies(
     path = throwaway.site / "sglang" / "srt" / "a.py"
     line = f"# -*- coding: {encoding} -*-\n" if not encoding.startswith("utf") else ""
     path.write_bytes((line + path.read_text() + NON_ASCII).encode(encoding))
-    found = both()
-    assert words(found) == ALL_APPLY
-    agree(found)
+    both_words = both()
+    assert words(both_words) == ALL_APPLY
+    agree(both_words)
 
 
 def test_one_file_that_can_not_be_read_leaves_the_other_patches(
@@ -144,10 +144,10 @@ def test_a_tree_without_sources_is_refused_and_never_absent(
     both: Callable[..., Both],
     strip: Callable[[Throwaway], dict[str, str]],
 ) -> None:
-    found = both(**strip(throwaway))
-    assert words(found) == dict.fromkeys(ALL_APPLY, "refused")
-    assert all(reason.startswith("no source: ") for _, reason in found[0].values())
-    agree(found)
+    both_words = both(**strip(throwaway))
+    assert words(both_words) == dict.fromkeys(ALL_APPLY, "refused")
+    assert all(reason.startswith("no source: ") for _, reason in both_words[0].values())
+    agree(both_words)
 
 
 def test_a_folder_of_another_kind_is_still_no_sglang(throwaway: Throwaway, tmp_path: Path) -> None:

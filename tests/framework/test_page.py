@@ -139,8 +139,8 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
 
 
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:
-    found = {path.relative_to(page.FOLDER) for path in page.FOLDER.rglob("*.md")}
-    assert found == {page.path(id).relative_to(page.FOLDER) for id in by_id(sets.load())}
+    pages = {path.relative_to(page.FOLDER) for path in page.FOLDER.rglob("*.md")}
+    assert pages == {page.path(id).relative_to(page.FOLDER) for id in by_id(sets.load())}
 
 
 def test_a_new_page_has_every_section_and_block() -> None:

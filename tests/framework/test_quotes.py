@@ -93,14 +93,14 @@ def test_the_figures_that_list_shows_have_none_of_their_own() -> None:
     ],
 )
 def test_what_no_row_says_is_named(text: str, wrong: list[str]) -> None:
-    found = quotes.unfounded(text.replace("%s", LINK), FILE, KNOWN, "mla.a")
-    assert [any(part in each for each in found) for part in wrong] == [True] * len(wrong)
-    assert bool(found) == bool(wrong)
+    unfounded = quotes.unfounded(text.replace("%s", LINK), FILE, KNOWN, "mla.a")
+    assert [any(part in each for each in unfounded) for part in wrong] == [True] * len(wrong)
+    assert bool(unfounded) == bool(wrong)
 
 
 def test_a_row_of_another_patch_is_named() -> None:
-    found = quotes.unfounded(f"[4.06]({LINK}#r)", FILE, KNOWN, "mla.b")
-    assert found == [f"{FILE}: r was not measured of mla.b"]
+    unfounded = quotes.unfounded(f"[4.06]({LINK}#r)", FILE, KNOWN, "mla.b")
+    assert unfounded == [f"{FILE}: r was not measured of mla.b"]
 
 
 def test_an_id_may_stand_before_a_paragraph_or_a_table() -> None:

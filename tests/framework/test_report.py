@@ -27,9 +27,9 @@ REPORT = Report("0.5.23 at /x", {"system": "Linux"}, (TABLE,), {"mla": "equal"},
 
 
 def test_a_ratio_is_the_median_of_the_pairs_not_the_ratio_of_medians() -> None:
-    found = timing.ratio([1.0, 2.0, 4.0], [0.5, 2.0, 1.0])
-    assert (found.stock, found.patched) == (2.0, 1.0)
-    assert (found.low, found.ratio, found.high) == (0.375, 0.5, 0.75)
+    ratio = timing.ratio([1.0, 2.0, 4.0], [0.5, 2.0, 1.0])
+    assert (ratio.stock, ratio.patched) == (2.0, 1.0)
+    assert (ratio.low, ratio.ratio, ratio.high) == (0.375, 0.5, 0.75)
     assert str(HALF) == "0.50 (0.40-0.60)"
 
 
@@ -40,10 +40,10 @@ def test_both_sides_take_turns_whose_order_alternates() -> None:
         seen.append(name)
         return seconds
 
-    found = timing.in_turns(lambda: side("stock", 2.0), lambda: side("patched", 3.0), 3)
+    times = timing.in_turns(lambda: side("stock", 2.0), lambda: side("patched", 3.0), 3)
     assert seen == ["patched", "stock", "stock", "patched", "patched", "stock"]
-    assert found is not None
-    assert (found.stock, found.patched, found.ratio) == (2.0, 3.0, 1.5)
+    assert times is not None
+    assert (times.stock, times.patched, times.ratio) == (2.0, 3.0, 1.5)
     assert timing.in_turns(lambda: 1.0, lambda: 1.0, 1) is None
 
 
@@ -132,12 +132,12 @@ def test_counts_have_a_verdict_and_a_plot() -> None:
 
 def test_fewer_may_be_what_a_patch_is_for() -> None:
     fewer = Counted("waits", (("half", 9, 4), ("all", 0, 0)), fewer_is_better=True)
-    found = Report("", {}, (COUNTED, replace(COUNTED, counted=fewer)), {"swa": "equal"})
-    assert report.verdict(found, "swa") == (
+    fewer_report = Report("", {}, (COUNTED, replace(COUNTED, counted=fewer)), {"swa": "equal"})
+    assert report.verdict(fewer_report, "swa") == (
         "swa: admitted: more in 2 of 3 cases, at most 7 → 64; "
         "waits: fewer in 1 of 2 cases, at most 9 → 4"
     )
-    page = report.to_html(found)
+    page = report.to_html(fewer_report)
     assert "waits: from stock, the dot, to patched; fewer is better" in page
     assert "<div class='said better'>9 → 4</div>" in page
     assert "<div class='said none'>0 → 0</div>" in page
@@ -213,10 +213,10 @@ def test_a_page_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) 
 
 
 def test_the_machine_is_named() -> None:
-    found = report.machine()
-    assert found["system"]
-    assert found["processor"]
-    assert found["python"].startswith("3.")
+    machine = report.machine()
+    assert machine["system"]
+    assert machine["processor"]
+    assert machine["python"].startswith("3.")
 
 
 def test_what_differs_is_exit_1() -> None:

@@ -49,11 +49,11 @@ SHARED = ("proven", "references")
 
 def modules() -> dict[str, Path]:
     """The files of the package by dotted name below it; "" is the package's own."""
-    found = {}
+    by_name = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return by_name
 
 
 MODULES = modules()

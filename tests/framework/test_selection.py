@@ -119,15 +119,15 @@ OLD = "swa.old is part of swa.page since 9.9: that is meant"
 def test_names_that_are_gone_say_so_and_choose_nothing(
     text: str, expected: tuple[str, ...], notes: tuple[str, ...]
 ) -> None:
-    found = parse(text, sample())
-    assert (found.ids, found.notes) == (expected, notes)
-    assert found.text == text
+    selection = parse(text, sample())
+    assert (selection.ids, selection.notes) == (expected, notes)
+    assert selection.text == text
 
 
 @pytest.mark.usefixtures("gone")
 def test_an_old_name_is_the_new_one_in_full() -> None:
-    found = parse("swa.old", sample())
-    assert (found.in_full, found.by_name) == ({"swa.page"}, {"swa.page", "swa.tail"})
+    selection = parse("swa.old", sample())
+    assert (selection.in_full, selection.by_name) == ({"swa.page"}, {"swa.page", "swa.tail"})
     assert parse("mlx.gone", sample()).in_full == frozenset()
     with pytest.raises(SelectionError, match=r"'swa.page' needs 'swa.tail'"):
         parse("swa.old,-swa.tail", sample())

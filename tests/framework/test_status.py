@@ -71,8 +71,8 @@ def status(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[
 
 def processes(throwaway: Throwaway, **variables: str | None) -> list[dict[str, object]]:
     _, out, _ = status(throwaway, "--json", **variables)
-    found: list[dict[str, object]] = json.loads(out)["processes"]
-    return found
+    listed: list[dict[str, object]] = json.loads(out)["processes"]
+    return listed
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -96,20 +96,20 @@ def written(folder: Path) -> list[Path]:
 def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
     one, two = start(throwaway), start(throwaway, SGLANG_PERF_PATCHES="all,-one.bad")
     try:
-        found = {process["pid"]: process for process in processes(throwaway)}
-        assert set(found) == {one.pid, two.pid}
-        assert set(found[one.pid]) == {"pid", "server", "started", "role", "sglang", "patches"}
-        assert set(found[one.pid]["patches"][0]) == {"id", "state", "reason", "ran"}  # type: ignore[index]
-        assert found[one.pid]["sglang"] == "1.0"
+        by_pid = {process["pid"]: process for process in processes(throwaway)}
+        assert set(by_pid) == {one.pid, two.pid}
+        assert set(by_pid[one.pid]) == {"pid", "server", "started", "role", "sglang", "patches"}
+        assert set(by_pid[one.pid]["patches"][0]) == {"id", "state", "reason", "ran"}  # type: ignore[index]
+        assert by_pid[one.pid]["sglang"] == "1.0"
         assert one.stdin
         assert one.stdout
         one.stdin.write("\n")
         one.stdin.flush()
         assert one.stdout.readline() == "102\n"
         wait_for(lambda: any(states(each)["one.step"][1] for each in processes(throwaway)))
-        found = {process["pid"]: process for process in processes(throwaway)}
-        assert states(found[one.pid]) == {"one.step": ("live", True), "one.bad": ("failed", False)}
-        assert states(found[two.pid]) == {"one.step": ("live", False), "one.bad": ("off", False)}
+        by_pid = {process["pid"]: process for process in processes(throwaway)}
+        assert states(by_pid[one.pid]) == {"one.step": ("live", True), "one.bad": ("failed", False)}
+        assert states(by_pid[two.pid]) == {"one.step": ("live", False), "one.bad": ("off", False)}
         code, text, _ = status(throwaway)
         assert code == 0  # nothing was chosen by name
         assert f"process {one.pid}: live 1, pending 0, refused 0, failed 1 (1 process)" in text
@@ -174,10 +174,10 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
             expected[server.pid] = {server.pid, *map(int, server.stdout.readline().split())}
 
         def by_server() -> dict[int, set[object]]:
-            found: dict[int, set[object]] = {}
+            pids: dict[int, set[object]] = {}
             for process in processes(throwaway):
-                found.setdefault(process["server"], set()).add(process["pid"])  # type: ignore[call-overload]
-            return found
+                pids.setdefault(process["server"], set()).add(process["pid"])  # type: ignore[call-overload]
+            return pids
 
         assert by_server() == expected
         assert all(len(members) == 3 for members in expected.values())
@@ -343,7 +343,7 @@ def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: T
     try:
         folder = throwaway.runtime / "sglang-perf-patches"
         folder.rename(throwaway.runtime / "taken")  # at once: the process may be writing
-        wait_for(lambda: [found["pid"] for found in processes(throwaway)] == [process.pid])
+        wait_for(lambda: [results["pid"] for results in processes(throwaway)] == [process.pid])
         assert folder.stat().st_mode & 0o777 == 0o700
     finally:
         process.kill()
@@ -382,7 +382,7 @@ def test_without_a_runtime_folder_the_temporary_one_serves(
     try:
         folder = tmp_path / f"sglang-perf-patches-{os.getuid()}"
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert [found["pid"] for found in processes(throwaway, **where)] == [process.pid]
+        assert [entry["pid"] for entry in processes(throwaway, **where)] == [process.pid]
     finally:
         process.kill()
         process.communicate()
@@ -527,7 +527,7 @@ def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_bac
     try:
         folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
         assert len(written(folder)) == 1
-        assert [found["pid"] for found in processes(throwaway)] == [process.pid]
+        assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
     finally:
         process.kill()
         process.communicate()
@@ -567,7 +567,7 @@ def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Thr
     (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").chmod(0o777)
     process = start(throwaway)
     try:
-        assert [found["pid"] for found in processes(throwaway)] == [process.pid]
+        assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
     finally:
         process.kill()
         process.communicate()
@@ -628,7 +628,7 @@ def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway)
             pytest.skip(done.stderr)
         assert json.loads(done.stdout) == {"processes": [], "servers": []}
         assert written(folder) == [before]
-        assert [found["pid"] for found in processes(throwaway)] == [process.pid]
+        assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
     finally:
         process.kill()
         process.communicate()

@@ -38,15 +38,15 @@ with worker.Child("family", [sys.argv[1]]) as child:
 
 
 def alive(pids: list[int]) -> list[int]:
-    found = []
+    running = []
     for pid in pids:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
         if state != "Z":
-            found.append(pid)
-    return found
+            running.append(pid)
+    return running
 
 
 def family(note: Path) -> list[int]:
@@ -85,7 +85,7 @@ def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
     note = tmp_path / "note"
     made = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
     pids = family(note)
-    assert {found.pid for found in made.processes()} >= set(pids)
+    assert {process.pid for process in made.processes()} >= set(pids)
     os.kill(made._process.pid, signal.SIGKILL)
     assert gone([made.pid])
     assert made.code == -signal.SIGKILL

@@ -36,14 +36,14 @@ def sample(**more: object) -> Patch:
 
 def known(folder: Path) -> Known:
     """Release 0.5.9 is ONE, 0.5.10 is TWO."""
-    found: Known = {F: {}, G: {}}
+    digests: Known = {F: {}, G: {}}
     for release, text in (("0.5.9", ONE), ("0.5.10", TWO)):
         known_tree = tree(folder / f"known-{release}", text)
-        for reference, hashes in found.items():
+        for reference, hashes in digests.items():
             definition = known_tree.definition(reference)
             assert definition
             hashes[definition.digest] = (release,)
-    return found
+    return digests
 
 
 @pytest.mark.parametrize(("text", "release"), [(ONE, "0.5.9"), (TWO, "0.5.10")])
@@ -169,9 +169,9 @@ def test_a_patch_goes_with_what_it_requires(tmp_path: Path) -> None:
     needing = sample(id="a.c", requires=("a.b",), variants=sample().variants)
     broken = Variant(releases=("0.5.9",), install="x:y", targets=(F,), depends=(G, H))
     patches = (sample(variants=(broken,)), needing)
-    found = judge_each([PatchSet("a", "", patches, known(tmp_path))], tree(tmp_path / "t", ONE))
-    assert [verdict.word for verdict in found] == ["refused", "refused"]
-    assert "needs a.b" in found[1].reason
+    verdicts = judge_each([PatchSet("a", "", patches, known(tmp_path))], tree(tmp_path / "t", ONE))
+    assert [verdict.word for verdict in verdicts] == ["refused", "refused"]
+    assert "needs a.b" in verdicts[1].reason
 
 
 def test_a_file_that_can_not_be_parsed_refuses_its_patches_and_no_other(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_a_file_that_can_not_be_parsed_refuses_its_patches_and_no_other(tmp_path
     (broken.root / "srt" / "n.py").write_text(ONE)
     hashes = known(tmp_path)
     hashes["sglang.srt.n:f"] = hashes[F]
-    found = judge_each([PatchSet("a", "", (sample(), fine), hashes)], broken)
-    assert [verdict.word for verdict in found] == ["refused", "applies"]
-    assert "m.py can't be parsed" in found[0].reason
+    verdicts = judge_each([PatchSet("a", "", (sample(), fine), hashes)], broken)
+    assert [verdict.word for verdict in verdicts] == ["refused", "applies"]
+    assert "m.py can't be parsed" in verdicts[0].reason
 
 
 def test_only_what_is_asked_for_is_judged_and_what_it_needs(tmp_path: Path) -> None:

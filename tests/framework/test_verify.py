@@ -106,24 +106,24 @@ def verify(
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    return {found["patch"]: found for found in json.loads(done.stdout)["outcomes"]}
+    return {outcome["patch"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}
 
 
 def test_every_way_that_needs_no_failure(prepared: Throwaway) -> None:
     done = verify(prepared, "lacks", "--json")
     assert done.returncode == 0, done.stderr
-    found = outcomes(done)
-    assert {id: one["word"] for id, one in found.items()} == {
+    by_patch = outcomes(done)
+    assert {id: one["word"] for id, one in by_patch.items()} == {
         "two.gone": "skipped",
         "two.policy": "skipped",
         "one.step": "equal",
         "one.ten": "skipped",
         "two.helper": "equal",
     }
-    assert found["two.gone"]["reason"].startswith("absent: ")
-    assert found["two.policy"]["reason"] == "it needs not_there: not installed here"
-    assert found["one.ten"]["reason"] == "it needs a device that is not here"
-    assert (found["one.step"]["compared"], found["one.step"]["device"]) == (8, "cpu")
+    assert by_patch["two.gone"]["reason"].startswith("absent: ")
+    assert by_patch["two.policy"]["reason"] == "it needs not_there: not installed here"
+    assert by_patch["one.ten"]["reason"] == "it needs a device that is not here"
+    assert (by_patch["one.step"]["compared"], by_patch["one.step"]["device"]) == (8, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_every_way_that_is_a_failure(
 ) -> None:
     done = verify(prepared, function, "one", "--json")
     assert done.returncode == 1
-    found = outcomes(done)
-    assert found["one.ten"]["word"] == word
-    assert said in found["one.ten"]["reason"]
-    assert found["one.step"]["word"] == "equal"
+    by_patch = outcomes(done)
+    assert by_patch["one.ten"]["word"] == word
+    assert said in by_patch["one.ten"]["reason"]
+    assert by_patch["one.step"]["word"] == "equal"
     text = verify(prepared, function, "one")
     assert text.returncode == 1
     assert any(line.split()[:2] == ["one.ten", word] for line in text.stdout.splitlines())
@@ -152,11 +152,11 @@ def test_every_way_that_is_a_failure(
 def test_each_check_of_a_case_is_played_and_told_by_its_name(prepared: Throwaway) -> None:
     done = verify(prepared, "really_differs,helper,never_runs", "one.ten", "--json")
     assert done.returncode == 1
-    found = outcomes(done)["one.ten"]
-    assert found["word"] == "different"
-    assert "check really_differs: one.step, " in found["reason"]
-    assert "; check never_runs: one.ten never ran" in found["reason"]
-    assert "helper" not in found["reason"]
+    outcome = outcomes(done)["one.ten"]
+    assert outcome["word"] == "different"
+    assert "check really_differs: one.step, " in outcome["reason"]
+    assert "; check never_runs: one.ten never ran" in outcome["reason"]
+    assert "helper" not in outcome["reason"]
     both = outcomes(verify(prepared, "helper,helper,lacks", "one.ten", "--json"))["one.ten"]
     assert (both["word"], both["reason"]) == ("skipped", "it needs a device that is not here")
     failed = outcomes(verify(prepared, "raises,really_differs", "one.ten", "--json"))["one.ten"]

@@ -43,9 +43,9 @@ def test_a_wheel_has_every_page_and_every_fingerprint(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout)
-    assert Path(found["from"]).is_relative_to(site)
-    assert found["known"] == {each.name: len(each.known) for each in sets.load()}
-    assert found["pages"] == {
+    contents = json.loads(done.stdout)
+    assert Path(contents["from"]).is_relative_to(site)
+    assert contents["known"] == {each.name: len(each.known) for each in sets.load()}
+    assert contents["pages"] == {
         id: (ROOT / pages.file(id)).read_text("utf-8") for id in by_id(sets.load())
     }

@@ -27,9 +27,11 @@ def test_patches_that_are_on_by_default_have_a_reason_and_no_others() -> None:
 
 
 def test_only_those_that_the_project_was_made_for_are_on_for_that() -> None:
-    found = {id: patch for id, patch in PATCHES.items() if patch.worth and patch.worth.rule == "c"}
-    assert found.keys() == MADE_FOR
-    for patch in found.values():
+    upstream = {
+        id: patch for id, patch in PATCHES.items() if patch.worth and patch.worth.rule == "c"
+    }
+    assert upstream.keys() == MADE_FOR
+    for patch in upstream.values():
         assert patch.worth is not None
         assert patch.worth.because == patch.upstream[0]
 

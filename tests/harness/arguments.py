@@ -12,15 +12,15 @@ from sglang_perf_patches.judge import downloads
 def arguments(release: str) -> frozenset[str]:
     """The fields of `ServerArgs` in a release."""
     folder = downloads.tree(release) / "sglang" / "srt"
-    found: set[str] = set()
+    names: set[str] = set()
     for path in [folder / "server_args.py", *(folder / "arg_groups" / "fields").glob("*.py")]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and (
                 node.name == "ServerArgs" or path.name != "server_args.py"
             ):
-                found |= {
+                names |= {
                     each.target.id
                     for each in node.body
                     if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
                 }
-    return frozenset(found)
+    return frozenset(names)

@@ -30,7 +30,7 @@ DEPTH = int(os.environ.get("PERF_PATCHES_TESTS_DEPTH", FULL_DEPTH))
 
 def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
     """Inputs whose every random choice comes from hypothesis."""
-    found: list[T] = []
+    inputs: list[T] = []
 
     @settings(
         max_examples=DEPTH if count is None else -(-count * DEPTH // FULL_DEPTH),
@@ -42,10 +42,10 @@ def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
     )
     @given(st.randoms(use_true_random=False))
     def each(random: Random) -> None:
-        found.append(draw(random))
+        inputs.append(draw(random))
 
     each()
-    return found
+    return inputs
 
 
 def main(patches: list[str]) -> None:

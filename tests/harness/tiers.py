@@ -94,11 +94,11 @@ def shown_there(
 
 def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
     """Each body of ours in these patches, with the releases that it is declared for."""
-    found: dict[tuple[str, str], set[str]] = {}
+    by_body: dict[tuple[str, str], set[str]] = {}
     for patch in patches:
         for variant in patch.variants:
-            found.setdefault((patch.id, variant.install), set()).update(variant.releases)
-    return found
+            by_body.setdefault((patch.id, variant.install), set()).update(variant.releases)
+    return by_body
 
 
 def covering(bodies: Iterable[set[str]], matrix: Iterable[str]) -> set[str]:

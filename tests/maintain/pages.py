@@ -125,7 +125,7 @@ def _block(name: str) -> str:
 
 def all_sections(root: Path, set_name: str) -> list[Section]:
     """The measured sections of a set."""
-    found = []
+    sections = []
     file = f"{RESULTS}/{set_name}.md"
     for heading, below in _HEADED.findall((root / file).read_text(encoding="utf-8")):
         for comment, text in _MEASURED.findall(below):
@@ -140,8 +140,8 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
                 name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
                 for name, _, own in (word.partition("(") for word in names.split())
             }
-            found.append(Section(file, heading, text.strip(), machine, on, command, date))
-    return found
+            sections.append(Section(file, heading, text.strip(), machine, on, command, date))
+    return sections
 
 
 def _switch(patch: Patch) -> str:

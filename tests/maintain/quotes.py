@@ -50,14 +50,14 @@ def rows(root: Path, set_names: Sequence[str]) -> dict[tuple[str, str], Row]:
     Raises:
         ValueError: an id is there twice.
     """
-    found: dict[tuple[str, str], Row] = {}
+    by_id: dict[tuple[str, str], Row] = {}
     for name in set_names:
         for section in pages.all_sections(root, name):
             for row_id, text in _rows_of(section.text):
-                if (section.file, row_id) in found:
+                if (section.file, row_id) in by_id:
                     raise ValueError(f"{section.file} has the id {row_id} twice")
-                found[section.file, row_id] = Row(text, section)
-    return found
+                by_id[section.file, row_id] = Row(text, section)
+    return by_id
 
 
 def unfounded(
@@ -92,7 +92,9 @@ def unfounded(
         else:
             told = _OTHER_LINK.sub(r"\1", _CODE.sub("", _LINK.sub("", line)))
             told = _DATE.sub("", _VERSION.sub("", told))
-            wrong += [f"{file}: {found} has no row: {line[:60]}" for found in _FIGURE.findall(told)]
+            wrong += [
+                f"{file}: {figure} has no row: {line[:60]}" for figure in _FIGURE.findall(told)
+            ]
     return wrong
 
 

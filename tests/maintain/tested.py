@@ -50,9 +50,9 @@ def page(root: Path, patch_sets: Sequence[PatchSet], words: Mapping[str, Mapping
     for patch_set in patch_sets:
         if not patch_set.patches:
             continue
-        found = pages.all_sections(root, patch_set.name)
-        parts.append(f"## {patch_set.name}\n\n{_matrix(patch_set.patches, found, words)}")
-        parts.append(_sources(patch_set.patches, found, words))
+        sections = pages.all_sections(root, patch_set.name)
+        parts.append(f"## {patch_set.name}\n\n{_matrix(patch_set.patches, sections, words)}")
+        parts.append(_sources(patch_set.patches, sections, words))
     return "\n".join(parts)
 
 
@@ -83,11 +83,11 @@ def unfounded(root: Path, patch_sets: Sequence[PatchSet]) -> list[str]:
 def _told(text: str) -> set[str]:
     """The releases that a text names, also as ``0.5.19 to 0.5.23``."""
     words = [word.strip("`*|,.:;()").removesuffix("'s") for word in text.split()]
-    found = {word for word in words if word in releases.KNOWN}
+    versions = {word for word in words if word in releases.KNOWN}
     for first, to, last in zip(words, words[1:], words[2:], strict=False):
         if to == "to" and first in releases.KNOWN and last in releases.KNOWN:
-            found.update(releases.between(first, last))
-    return found
+            versions.update(releases.between(first, last))
+    return versions
 
 
 def _machines(

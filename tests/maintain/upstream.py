@@ -170,7 +170,7 @@ def play(folder: Path, release: str, only: str = "") -> list[Found]:
         raise NoTests(f"{folder} holds no tests: no file is named test_*.py")
     python = environment(release).python
     of_mlx = [file for file in files if "mlx" in file.relative_to(folder.parent).parts]
-    found = []
+    outcomes = []
     others = [file for file in files if file not in of_mlx]
     for kind, tests in ((MLX, of_mlx), (CPU, others), (NO_PLATFORM, others)):
         if tests and only in ("", kind.name):
@@ -181,10 +181,10 @@ def play(folder: Path, release: str, only: str = "") -> list[Found]:
             if again:
                 files = [_file(folder, test) for test in again]
                 second = _differing(_sides(python, kind, folder, files, at_once=False))
-            found.append(_found(release, kind, folder, first, differing, second))
-    if not found:
+            outcomes.append(_found(release, kind, folder, first, differing, second))
+    if not outcomes:
         raise NoTests(f"none of the tests in {folder} are played with {only}")
-    return found
+    return outcomes
 
 
 def environment(release: str) -> environments.Environment:
@@ -265,8 +265,8 @@ def _counted(files: Mapping[str, int]) -> str:
 def _kept(root: Path) -> list[Found]:
     path = root / RESULTS
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    found = [Found(**row) for row in rows]
-    return sorted(found, key=lambda each: (releases.KNOWN.index(each.release), each.kind))
+    earlier = [Found(**row) for row in rows]
+    return sorted(earlier, key=lambda each: (releases.KNOWN.index(each.release), each.kind))
 
 
 def _sides(
@@ -419,13 +419,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         with interrupts.turned_into_exceptions():
-            found = play(options.folder.resolve(), options.release, options.only)
+            outcomes = play(options.folder.resolve(), options.release, options.only)
     except interrupts.Interrupted as interrupted:
         return 128 + interrupted.number
     except (NoTests, processes.Failure, downloads.DownloadError) as error:
         print(f"upstream: {error}", file=sys.stderr)
         return 2
-    for each in found:
+    for each in outcomes:
         print(
             f"{each.release}, {each.kind}: {each.run} tests run, {each.passed} passed, "
             f"{each.failed} fail in stock too, {len(each.unsteady)} unsteady, "
@@ -434,8 +434,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for test, (off, on) in each.differing.items():
             print(f"  {test}: off {off}, on {on}")
     if options.keep:
-        keep(ROOT, found)
-    return 1 if any(each.differing for each in found) else 0
+        keep(ROOT, outcomes)
+    return 1 if any(each.differing for each in outcomes) else 0
 
 
 if __name__ == "__main__":

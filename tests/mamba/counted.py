@@ -17,7 +17,7 @@ from sglang_perf_patches.proof.mamba.waits import DEVICE, Counter
 
 
 def main() -> None:
-    found: dict[str, int | str] = {}
+    counts: dict[str, int | str] = {}
     for statement in json.load(sys.stdin):
         counter = Counter()
         names: dict[str, Any] = {
@@ -33,10 +33,10 @@ def main() -> None:
         try:
             with counter:
                 exec(statement, names)
-            found[statement] = len(counter.found)
+            counts[statement] = len(counter.found)
         except AssertionError:
-            found[statement] = "refused"
-    print(json.dumps(found))
+            counts[statement] = "refused"
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -138,15 +138,15 @@ def gates() -> dict[str, list[str]]:
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     backend = gdn().rig.backend
     assert gdn_prefill_graph.unserved(backend, importlib.import_module) is None
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name, given_ in SPELLINGS.items():
         made = called(
             arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
         )
         held = context.create_context(made, role="scheduler")
         on = FEATURES.of(Published(made, held)).keys()
-        found[name] = sorted(on - PATCH.proven_with.keys())
-    return found
+        reasons[name] = sorted(on - PATCH.proven_with.keys())
+    return reasons
 
 
 def chunks() -> str | None:
@@ -168,27 +168,29 @@ def kernels() -> dict[str, str | None]:
         "bfloat16": [mock.patch.object(pool, "mamba_cache", halved)],
         "unknown": [mock.patch.object(backend.kernel_dispatcher, "extend_kernel", object())],
     }
-    found = {}
+    results = {}
     for name, changes in cases.items():
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(backend.kernel_dispatcher, "extend_kernel", made))
             for change in changes:
                 stack.enter_context(change)
-            found[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
-    return found
+            results[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
+    return results
 
 
 def buckets() -> dict[str, Any]:
     """What is captured on tables, and how many requests a replay may have."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with _live():
         for size in (1, gdn_prefill_graph.SHORT, gdn_prefill_graph.SHORT + 64):
             (held,) = _runner(size).stocks.attn_metadata_buffers.values()
-            found[str(size)] = held is not None
-        found["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
+            results[str(size)] = held is not None
+        results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
         with mock.patch.object(gdn_prefill_graph, "MOST_REQUESTS", 2):
-            found["most of more than the tables"] = _runner(1).stocks._captured_attn_metadata_max_bs
-    return found
+            results["most of more than the tables"] = _runner(
+                1
+            ).stocks._captured_attn_metadata_max_bs
+    return results
 
 
 # -- what a replay does ----------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def waits() -> dict[str, list[int]]:
     module = importlib.import_module("sglang.srt.mem_cache.unified_cache.unified_cache_linker")
     pool = gdn().rig.pool
     batch = Batch((Request(3, 64, tracked=False),))
-    found = {}
+    counts = {}
     for side in ("stock", "patched"):
         waited: list[int] = []
         counter = module.LayerWiseLoadCounter(
@@ -217,8 +219,8 @@ def waits() -> dict[str, list[int]]:
                     runner.replay(play.batch(batch))
             pool.register_layer_transfer_counter(None)
             del runner
-        found[side] = waited
-    return found
+        counts[side] = waited
+    return counts
 
 
 def leaving() -> dict[str, Any]:

@@ -42,15 +42,15 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def gates() -> Any:
     """Which servers get stock's pools, and why."""
-    found = {}
+    reasons = {}
     for name, (said, options) in SERVERS.items():
         with mock.patch.dict(os.environ, {body.VARIABLE: said}):
             stock = _pools(options)
             with comparing.selected(proof.PATCH):
                 ours = _pools(options)
                 state = sglang_perf_patches.activate(proof.PATCH).of(proof.PATCH)
-        found[name] = {"same": ours == stock, "state": state.state, "reason": state.reason}
-    return found
+        reasons[name] = {"same": ours == stock, "state": state.state, "reason": state.reason}
+    return reasons
 
 
 def _pools(options: dict[str, Any]) -> tuple[int, int]:
@@ -63,8 +63,8 @@ def broken() -> Any:
     divided, plan = host_split.divided, body.plan
 
     def too_many(cells: Any, total: int, device: Any, tokens: int) -> Any:
-        found = divided(cells, total, device, tokens)
-        return found and host_split.Pools(found.states + 100, found.tokens)
+        split = divided(cells, total, device, tokens)
+        return split and host_split.Pools(split.states + 100, split.tokens)
 
     def too_few(cells: Any, total: int, device: Any, tokens: int) -> Any:
         return divided(cells, total, device, 3 * tokens)
@@ -73,8 +73,8 @@ def broken() -> Any:
         return divided(cells, total, host_split.Pools(0, 0), tokens)
 
     def exchanged(*given: Any) -> Any:
-        found = plan(*given)
-        return found and found[::-1]
+        split = plan(*given)
+        return split and split[::-1]
 
     breaks: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "more than stock has": (host_split, "divided", too_many),

@@ -50,7 +50,7 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 def passes() -> Any:
     """What each part finds on stock, with the patches, and on stock again."""
-    found: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(play.gdn().rig.layers)}
+    results: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(play.gdn().rig.layers)}
     parts = (forwards, fallbacks, mamba2, idle)
     for number, selection in enumerate(("none", "mamba", "none")):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
@@ -68,8 +68,8 @@ def passes() -> Any:
             here["pins"] = pins()
             here["busy"] = busy()
         sglang_perf_patches.deactivate()
-        found[label] = here
-    return found
+        results[label] = here
+    return results
 
 
 def forwards() -> Any:
@@ -77,7 +77,7 @@ def forwards() -> Any:
     gdn = play.gdn()
     with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
         return {
-            name: dict(Counter(place for _, found in gdn.each(FORWARDS[name]) for place in found))
+            name: dict(Counter(place for _, places in gdn.each(FORWARDS[name]) for place in places))
             for name in ("half", "none", "no mask", "decode", "decode, none")
         }
 
@@ -121,37 +121,37 @@ def debug() -> Any:
         *("mamba_track_mask", "mamba_track_seqlens"),
     )
     gdn = play.gdn()
-    found = {}
+    results = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
         mixed_of(prefill, gdn.batch(prefill))
-        found["right"] = ""
+        results["right"] = ""
         for name in changed:
             batch = gdn.batch(prefill)
             held = getattr(batch, name)
             held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
             try:
                 mixed_of(prefill, batch)
-                found[name] = ""
+                results[name] = ""
             except host.HostDataMismatch as mismatch:
-                found[name] = str(mismatch)
-    return found
+                results[name] = str(mismatch)
+    return results
 
 
 def pins() -> list[bool]:
     """Whether copies are pinned where stock pins its own, and where it does not."""
     common = importlib.import_module("sglang.srt.utils.common")
-    found = []
+    results = []
     for answer in (True, False):
         takes_device = common.is_pin_memory_available.__code__.co_argcount > 0
         stand_in = (lambda _=None: answer) if takes_device else (lambda: answer)  # noqa: B023
         with mock.patch.object(common, "is_pin_memory_available", stand_in):
-            found.append(host.is_pinned(torch.device("cuda")))
-    return found
+            results.append(host.is_pinned(torch.device("cuda")))
+    return results
 
 
 def busy() -> dict[str, bool]:
     """What is taken for a busy device, by what its stream answers."""
-    found = {"no stream": host.is_busy("cpu")}
+    results = {"no stream": host.is_busy("cpu")}
     answers: dict[str, tuple[list[bool], bool]] = {
         "idle": ([True], False),
         "just launched": ([False, False, True], False),
@@ -165,9 +165,9 @@ def busy() -> dict[str, bool]:
             mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=capturing),
             mock.patch.object(host, "_SOON", 0.5 if name == "just launched" else host._SOON),
         ):
-            found[name] = host.is_busy(torch.device("cuda"))
-            found[f"{name}, asked"] = stream.query.called
-    return found
+            results[name] = host.is_busy(torch.device("cuda"))
+            results[f"{name}, asked"] = stream.query.called
+    return results
 
 
 def broken() -> Any:

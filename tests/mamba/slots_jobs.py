@@ -38,7 +38,7 @@ SHORT = (exhaustion.short_of_rows, exhaustion.short_of_copies)
 
 def deaths() -> Any:
     """Where stock asserts, and which requests the patched server serves."""
-    found = []
+    errors = []
     for make in SHORT:
         for kind in KINDS:
             stock = exhaustion.drained(make(*kind))
@@ -47,7 +47,7 @@ def deaths() -> Any:
                 made = server._made
                 patched = exhaustion.drained(server)
             same = len(stock.log)
-            found.append(
+            errors.append(
                 {
                     "load": make.__name__,
                     "kind": kind,
@@ -57,24 +57,24 @@ def deaths() -> Any:
                     "served": len(server.ended) == made,
                 }
             )
-    return found
+    return errors
 
 
 def own_prefixes() -> Any:
     """Whether a request ends that only the state of its own prefix keeps out: stock and patched."""
-    found = []
+    results = []
     for kind in KINDS:
         stock = exhaustion.drained(exhaustion.short_of_its_prefix(*kind)).died
         with comparing.live(exhaustion.PATCH):
             server = exhaustion.short_of_its_prefix(*kind)
             patched = exhaustion.drained(server).died
-        found.append([stock, patched, server.ended])
-    return found
+        results.append([stock, patched, server.ended])
+    return results
 
 
 def waits() -> Any:
     """An idle server that lacks slots: what it says, and that it goes on when it has them."""
-    found = []
+    results = []
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -90,8 +90,10 @@ def waits() -> Any:
             server.abort(server.waiting[0])
             server.check_drained()
             told = list(said)
-            found.append({"stock": stock, "waiting": waiting, "said": told, **_locked(tree, said)})
-    return found
+            results.append(
+                {"stock": stock, "waiting": waiting, "said": told, **_locked(tree, said)}
+            )
+    return results
 
 
 def _too_few_slots(tree: str) -> HybridServer:

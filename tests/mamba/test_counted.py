@@ -58,5 +58,7 @@ AS_ON_A_GPU: dict[str, int | str] = {
 
 
 def test_it_counts_and_refuses_as_a_gpu_does() -> None:
-    found = released.answers(released.tree("0.5.23"), _SCRIPT, given=json.dumps(list(AS_ON_A_GPU)))
-    assert found == [AS_ON_A_GPU]
+    answers = released.answers(
+        released.tree("0.5.23"), _SCRIPT, given=json.dumps(list(AS_ON_A_GPU))
+    )
+    assert answers == [AS_ON_A_GPU]

@@ -151,13 +151,13 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
     )
     assert tracked == defaults
     assert len(answers) == len(told)
-    for (line, cells, split), found in zip(told, answers, strict=True):
-        assert (found["state"], found["token"]) == (cells.state, cells.token), line
-        assert found["slots"] == split.slots, (line, found, split)
+    for (line, cells, split), answer in zip(told, answers, strict=True):
+        assert (answer["state"], answer["token"]) == (cells.state, cells.token), line
+        assert answer["slots"] == split.slots, (line, answer, split)
         # Up to 0.5.16 stock forgets the slot that pads a batch.
-        assert abs(found["tokens"] - split.tokens) <= cells.state / cells.token + 2, line
-        in_flight = min(found["running"], found["tokens"] // LOAD.context)
-        assert in_flight == split.in_flight, (line, found, split)
+        assert abs(answer["tokens"] - split.tokens) <= cells.state / cells.token + 2, line
+        in_flight = min(answer["running"], answer["tokens"] // LOAD.context)
+        assert in_flight == split.in_flight, (line, answer, split)
 
 
 def test_more_fits_in_the_same_memory() -> None:

@@ -155,8 +155,8 @@ def unserved() -> None:
     hybrid = ("flashinfer+triton", "triton", "triton")
     for given in UNSERVED:
         with live(PATCH, ran=False):
-            found = needs(*hybrid, speculative_attention_mode="decode", **given)
-            assert found, given
+            reason = needs(*hybrid, speculative_attention_mode="decode", **given)
+            assert reason, given
             assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated", given
 
 

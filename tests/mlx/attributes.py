@@ -32,13 +32,13 @@ def describe(modules: Sequence[ModuleType]) -> dict[str, str]:
 
 def held(modules: Sequence[ModuleType]) -> dict[str, tuple[object, ...]]:
     """Each attribute's object by identity, and its code's, its dictionary's and its defaults'."""
-    found = {}
+    values = {}
     for name, value in _attributes(modules):
         function = objects.underlying(value)
         code = getattr(function, "__code__", None)
         own = tuple(sorted(getattr(function, "__dict__", {}))) if code else ()
-        found[name] = (_Same(value), _Same(code), own)
-    return found
+        values[name] = (_Same(value), _Same(code), own)
+    return values
 
 
 class _Same:

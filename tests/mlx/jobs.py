@@ -27,7 +27,7 @@ def equivalence() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, dtype in kinds(metadata.version("sglang")):
         with models.model(name, dtype) as made, by_stocks_code():
             of_model: dict[str, Any] = {"stock": outcome(made)}
@@ -42,8 +42,8 @@ def equivalence() -> dict[str, Any]:
                 of_model["kept too long by shape"] = outcome(made)
             sglang_perf_patches.deactivate()
             of_model["again"] = outcome(made)
-            found[f"{name} {dtype}"] = of_model
-    return found
+            results[f"{name} {dtype}"] = of_model
+    return results
 
 
 def crossing_4096() -> dict[str, Any]:
@@ -52,12 +52,12 @@ def crossing_4096() -> dict[str, Any]:
 
     schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
     with models.model("qwen3", "float32") as made:
-        found = {"stock": outcome_of_growth(made, "none", None, [schedule])}
-        if "raised" in found["stock"]:
-            found["arenas"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+        results = {"stock": outcome_of_growth(made, "none", None, [schedule])}
+        if "raised" in results["stock"]:
+            results["arenas"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
             with by_stocks_code():
-                found["stock's code"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
-    return found
+                results["stock's code"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+    return results
 
 
 def small_buffers() -> dict[str, Any]:
@@ -69,17 +69,17 @@ def small_buffers() -> dict[str, Any]:
 
     many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         for name, schedules in (("many", many), ("equal lengths", equal)):
-            found[name] = {
+            results[name] = {
                 "stock": outcome_of_growth(made, "none", 8, schedules),
                 "all patched": outcome_of_growth(made, "mlx", 8, schedules),
                 "wide": outcome_of_growth(made, "none", 1024, schedules),
             }
             with by_stocks_code():
-                found[name]["patched"] = outcome_of_growth(made, "mlx.kv-arena", 8, schedules)
-    return found
+                results[name]["patched"] = outcome_of_growth(made, "mlx.kv-arena", 8, schedules)
+    return results
 
 
 def outcome_of_growth(
@@ -95,16 +95,16 @@ def outcome_of_growth(
     player = rig.Player(made)
     if tokens is not None:
         player.runner._max_seq_len = tokens
-    found: dict[str, Any] = {"buffer": player.runner._max_seq_len}
+    results: dict[str, Any] = {"buffer": player.runner._max_seq_len}
     try:
-        found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
+        results["played"] = [asdict(player.play(schedule)) for schedule in schedules]
     except ValueError as error:
-        found["raised"] = str(error)
-    found["counts"] = dict(kv_arena.COUNTS)
+        results["raised"] = str(error)
+    results["counts"] = dict(kv_arena.COUNTS)
     del player
     gc.collect()
     sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 @contextmanager
@@ -126,12 +126,12 @@ def before_23470() -> dict[str, Any]:
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, counted_calls() as calls:
 
         def outcome_of(what: str) -> None:
-            found[what] = outcome(made)
-            found[what]["calls"] = calls_of_a_step(made, calls)
+            results[what] = outcome(made)
+            results[what]["calls"] = calls_of_a_step(made, calls)
 
         outcome_of("released")
         wrapper = import_module(wrapper_name())
@@ -141,10 +141,10 @@ def before_23470() -> dict[str, Any]:
             judge_as_before_23470()
         sglang_perf_patches.activate("mlx.decode-context", strict=True)
         outcome_of("mlx.decode-context")
-        found["mlx.decode-context"]["state"] = asdict(state("mlx.decode-context"))
+        results["mlx.decode-context"]["state"] = asdict(state("mlx.decode-context"))
         sglang_perf_patches.deactivate()
         outcome_of("again")
-    return found
+    return results
 
 
 def off() -> dict[str, Any]:
@@ -157,23 +157,23 @@ def off() -> dict[str, Any]:
     if os.environ.get("LOAD_PLUGINS"):
         load_plugins()
     modules = [import_module(name) for name in patched_modules()]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "plugins": [e.dist.name for e in metadata.entry_points(group="sglang.srt.plugins")],
         "attributes": describe(modules),
     }
     sglang_perf_patches.deactivate()
     before = held(modules)
     report = sglang_perf_patches.activate("mlx", strict=True)
-    found["live"] = [patch.id for patch in report.patches if patch.state == "live"]
-    found["changed"] = sorted(name for name, now in held(modules).items() if now != before[name])
+    results["live"] = [patch.id for patch in report.patches if patch.state == "live"]
+    results["changed"] = sorted(name for name, now in held(modules).items() if now != before[name])
     sglang_perf_patches.deactivate()
     after = held(modules)
     # The kept objects are alive in `before`, so that equal ids mean the identical object.
-    found["differs after"] = sorted(
+    results["differs after"] = sorted(
         name for name in before.keys() | after.keys() if after.get(name) != before.get(name)
     )
-    found["attributes after"] = describe(modules)
-    return found
+    results["attributes after"] = describe(modules)
+    return results
 
 
 def broken_arena() -> dict[str, Any]:
@@ -196,22 +196,22 @@ def broken_arena() -> dict[str, Any]:
         row.offset += 1
 
     def any_order(self: Any, caches: Any, lengths: Any) -> Any:
-        found = self._rows.layer_if_row(caches[0][0])
-        if found is None or len(found.caches) != len(lengths):
+        layer = self._rows.layer_if_row(caches[0][0])
+        if layer is None or len(layer.caches) != len(lengths):
             return None
-        return found.arena if found.arena.intact else None
+        return layer.arena if layer.arena.intact else None
 
     def not_longer(self: Any, row: Any, k: Any, v: Any) -> None:
         append(self, row, k, v)
         row.offset -= 1
 
     def mixed_up(self: Any, caches: Any) -> bool:
-        found = set_apart(self, caches)
-        for of_layer in caches if found else ():
+        arenas = set_apart(self, caches)
+        for of_layer in caches if arenas else ():
             rows = [self._rows.layer_if_row(cache) for cache in of_layer]
             one, other = [layer for layer in rows if layer is not None][:2]
             one.keys, other.keys = other.keys, one.keys
-        return found
+        return arenas
 
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
@@ -357,7 +357,7 @@ def arena_memory() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     names = list("abcdef")
     with models.model("qwen3", "float32") as made:
         for selection in ("none", "mlx.kv-arena"):
@@ -388,7 +388,7 @@ def arena_memory() -> dict[str, Any]:
             fewer = mx.get_active_memory() - before
             for name in names[3:]:
                 player.leave(name)
-            found[selection] = {
+            results[selection] = {
                 "peak": max(prefilled_and_grown, mx.get_peak_memory() - before),
                 "steady": steady,
                 "in steps": in_steps,
@@ -398,11 +398,11 @@ def arena_memory() -> dict[str, Any]:
             }
             del player
             sglang_perf_patches.deactivate()
-    found["capacities"] = [
+    results["capacities"] = [
         arena.capacity_for(n, most) for n in range(1, 5000) for most in _rooms(n)
     ]
-    found["growths"] = _growths(arena.capacity_for)
-    return found
+    results["growths"] = _growths(arena.capacity_for)
+    return results
 
 
 def _rooms(length: int) -> tuple[int, int, int]:
@@ -429,7 +429,7 @@ def changing() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
-    found = {}
+    results = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
         for requests in (2, 4):
@@ -438,7 +438,7 @@ def changing() -> dict[str, Any]:
             for name in names:
                 player.join(name, 9)
             player.decode(names[:requests], 3)
-            of_batch = found[str(requests)] = {}
+            of_batch = results[str(requests)] = {}
             for what, firsts, steps in (
                 ("changing", range(1, 7), 1),
                 ("settled", (6,), 4),
@@ -452,7 +452,7 @@ def changing() -> dict[str, Any]:
                     player.decode(names[first : first + requests], steps)
                 of_batch[what] = dict(kv_arena.COUNTS)
         sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def apart() -> dict[str, Any]:
@@ -464,7 +464,7 @@ def apart() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.kv_arena.moves import Moves
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     kept = Moves.set_apart
     with models.model("qwen3", "float32") as made:
         for what, selection, set_apart in (
@@ -474,9 +474,9 @@ def apart() -> dict[str, Any]:
         ):
             with replaced(Moves, "set_apart", set_apart):
                 sglang_perf_patches.activate(selection, strict=True)
-                found[what] = _memory_of_a_changing_step(made)
+                results[what] = _memory_of_a_changing_step(made)
                 sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
@@ -525,18 +525,18 @@ def far_apart() -> dict[str, Any]:
         ("leave", "a"),
         ("chain", "bc", 3),
     ]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
             with replaced(arena_choice, "STOCK_ROOM", 16):
-                found[selection] = {
+                results[selection] = {
                     "played": asdict(rig.Player(made).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),
                 }
             sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def broken_trial() -> dict[str, Any]:
@@ -552,7 +552,7 @@ def broken_trial() -> dict[str, Any]:
         return write(self, layer, keys, keys)
 
     schedules = [cases.SCRIPTED, cases.HITTING, cases.GROWING]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
         for what, selection, changed in (
             ("stock", "none", write),
@@ -563,11 +563,11 @@ def broken_trial() -> dict[str, Any]:
                 sglang_perf_patches.activate(selection, strict=True)
                 kv_arena.COUNTS.clear()
                 player = rig.Player(made, radix=True)
-                found[what] = {"played": [asdict(player.play(each)) for each in schedules]}
-                found[what] |= {"counts": dict(kv_arena.COUNTS)}
-                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+                results[what] = {"played": [asdict(player.play(each)) for each in schedules]}
+                results[what] |= {"counts": dict(kv_arena.COUNTS)}
+                results[what] |= {"state": asdict(state("mlx.kv-arena"))}
                 sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def queued_faults() -> dict[str, Any]:
@@ -596,7 +596,7 @@ def queued_faults() -> dict[str, Any]:
         end_step(self)
         mx.synchronize()
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
         device = _Device(made)
         for what, selection, fault in (
@@ -611,17 +611,17 @@ def queued_faults() -> dict[str, Any]:
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
             with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
-                found[what] = {
+                results[what] = {
                     "played": [asdict(player.play(each)) for each in schedules],
                     "counts": dict(kv_arena.COUNTS),
                     "faults": device.faults,
                 }
             if selection != "none":
-                found[what] |= {"state": asdict(state("mlx.kv-arena"))}
+                results[what] |= {"state": asdict(state("mlx.kv-arena"))}
             del player
             gc.collect()
             sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 class _Device:
@@ -852,15 +852,15 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
         "tokens are lost": (room.Buffers, "widen", loses_tokens),
         "stock's code gets few slots": (room.Buffers, "__getitem__", never_whole),
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for what, (owner, attribute, value) in broken.items():
         with replaced(owner, attribute, value):
             told = [_grown(pool_class, seed, steps) for seed in range(episodes)]
-        found[what or "whole"] = next((each for each in told if isinstance(each, str)), "")
+        results[what or "whole"] = next((each for each in told if isinstance(each, str)), "")
         if not what:
-            found["least"] = min(each for each in told if not isinstance(each, str))
+            results["least"] = min(each for each in told if not isinstance(each, str))
     sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
@@ -938,7 +938,7 @@ def on_cuda() -> dict[str, Any]:
         except Missing as error:
             return str(error)
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     cuda = SimpleNamespace(is_available=lambda: True)
     with models.model("qwen3", "float32") as made, replaced(mx, "cuda", cuda):
         for cudnn in ("1", "0"):
@@ -946,7 +946,7 @@ def on_cuda() -> dict[str, Any]:
             sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
             player = rig.Player(made)
             player.join("a", 300)
-            found[cudnn] = {
+            results[cudnn] = {
                 "room": player.runner._req_caches["a"][0].keys.shape[2],
                 "state": asdict(state("mlx.first-buffer")),
                 "arena": state("mlx.kv-arena").state,
@@ -955,9 +955,9 @@ def on_cuda() -> dict[str, Any]:
             gc.collect()
             sglang_perf_patches.deactivate()
         os.environ.pop(device.CUDNN_ATTENTION)
-        found["alone"] = verified("mlx.first-buffer")
-        found["beside"] = verified("mlx.kv-arena", beside=("mlx.first-buffer",))
-    return found
+        results["alone"] = verified("mlx.first-buffer")
+        results["beside"] = verified("mlx.kv-arena", beside=("mlx.first-buffer",))
+    return results
 
 
 def few_rows() -> dict[str, Any]:
@@ -980,7 +980,7 @@ def few_rows() -> dict[str, Any]:
 
     few = [("join", who, tokens) for who, tokens in (("a", 9), ("b", 14), ("c", 9), ("d", 14))]
     many = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "bfloat16") as made:
         head = made.model.lm_head
         for rows in (1, 2, 12, 280):
@@ -992,14 +992,14 @@ def few_rows() -> dict[str, Any]:
                     sglang_perf_patches.activate(selection, strict=True)
                     player = rig.Player(made, radix=True)
                     played = asdict(player.play(schedule))
-                found[f"{rows} {selection}"] = {
+                results[f"{rows} {selection}"] = {
                     "played": played,
                     "counts": dict(last_row.COUNTS),
                     "state": asdict(state("mlx.last-row")),
                 }
                 sglang_perf_patches.deactivate()
         dict.__setitem__(made.model, "lm_head", head)
-    return found
+    return results
 
 
 def other_blas() -> dict[str, Any]:
@@ -1026,14 +1026,14 @@ def other_blas() -> dict[str, Any]:
     stock_product = mx.matmul
 
     def product(left: Any, right: Any) -> Any:
-        found = stock_product(left, right)
-        return found if left.shape[-2] > 1 else found + found
+        outcome = stock_product(left, right)
+        return outcome if left.shape[-2] > 1 else outcome + outcome
 
     schedule = [("join", "a", 300), ("join", "b", 310), ("decode", "ab")]
-    found: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}
+    results: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}
     for dtype in ("float32", "bfloat16"):
         with models.model("qwen3", dtype) as made, replaced(mx, "matmul", product):
-            found["there"] = last_row.gives_rows_alone(mx)
+            results["there"] = last_row.gives_rows_alone(mx)
             head = made.model.lm_head
             dict.__setitem__(made.model, "lm_head", Head(head))
             for selection in ("none", "mlx.last-row"):
@@ -1041,14 +1041,14 @@ def other_blas() -> dict[str, Any]:
                 sglang_perf_patches.activate(selection, strict=True)
                 played = asdict(rig.Player(made, radix=True).play(schedule))
                 counts = dict(last_row.COUNTS)
-                found[f"{dtype} {selection}"] = {
+                results[f"{dtype} {selection}"] = {
                     "played": played,
                     "counts": counts,
                     "state": asdict(state("mlx.last-row")),
                 }
                 sglang_perf_patches.deactivate()
             dict.__setitem__(made.model, "lm_head", head)
-    return found
+    return results
 
 
 def together() -> dict[str, Any]:
@@ -1058,19 +1058,19 @@ def together() -> dict[str, Any]:
     release = installed_release()
     from sglang_perf_patches.proof.mlx import cases, models, rig
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, dtype in kinds(release):
         with models.model(name, dtype) as made:
             schedules = [cases.random_episodes(Random(seed)) for seed in range(4)]
             schedules += [cases.HITTING]
-            of_model = found[f"{name} {dtype}"] = {}
+            of_model = results[f"{name} {dtype}"] = {}
             for selection in ("none", "mlx"):
                 report = sglang_perf_patches.activate(selection, strict=True)
                 player = rig.Player(made, radix=True)
                 of_model[selection] = [asdict(player.play(each)) for each in schedules]
                 of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
                 sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def leaving() -> dict[str, Any]:
@@ -1078,12 +1078,12 @@ def leaving() -> dict[str, Any]:
     release = installed_release()
     import leaving as plays
 
-    found = {"running": plays.running_requests(release)}
+    results = {"running": plays.running_requests(release)}
     if release != "0.5.10.post1":
-        found["postponed"] = plays.postponed_write()
+        results["postponed"] = plays.postponed_write()
     if release == "0.5.11":
-        found["small buffers"] = plays.small_buffers()
-    return found
+        results["small buffers"] = plays.small_buffers()
+    return results
 
 
 def whose_turn() -> dict[str, Any]:
@@ -1099,7 +1099,7 @@ def whose_turn() -> dict[str, Any]:
 
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
 
@@ -1124,12 +1124,12 @@ def whose_turn() -> dict[str, Any]:
             gc.collect()
             before = mx.get_active_memory()
             player._pool.clear()
-            found["freed by a flush"] = before - mx.get_active_memory()
+            results["freed by a flush"] = before - mx.get_active_memory()
 
-        found["same prefix in the radix cache"] = continued(again)
-        found["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
-        found["in other slots"] = continued(again, elsewhere)
-        found["after a flush"] = continued(again, flushed)
+        results["same prefix in the radix cache"] = continued(again)
+        results["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
+        results["in other slots"] = continued(again, elsewhere)
+        results["after a flush"] = continued(again, flushed)
         # What 0.5.22 and later say of a request that has ended, before they remove it.
         if hasattr(rig.Player(made, radix=True).runner, "release_request_row"):
 
@@ -1140,12 +1140,12 @@ def whose_turn() -> dict[str, Any]:
                 player.runner.release_request_row("a", held)
 
             beside: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
-            found["ended, and not removed yet"] = continued(beside, ended)
+            results["ended, and not removed yet"] = continued(beside, ended)
             player = rig.Player(made, radix=True)
             player.play(beside[:-1], ends=False)
             ended(player)
             player.play(beside[-1:], ends=False)
-            found["running after that"] = sorted(player.runner._req_caches)
+            results["running after that"] = sorted(player.runner._req_caches)
             player.runner.remove_request("a")  # as stock does at the next step
             player.decode(["x", "b"], 2)
         player = rig.Player(made, radix=True)
@@ -1153,8 +1153,8 @@ def whose_turn() -> dict[str, Any]:
         sglang_perf_patches.deactivate()
         gc.collect()
         player._pool.clear()
-        found["of stock when taken off"] = "clear" not in vars(player._pool)
-    return found
+        results["of stock when taken off"] = "clear" not in vars(player._pool)
+    return results
 
 
 def arena_nodes() -> dict[str, Any]:
@@ -1164,7 +1164,7 @@ def arena_nodes() -> dict[str, Any]:
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models, rig
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as made:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
@@ -1176,13 +1176,13 @@ def arena_nodes() -> dict[str, Any]:
                         player.join(name, 9 + number * (kind == "skewed"))
                     player.decode(names, 2)
                     nodes = primitives(player, names)
-                    found[f"{selection} {kind} {requests}"] = {
+                    results[f"{selection} {kind} {requests}"] = {
                         "all": sum(nodes.values()),
                         "concatenations": nodes["Concatenate"],
                         "zeros": nodes["Full"],
                     }
             sglang_perf_patches.deactivate()
-    return found
+    return results
 
 
 def turn_of_stock() -> dict[str, Any]:
@@ -1197,9 +1197,9 @@ def turn_of_stock() -> dict[str, Any]:
     switch = Switch()
     with switch.stock():
         time.sleep(2.5)
-    found = {"after": {id: state(id).state for id in switch.names}}
+    results = {"after": {id: state(id).state for id in switch.names}}
     switch.close()
-    return found
+    return results
 
 
 def installed_release() -> str:
@@ -1238,18 +1238,18 @@ def outcome(made: Any) -> dict[str, Any]:
     player = rig.Player(made)
     schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
     schedules += [cases.random_schedule(Random(seed)) for seed in SEEDS]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:
-        found["played"] = [asdict(player.play(schedule)) for schedule in schedules]
+        results["played"] = [asdict(player.play(schedule)) for schedule in schedules]
         for name, batch in (("counted", COUNTED), ("counted long", COUNTED_LONG)):
             for who, length in batch.items():
                 player.join(who, length)
-            found[name] = dict(primitives(player, list(batch)))
+            results[name] = dict(primitives(player, list(batch)))
             for who in batch:
                 player.leave(who)
     except (ValueError, RuntimeError) as error:
-        found["raised"] = str(error)
-    return found
+        results["raised"] = str(error)
+    return results
 
 
 def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:

@@ -42,7 +42,7 @@ HITS: tuple[cases.Step, ...] = (
 def postponed_write() -> dict[str, Any]:
     """``mlx.pool-write`` is to go between a prompt's forward pass and its write into the pool."""
     schedule = [("join", "a", 40), ("decode", "a", 2), ("leave", "a"), ("hit", "b", "a", 30, 5)]
-    found: dict[str, Any] = {"asked": []}
+    results: dict[str, Any] = {"asked": []}
     with models.model("qwen3", "float32") as made:
         for selection in ("none", "mlx.pool-write"):
             ours.activate(selection, strict=True)
@@ -50,18 +50,18 @@ def postponed_write() -> dict[str, Any]:
 
             def finalize(pending: Any, player: rig.Player = player) -> int:
                 del player.runner.prefill_finalize
-                found["asked"].append(asked())
+                results["asked"].append(asked())
                 return int(player.runner.prefill_finalize(pending))
 
             if selection != "none":
                 player.runner.prefill_finalize = finalize
             # In two parts, for the second of which it must be gone.
             played = [asdict(player.play(schedule[:1], ends=False))]
-            found["afterwards"] = gone()
+            results["afterwards"] = gone()
             played.append(asdict(player.play(schedule[1:])))
-            found[selection] = played
+            results[selection] = played
             ours.deactivate()
-    return found
+    return results
 
 
 def running_requests(release: str) -> dict[str, Any]:
@@ -71,27 +71,27 @@ def running_requests(release: str) -> dict[str, Any]:
         "0.5.11": [("mlx.kv-arena", "qwen3"), ("mlx.first-buffer", "qwen3")],
         "0.5.23": [("mlx.kv-arena", "qwen3")],
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for patch, name in cases[release]:
         radix = patch in {"mlx.kv-arena", "mlx.first-buffer"}
         with models.model(name, "float32") as made:
-            of = found[patch] = {"none": _in_parts(made, "none", radix=radix)}
+            of = results[patch] = {"none": _in_parts(made, "none", radix=radix)}
             of["patched"] = _in_parts(made, patch, radix=radix)
-    return found
+    return results
 
 
 def _in_parts(made: Any, selection: str, *, radix: bool) -> dict[str, Any]:
     player = rig.Player(made, radix=radix)
     ours.activate(selection, strict=True)
-    found: dict[str, Any] = {"played": [asdict(player.play(RUNNING, ends=False))]}
+    results: dict[str, Any] = {"played": [asdict(player.play(RUNNING, ends=False))]}
     if selection != "none":
-        found["asked"] = asked()
-    found["played"].append(asdict(player.play(GOING_ON, ends=False)))
-    found["afterwards"] = gone()
+        results["asked"] = asked()
+    results["played"].append(asdict(player.play(GOING_ON, ends=False)))
+    results["afterwards"] = gone()
     more = AFTERWARDS + HITS * radix
-    found["played"].append(asdict(player.play(more)))
+    results["played"].append(asdict(player.play(more)))
     ours.deactivate()
-    return found
+    return results
 
 
 def small_buffers() -> dict[str, Any]:
@@ -100,7 +100,7 @@ def small_buffers() -> dict[str, Any]:
     "running": the patch goes while requests run. "only turns": with kept turns it goes at once.
     "before the turns": ``mlx.next-turn`` stays, and continues from a turn of before.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     crossing: list[cases.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
     finished: list[cases.Step] = [("join", "z", 9), ("leave", "z")]
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
@@ -144,11 +144,11 @@ def small_buffers() -> dict[str, Any]:
             ),
         }
         for name, (selection, schedules, between) in plays.items():
-            found[name] = {
+            results[name] = {
                 what: parts(what, *schedules, between=between) for what in ("none", selection)
             }
-            found[name]["patched"] = found[name].pop(selection)
-    return found
+            results[name]["patched"] = results[name].pop(selection)
+    return results
 
 
 def _asked_and_kept() -> dict[str, Any]:

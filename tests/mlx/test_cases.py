@@ -27,9 +27,9 @@ def test_every_patch_that_applies_gives_what_stock_gives(
     proved: Proved, shown: Shown, release: str
 ) -> None:
     patches = shown("mlx", release, GROUPS[release], GROUPS)
-    found = proved(release, patches)
+    by_patch = proved(release, patches)
     for patch in patches:
-        assert found[patch].get("compared", 0) > 0, found[patch]
+        assert by_patch[patch].get("compared", 0) > 0, by_patch[patch]
 
 
 def test_every_patch_has_a_case_and_every_release_a_group() -> None:

@@ -150,8 +150,8 @@ def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
         timeout=1800,
     )
     assert done.stdout, done.stderr[-3000:]
-    found = {outcome["patch"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}
-    return done.returncode, found
+    by_patch = {outcome["patch"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}
+    return done.returncode, by_patch
 
 
 def broken(folder: Path, *patches: str) -> Path:
@@ -165,17 +165,17 @@ def broken(folder: Path, *patches: str) -> Path:
 
 
 def test_a_patch_of_each_set_is_equal() -> None:
-    code, found = verify(SOURCE, *QUICK)
-    assert code == 0, found
-    assert {found[id]["word"] for id in QUICK} == {"equal"}
-    assert all(found[id]["compared"] > 0 for id in QUICK)
+    code, by_patch = verify(SOURCE, *QUICK)
+    assert code == 0, by_patch
+    assert {by_patch[id]["word"] for id in QUICK} == {"equal"}
+    assert all(by_patch[id]["compared"] > 0 for id in QUICK)
 
 
 def test_it_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
     patch = "mla.page-table-bound"
-    code, found = verify(broken(tmp_path, patch), patch)
+    code, by_patch = verify(broken(tmp_path, patch), patch)
     assert code == 1
-    assert found[patch]["word"] in {"different", "failed"}
+    assert by_patch[patch]["word"] in {"different", "failed"}
 
 
 @pytest.fixture(scope="module")
@@ -185,18 +185,18 @@ def whole() -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.whole_matrix
 def test_every_set_has_patches_that_are_equal(whole: tuple[int, dict[str, Any]]) -> None:
-    code, found = whole
-    assert code == 0, found
-    equal = {id for id, outcome in found.items() if outcome["word"] == "equal"}
+    code, by_patch = whole
+    assert code == 0, by_patch
+    equal = {id for id, outcome in by_patch.items() if outcome["word"] == "equal"}
     assert {id.partition(".")[0] for id in equal} == set(sets.NAMES)
-    assert all(found[id]["compared"] > 0 for id in equal)
+    assert all(by_patch[id]["compared"] > 0 for id in equal)
 
 
 @pytest.mark.whole_matrix
 def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) -> None:
-    _, found = whole
-    assert set(found) == {p.id for name in sets.NAMES for p in sets.declared(name).patches}
-    skipped = [outcome for outcome in found.values() if outcome["word"] == "skipped"]
+    _, by_patch = whole
+    assert set(by_patch) == {p.id for name in sets.NAMES for p in sets.declared(name).patches}
+    skipped = [outcome for outcome in by_patch.values() if outcome["word"] == "skipped"]
     assert {outcome["reason"].partition(":")[0] for outcome in skipped} <= {"built-in", "absent"}
 
 
@@ -204,9 +204,9 @@ def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) 
 def test_it_fails_on_each_patch_that_is_broken(
     whole: tuple[int, dict[str, Any]], tmp_path: Path
 ) -> None:
-    _, found = whole
-    assert set(BREAKS) == {id for id, outcome in found.items() if outcome["word"] == "equal"}
-    code, found = verify(broken(tmp_path, *BREAKS))
+    _, by_patch = whole
+    assert set(BREAKS) == {id for id, outcome in by_patch.items() if outcome["word"] == "equal"}
+    code, by_patch = verify(broken(tmp_path, *BREAKS))
     assert code == 1
-    unnoticed = [id for id in BREAKS if found[id]["word"] not in {"different", "failed"}]
+    unnoticed = [id for id in BREAKS if by_patch[id]["word"] not in {"different", "failed"}]
     assert unnoticed == []

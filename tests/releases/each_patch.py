@@ -35,8 +35,8 @@ def begin(set_name: str) -> list[str]:
     os.environ["SGLANG_PERF_PATCHES"] = "none"
     logging.getLogger("sglang_perf_patches").setLevel(logging.CRITICAL)
     importlib.import_module(f"sglang_perf_patches.proof.{set_name}").prepare()
-    found = [each for each in ours.verdicts() if each.word == "applies"]
-    _applying.update({each.patch.id: each for each in found if each.patch.set == set_name})
+    verdicts = [each for each in ours.verdicts() if each.word == "applies"]
+    _applying.update({each.patch.id: each for each in verdicts if each.patch.set == set_name})
     return list(_applying)
 
 
@@ -154,17 +154,17 @@ CHECKS = (on_off_on, activated_twice, wrapped_after, wrapped_before, replaced, u
 
 def checks(patch: str) -> dict[str, str | None]:
     """Each check by its name: what it raised, None if the patch passes it."""
-    found: dict[str, str | None] = {}
+    results: dict[str, str | None] = {}
     for check in CHECKS:
         everything = _held()
         try:
             check(patch)
-            found[check.__name__] = None
+            results[check.__name__] = None
         except Exception as error:
-            found[check.__name__] = f"{type(error).__name__}: {error}"
+            results[check.__name__] = f"{type(error).__name__}: {error}"
             for reference in _changed(everything):
                 _put_back(reference, everything[reference])
-    return found
+    return results
 
 
 def names() -> list[str]:
@@ -214,13 +214,13 @@ def _needed(patch: str) -> list[str]:
 
 def _held() -> Held:
     """What the owners of all definitions of the set's patches hold now."""
-    found: Held = {}
+    objects: Held = {}
     for patch in _applying:
         for reference in _own(patch):
             owner, name = identity.owner_of(reference)
             held = identity.raw(owner, name)
-            found[reference] = (held, _codes(held), owner)
-    return found
+            objects[reference] = (held, _codes(held), owner)
+    return objects
 
 
 def _codes(held: Any) -> list[tuple[FunctionType, CodeType]]:

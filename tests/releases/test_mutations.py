@@ -61,9 +61,9 @@ def test_a_changed_constant_or_header_refuses(
         compile(path.read_bytes(), path, "exec")
         tree = source.Tree(root)
         tree._modules = {name: each for name, each in whole._modules.items() if name != module}
-        found = {id: judge(*known[id], tree).word for id in concerned[change]}
+        words = {id: judge(*known[id], tree).word for id in concerned[change]}
         path.write_bytes(kept)
-        assert found == dict.fromkeys(found, "refused"), change
+        assert words == dict.fromkeys(words, "refused"), change
 
 
 def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def changes(tree: source.Tree, definition: Definition) -> Iterator[_Change]:
                 yield from fields(module, lines, index, names_read(definition, _ATTRIBUTES))
     read = names_read(definition, _GLOBALS)
     for index, line in enumerate(lines):
-        found = re.match(r"(\w+)(\s*:[^=]+)?\s*=(?!=)", line)
-        if found and found[1] in read and found[1] != last:
-            yield module, index, f"{found[0]} None if None else{line[found.end() :]}"
+        match = re.match(r"(\w+)(\s*:[^=]+)?\s*=(?!=)", line)
+        if match and match[1] in read and match[1] != last:
+            yield module, index, f"{match[0]} None if None else{line[match.end() :]}"
     for whence, name in imported(lines):
         path = tree.path(whence) if name in read else None
         for index, line in enumerate(source.lines_of(path) if path else ()):
@@ -148,9 +148,9 @@ def fields(module: str, lines: list[str], first: int, read: set[str]) -> Iterato
     for index in range(first + 1, len(lines)):
         if re.match(r"[^\s#)]", lines[index]):
             return
-        found = re.match(r"    (\w+)(\s*:[^=]+)?\s*=(?!=)", lines[index])
-        if found and found[1] in read:
-            yield module, index, f"{found[0]} None if None else{lines[index][found.end() :]}"
+        match = re.match(r"    (\w+)(\s*:[^=]+)?\s*=(?!=)", lines[index])
+        if match and match[1] in read:
+            yield module, index, f"{match[0]} None if None else{lines[index][match.end() :]}"
 
 
 def names_read(definition: Definition, how: set[str]) -> set[str]:
@@ -159,12 +159,12 @@ def names_read(definition: Definition, how: set[str]) -> set[str]:
         waiting = [compile(definition.text, "m.py", "exec")]
     except SyntaxError:  # pieces of it stand in another block
         return set()
-    found: set[str] = set()
+    names: set[str] = set()
     while waiting:
         code = waiting.pop()
         waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
-        found |= {str(each.argval) for each in dis.get_instructions(code) if each.opname in how}
-    return found
+        names |= {str(each.argval) for each in dis.get_instructions(code) if each.opname in how}
+    return names
 
 
 def imported(lines: list[str]) -> Iterator[tuple[str, str]]:

@@ -57,13 +57,13 @@ def _declared(patch: str, release: str) -> set[str]:
 def _servers(release: str, name: str) -> Iterator[tuple[frozenset[str], list[str]]]:
     """The servers that are played on a release, and the patches that each plays."""
     apart = set().union(*TOGETHER)
-    found: dict[frozenset[str], list[str]] = {}
+    by_features: dict[frozenset[str], list[str]] = {}
     for patch in applying(name, release):
         declared = _declared(patch, release)
         for features in (declared - apart, *(declared & group for group in TOGETHER)):
             if features:
-                found.setdefault(frozenset(features), []).append(patch)
-    yield from found.items()
+                by_features.setdefault(frozenset(features), []).append(patch)
+    yield from by_features.items()
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ BRINGS = {
 
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_somebody_has_classed_each_argument_of_a_server(release: str) -> None:
-    found = arguments(release)
-    assert len(found) > 300
-    unknown = sorted(name for name in found if not setups.FEATURES.knows(name))
+    names = arguments(release)
+    assert len(names) > 300
+    unknown = sorted(name for name in names if not setups.FEATURES.knows(name))
     assert not unknown, f"class them in {setups.__name__} or {immaterial.__name__}"
 
 
@@ -69,14 +69,14 @@ def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_what_a_release_resolves_is_read(release: str) -> None:
     answers = released.answers(released.tree(release), SCRIPT)
-    found: dict[str, Any] = {line["name"]: line for line in answers}
-    assert {line["seen"] for line in found.values() if "on" in line} == {1}
-    assert found.pop("plain")["on"] == {}
-    spelled = found.pop("--attn-dp-size")
+    by_name: dict[str, Any] = {line["name"]: line for line in answers}
+    assert {line["seen"] for line in by_name.values() if "on" in line} == {1}
+    assert by_name.pop("plain")["on"] == {}
+    spelled = by_name.pop("--attn-dp-size")
     assert "absent" in spelled or "dp-attention" in spelled["on"], spelled
     assert ("absent" in spelled) == ("attn_dp_size" not in arguments(release))
     read = 0
-    for name, line in found.items():
+    for name, line in by_name.items():
         if name in NO_EXAMPLE or "absent" in line:
             continue
         if "refused" in line:

@@ -27,7 +27,7 @@ TABLE = Path(__file__).parent / "verdicts.md"
 
 def expected() -> dict[str, dict[str, str]]:
     """Patch id → release → word, as the checked-in table has it."""
-    found: dict[str, dict[str, str]] = {}
+    words: dict[str, dict[str, str]] = {}
     name, head = "", []
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -37,8 +37,8 @@ def expected() -> dict[str, dict[str, str]]:
             head = [f"{name}.{cell}" for cell in cells[1:]]
         elif line.startswith("| ") and head:
             for id, word in zip(head, cells[1:], strict=True):
-                found.setdefault(id, {})[cells[0]] = word
-    return found
+                words.setdefault(id, {})[cells[0]] = word
+    return words
 
 
 def tree(release: str) -> source.Tree:
@@ -52,9 +52,9 @@ def judged(release: str) -> tuple[Verdict, ...]:
 
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_every_release_is_judged_as_the_table_says(release: str) -> None:
-    found = {verdict.patch.id: verdict.word for verdict in judged(release)}
-    assert found == {id: words[release] for id, words in expected().items()}
-    assert "refused" not in found.values()
+    by_patch = {verdict.patch.id: verdict.word for verdict in judged(release)}
+    assert by_patch == {id: words[release] for id, words in expected().items()}
+    assert "refused" not in by_patch.values()
 
 
 def test_built_in_since_is_the_first_release_that_has_it() -> None:

@@ -71,14 +71,14 @@ def using(folder: Path) -> list[int]:
 
     They are all that `start` started: its temporary folder is there, with sockets and logs.
     """
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
             told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
             opened = {os.readlink(link) for link in (process / "fd").iterdir()}
             if os.fsencode(folder) in told or any(str(folder) in name for name in opened):
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 @pytest.mark.whole_matrix  # six boots

@@ -83,18 +83,16 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.endswith(f"All of this is in {file}: please attach it to an issue.\n")
-    found = file.read_text(encoding="utf-8")
-    assert found.count("it ended with 0\n") == 6, found
-    assert "sglang 0.5.23\n" in found
-    assert '"other bits from so many rows on": []' in found
-    assert re.search(r"^\| turns \| 2 \|.* \| equal \|$", found, re.M)
-    assert re.search(r"^sglang-perf-patches: .*live.*mlx\.kv-arena", found, re.M)
-    assert all(
-        f'"side": "{side}", "load": "1_x_250"' in found for side in ("none", "mlx", "mlx-lm")
-    )
-    assert "a prefill of one request" in found
-    assert "a decode step of 4 requests" in found
-    assert str(Path.home()) not in found
+    text = file.read_text(encoding="utf-8")
+    assert text.count("it ended with 0\n") == 6, text
+    assert "sglang 0.5.23\n" in text
+    assert '"other bits from so many rows on": []' in text
+    assert re.search(r"^\| turns \| 2 \|.* \| equal \|$", text, re.M)
+    assert re.search(r"^sglang-perf-patches: .*live.*mlx\.kv-arena", text, re.M)
+    assert all(f'"side": "{side}", "load": "1_x_250"' in text for side in ("none", "mlx", "mlx-lm"))
+    assert "a prefill of one request" in text
+    assert "a decode step of 4 requests" in text
+    assert str(Path.home()) not in text
 
 
 def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:
@@ -136,8 +134,8 @@ def parsed(name: str) -> dict[str, Any]:
     python = sglang_environment("0.5.23").python
     done = example("0.5.23", python, "-c", _PARSE, EXAMPLES / name)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
 
 
 def must_be_understood(words: list[str], selection: str) -> None:

@@ -69,11 +69,11 @@ def two_servers(folder: Path) -> tuple[Seen, Seen]:
         server(folder, "0.5.10.post1", run=True) as (old, _),
         server(folder, "0.5.11", "--enable-metrics") as (new, _),
     ):
-        found = [_seen(old, expected=3), _seen(new, expected=2)]
+        servers = [_seen(old, expected=3), _seen(new, expected=2)]
         metrics = _metrics(new)
     return (
-        Seen(*found[0], processes(old), old.group, _log(old)),
-        Seen(*found[1], processes(new), new.group, _log(new), metrics),
+        Seen(*servers[0], processes(old), old.group, _log(old)),
+        Seen(*servers[1], processes(new), new.group, _log(new), metrics),
     )
 
 
@@ -82,10 +82,10 @@ def many(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Seen]:
     """The newest release with a data-parallel controller and two tokenizer workers."""
     run = request.param == "under run"
     with server(folder, "0.5.23", *_MANY, "--enable-metrics", run=run) as (running, replies):
-        found = _seen(running, expected=7 if run else 5)
+        records = _seen(running, expected=7 if run else 5)
         metrics = _metrics(running)
     after, log = processes(running), _log(running)
-    return request.param, Seen(*found, after, running.group, log, metrics, replies)
+    return request.param, Seen(*records, after, running.group, log, metrics, replies)
 
 
 def test_a_release_without_plugins_is_reached_whole_under_run(
@@ -168,12 +168,12 @@ def test_all_processes_are_of_one_server(many: tuple[str, Seen]) -> None:
 def test_a_server_logs_one_line_when_it_is_ready(two_servers: tuple[Seen, Seen]) -> None:
     for seen in two_servers:
         (line,) = seen.log
-        found = re.search(
+        match = re.search(
             r"server (\d+) with (\d) more: live \d+, pending \d+, refused 0(, gated \d+)?; live",
             line,
         )
-        assert found, line
-        assert (int(found[1]), int(found[2])) == (seen.group, len(seen.status) - 1)
+        assert match, line
+        assert (int(match[1]), int(match[2])) == (seen.group, len(seen.status) - 1)
         live = {
             patch["id"]
             for process in seen.status.values()
@@ -200,7 +200,7 @@ def must_be_in_metrics(seen: Seen) -> None:
     assert len(info) == 1, seen.metrics
     assert 'selection="all"' in info[0]
     for name in ("live", "ran"):
-        found = {
+        names = {
             (int(match["pid"]), match["patch"]): float(match["value"])
             for line in seen.metrics
             if (match := re.match(_SERIES.format(name), line))
@@ -213,7 +213,7 @@ def must_be_in_metrics(seen: Seen) -> None:
             for patch in process["patches"]
             if patch["state"] != "off" and role.startswith("scheduler")
         }
-        assert expected.items() <= found.items()
+        assert expected.items() <= names.items()
         assert any(expected.values())
 
 
@@ -316,13 +316,13 @@ def _log(running: Server) -> list[str]:
 
 def _titles(running: Server, without: Sequence[int]) -> list[str]:
     """The first words of the commands of the server's processes except some."""
-    found = []
+    titles = []
     for pid in sorted(set(members(running.group)) - set(without)):
         with suppress(FileNotFoundError):  # it ended meanwhile
             command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0 ").split("\0")
             if "multiprocessing.resource_tracker" not in " ".join(command):  # Python's own
-                found.append(command[0])
-    return found
+                titles.append(command[0])
+    return titles
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

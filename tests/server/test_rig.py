@@ -60,7 +60,7 @@ def measured(tmp_path: Path, *words: str, script: str, **more: str) -> Any:
 
 
 def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
-    found = measured(
+    measurement = measured(
         tmp_path,
         *("all,-mlx.kv-arena", "together", "ttft", "tpot"),
         script="turns.py",
@@ -71,28 +71,28 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
         TOKENS="12",
         PROMPT="16",
     )
-    live = found["said"]["patches"]
+    live = measurement["said"]["patches"]
     assert "mlx.kv-arena" in live
-    assert found["off"] == {"stock": live, "all": [], "-mlx.kv-arena": ["mlx.kv-arena"]}
+    assert measurement["off"] == {"stock": live, "all": [], "-mlx.kv-arena": ["mlx.kv-arena"]}
     same = {"stock": "3 of 3", "all": "3 of 3", "-mlx.kv-arena": "3 of 3"}
-    assert {side: found["together"][side] for side in same} == same
-    assert found["together"]["different tokens"] > 1
-    for figures in (found["ttft"]["2x17"]["last"], found["tpot"]["2"]["per token"]):
+    assert {side: measurement["together"][side] for side in same} == same
+    assert measurement["together"]["different tokens"] > 1
+    for figures in (measurement["ttft"]["2x17"]["last"], measurement["tpot"]["2"]["per token"]):
         assert set(figures) == set(same)
         assert all(len(each["turns"]) == 3 for each in figures.values())
         assert figures["stock"]["ratio"] == [1, 1, 1]
-    assert "mlx.kv-arena" in found["patches"]["ran"]
-    assert found["patches"]["left out"] == []
+    assert "mlx.kv-arena" in measurement["patches"]["ran"]
+    assert measurement["patches"]["left out"] == []
 
 
 def test_a_first_token_is_followed_step_by_step(tmp_path: Path) -> None:
-    found = measured(tmp_path, script="timeline.py", ROUNDS="8", CELLS="1x17")["1x17"]
-    at = {step: ms for ms, step in found["steps"]}
+    figures = measured(tmp_path, script="timeline.py", ROUNDS="8", CELLS="1x17")["1x17"]
+    at = {step: ms for ms, step in figures["steps"]}
     order = ("_send_one_request> 1", "process_input_requests> 1", "wait< 1", "stream_output> 1")
     times = [at[step] for step in (*order, "_handle_batch_output< 1")]
     assert times == sorted(times)
-    assert 0 < times[0] < times[-1] < 2 * found["marked"][2]
-    assert found["plain"][1] > 0
+    assert 0 < times[0] < times[-1] < 2 * figures["marked"][2]
+    assert figures["plain"][1] > 0
 
 
 def test_steps_are_medians_of_the_windows_that_have_them() -> None:
@@ -150,9 +150,9 @@ def test_each_round_has_another_order_and_the_first_ones_don_t_count(
     taken = turns.Sides(server, ["all"]).by_turns(lambda: [[1]], 3)
     assert [side for _, _, side in server.shown] == [*("all", "stock", "stock", "all") * 2]
     assert [each.seconds for each in taken["all"]] == [5, 8]
-    found = turns.compared(taken, lambda one: {"s": one.seconds})
-    assert found["s"]["all"]["turns"] == [5, 8]
-    assert found["s"]["all"]["ratio"] == quartiles([5 / 6, 8 / 7])
+    comparison = turns.compared(taken, lambda one: {"s": one.seconds})
+    assert comparison["s"]["all"]["turns"] == [5, 8]
+    assert comparison["s"]["all"]["ratio"] == quartiles([5 / 6, 8 / 7])
     assert turns.same(turns.flat(taken)) == {
         "different tokens": 1,
         "stock": "2 of 2",

@@ -200,14 +200,14 @@ def counts_what_running_requests_give_back() -> None:
     assert queue.scheduler.running_batch.reqs
     held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
     asked = {"retractable_tokens": 4000, "retractable_swa_tokens": sum(held)}
-    found = queue._swa_tail_allocatable_token_budget(**asked)
+    budget = queue._swa_tail_allocatable_token_budget(**asked)
     stock = stock_of(worker, "_swa_tail_allocatable_token_budget")
     wants = [
         wanted(sys.modules[type(queue).__module__], req, queue._swa_tail_len(1000)) for req in reqs
     ]
     more = asked["retractable_swa_tokens"] + max(wants) - bound(queue)
     expected = stock(queue, **{**asked, "retractable_swa_tokens": more})
-    assert stock(queue, **asked) < expected == found, (stock(queue, **asked), expected, found)
+    assert stock(queue, **asked) < expected == budget, (stock(queue, **asked), expected, budget)
 
 
 def stale_slots_are_unmapped(page_size: int = 16) -> None:
@@ -328,9 +328,9 @@ def the_bound_holds_with_drafts(page_size: int) -> None:
 
 def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
     """Requests without ``max_tokens`` on an idle server: all served, one after the other."""
-    found = alone_without_limit(page_size, over_allocation)
-    assert (found["first"], found["finished"], found["refused"]) == (1, 3, 0), found
-    assert found["order"] == ["r0", "r1", "r2"], found
+    outcome = alone_without_limit(page_size, over_allocation)
+    assert (outcome["first"], outcome["finished"], outcome["refused"]) == (1, 3, 0), outcome
+    assert outcome["order"] == ["r0", "r1", "r2"], outcome
 
 
 def idle_is_served_where_stock_never_evicts() -> None:
@@ -504,9 +504,9 @@ def none_fails_for_the_host(
     swa_tokens: int = 6000, prompt: int = 1000, new: int = 400, full_tokens: int = 262_144
 ) -> None:
     """Where retracted KV exceeds the host's pool, which stock never fills: each request ends."""
-    found = backed_up(swa_tokens, prompt, new, full_tokens=full_tokens)
-    assert (found["finished"], found["aborted"]) == (64, 0), found
-    assert found["in_tensors"], "more is to be retracted than the host's pool holds"
+    outcome = backed_up(swa_tokens, prompt, new, full_tokens=full_tokens)
+    assert (outcome["finished"], outcome["aborted"]) == (64, 0), outcome
+    assert outcome["in_tensors"], "more is to be retracted than the host's pool holds"
 
 
 def evicts_only_where_it_would_retract() -> None:

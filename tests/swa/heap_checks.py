@@ -251,17 +251,17 @@ def _chosen(tree: PrefixTree) -> int:
     """The node that a walk chooses first; it stays."""
     kind = tree.core.components[FULL].component_type
     tree.core.evict_device_start(kind, 1)
-    found = tree.core.evict_device_next_node(kind, {kind: 0}).node_id
+    chosen = tree.core.evict_device_next_node(kind, {kind: 0}).node_id
     tree.core.evict_device_end(kind)
-    return int(found)
+    return int(chosen)
 
 
 def _kept() -> Leaves:
     """The heap of the one tree that there is, which only the patch holds."""
     gc.collect()
-    found = [each for each in gc.get_objects() if type(each) is Leaves]
-    assert len(found) == 1
-    return found[0]
+    heaps = [each for each in gc.get_objects() if type(each) is Leaves]
+    assert len(heaps) == 1
+    return heaps[0]
 
 
 CHECKS: dict[str, Callable[..., Any]] = {

@@ -37,14 +37,14 @@ def windows_of_batches(count: int) -> int:
 def waits_for_windows() -> dict[str, dict[str, list[str]]]:
     """For each kind of metadata where stock, and the patched backend, would wait for a GPU."""
     publish()
-    found = {}
+    counts = {}
     for pool, windowed in (("", 0.75), ("no pool, ", 0.0)):
         for mode, step in STEPS.items():
             told = {"stock": _waits(step, windowed)}
             with live(PATCH, ran=None):
                 told["patched"] = _waits(step, windowed)
-            found[f"{pool}{mode}"] = told
-    return found
+            counts[f"{pool}{mode}"] = told
+    return counts
 
 
 def windows_not_served_are_stocks() -> dict[str, str]:

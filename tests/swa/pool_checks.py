@@ -58,11 +58,11 @@ def left_to_stock(page_size: int = 1) -> int:
         {"enable_hierarchical_cache": True},
     )
     for changed in alone:
-        found, configurator = pools(budget, **load, **changed)
+        pool_sizes, configurator = pools(budget, **load, **changed)
         ratio = changed.get("swa_full_tokens_ratio", 0.8)
         assert configurator._swa_full_tokens_ratio == ratio, changed
         sglang_perf_patches.deactivate()
-        assert sizes(pools(budget, **load, **changed)[0]) == sizes(found)
+        assert sizes(pools(budget, **load, **changed)[0]) == sizes(pool_sizes)
         _put_on()
     return len(alone)
 
@@ -71,9 +71,11 @@ def by_tokens_too(page_size: int = 1) -> None:
     """With a limit on the tokens, as ``--max-total-tokens`` sets: the same sliding-window pool."""
     load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
     _put_on()
-    found, configurator = pools(40 << 30, **load)
-    limited = configurator.calculate_pool_sizes_from_max_tokens(sizes(found)[0] // 2, page_size)
-    assert sizes(limited)[0] == sizes(found)[0] // 2 // page_size * page_size
+    pool_sizes, configurator = pools(40 << 30, **load)
+    limited = configurator.calculate_pool_sizes_from_max_tokens(
+        sizes(pool_sizes)[0] // 2, page_size
+    )
+    assert sizes(limited)[0] == sizes(pool_sizes)[0] // 2 // page_size * page_size
     wants = configurator._swa_needs
     assert wants.with_tails(64) <= sizes(limited)[1] < 0.8 * sizes(limited)[0]
     tiny = configurator.calculate_pool_sizes_from_max_tokens(4096, page_size)
@@ -95,9 +97,9 @@ def the_hint_is_what_the_patch_does() -> None:
     told = pool_hint.hint(config, requests=requests, kv_bytes=budget, interval=interval)
     _put_on()
     load = {"window": 128, "page_size": 1, "full": 12, "windowed": 12}
-    found, configurator = pools(budget, **load, max_running_requests=requests)
+    pool_sizes, configurator = pools(budget, **load, max_running_requests=requests)
     assert told.ratio == configurator._swa_full_tokens_ratio
-    assert abs(told.full - sizes(found)[0]) <= 2
+    assert abs(told.full - sizes(pool_sizes)[0]) <= 2
     sglang_perf_patches.deactivate()
     assert told.full_stock == sizes(pools(budget, **load)[0])[0]
 

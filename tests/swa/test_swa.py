@@ -263,8 +263,8 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     jobs += plan_of_caches(request.param, episodes, whole)
     jobs += plan_of_proof(request.param, _proved(shown, request.param))
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
-    found = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}
-    return {"release": request.param, **found}
+    by_key = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}
+    return {"release": request.param, **by_key}
 
 
 def _proved(shown: Shown, release: str) -> tuple[str, ...]:

@@ -78,14 +78,14 @@ GPUS = os.environ.get("GPUS", "").split()
 
 def plans(names: Sequence[str]) -> list[dict[str, Any]]:
     """Of all boots: the Engine without a cache first."""
-    found = [{"name": "reference", "options": ["disable_radix_cache=true"], "env": {}}]
+    boots = [{"name": "reference", "options": ["disable_radix_cache=true"], "env": {}}]
     for name in names:
         if name == "stock":
-            found.append({"name": name, "options": HOSTED, "env": {}})
+            boots.append({"name": name, "options": HOSTED, "env": {}})
             continue
         for length in dict.fromkeys(length for _, length in LOADS.values()):
             told = {"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": str(TOLD.get(length, length))}
-            found.append(
+            boots.append(
                 {
                     "name": f"{name}-{length}",
                     "options": HOSTED,
@@ -93,7 +93,7 @@ def plans(names: Sequence[str]) -> list[dict[str, Any]]:
                     "patches": "mamba.host-states",
                 }
             )
-    return found
+    return boots
 
 
 def pools() -> list[str]:
@@ -210,13 +210,13 @@ def judged(
     for each in said:
         where = "host" if each["host"] else "device" if each["device"] else "none"
         classes[where].append(each)
-    found: dict[str, Any] = {"requests": len(said)}
+    verdict: dict[str, Any] = {"requests": len(said)}
     for name, members in classes.items():
         if not members:
-            found[name] = {"count": 0}
+            verdict[name] = {"count": 0}
             continue
         firsts = sorted(each["first"] for each in members)
-        found[name] = {
+        verdict[name] = {
             "count": len(members),
             "first ms": round(statistics.median(firsts), 1),
             "p99 ms": round(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], 1),
@@ -227,8 +227,8 @@ def judged(
                 [each for each in members if each["number"] in (device or {})], device
             ),
         }
-    found["first ms"] = round(statistics.median(each["first"] for each in said), 1)
-    return found
+    verdict["first ms"] = round(statistics.median(each["first"] for each in said), 1)
+    return verdict
 
 
 def _equal(members: Sequence[Reply], others: Mapping[int, Any] | None) -> list[int]:
@@ -291,7 +291,7 @@ class Seat:
     def _send(self, numbered: Sequence[tuple[int, list[int]]], at_once: int) -> list[Reply]:
         """Send prompts, so many at once; what came of each."""
         sampling = {"temperature": 0, "max_new_tokens": REPLY, "ignore_eos": True}
-        found: list[Reply] = []
+        replies: list[Reply] = []
 
         async def one(number: int, ids: list[int]) -> None:
             sent, first = time.perf_counter(), None
@@ -307,7 +307,7 @@ class Seat:
                 got = ids_now if len(ids_now) > len(got) else got + ids_now
             about = said.get("meta_info", {})
             where = about.get("cached_tokens_details") or {}
-            found.append(
+            replies.append(
                 {
                     "number": number,
                     "first": round(1e3 * (first or float("nan")), 2),
@@ -322,7 +322,7 @@ class Seat:
                 await asyncio.gather(*(one(*each) for each in numbered[start : start + at_once]))
 
         self.server.engine.loop.run_until_complete(all_of_them())
-        return found
+        return replies
 
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:

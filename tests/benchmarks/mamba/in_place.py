@@ -88,14 +88,14 @@ def measured(count: int, length: int) -> dict[str, Any]:
     ways = {"stock": sides.stock, "copied": sides.copied, "in place": sides.in_place}
     equal = dict.fromkeys(ways, 0)
     for _ in range(COMPARED):
-        found = {}
+        times = {}
         for name, way in ways.items():
             pool = sides.pool()
             sides.output.fill_(7)
             way(pool)
-            found[name] = (sides.output.clone(), pool)
-        for name, pair in found.items():
-            equal[name] += all(map(torch.equal, pair, found["stock"]))
+            times[name] = (sides.output.clone(), pool)
+        for name, pair in times.items():
+            equal[name] += all(map(torch.equal, pair, times["stock"]))
     host: dict[str, list[float]] = {name: [] for name in ways}
     whole: dict[str, list[float]] = {name: [] for name in ways}
     pool = sides.pool()
@@ -117,11 +117,11 @@ def measured(count: int, length: int) -> dict[str, Any]:
 
 def main(out: Path) -> None:
     """Measure all batches."""
-    found = {}
+    results = {}
     for count, length in BATCHES:
-        found[f"{count}x{length}"] = measured(count, length)
-        print(f"{count}x{length}", json.dumps(found[f"{count}x{length}"]), flush=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
+        results[f"{count}x{length}"] = measured(count, length)
+        print(f"{count}x{length}", json.dumps(results[f"{count}x{length}"]), flush=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ class _Run:
             release: {"episodes": played, "stock": self._deaths[release]}
             for release, played in self.played.items()
         }
-        found = {"releases": releases, "wrong": self.wrong}
-        self._out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        summary = {"releases": releases, "wrong": self.wrong}
+        self._out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

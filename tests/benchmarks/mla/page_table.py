@@ -25,7 +25,7 @@ SIDES = ("none", "mla.page-table-bound")
 
 def main(out: Path) -> None:
     """Run each case on stock and patched."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     running = {}
     for case in (*CASES, "same bits"):
         for side in SIDES if case != "same bits" else SIDES[:1]:
@@ -44,9 +44,9 @@ def main(out: Path) -> None:
         errors = [line[-300:] for line in said.splitlines() if "rror" in line][-3:]
         result = {"rc": process.returncode, "errors": errors}
         result |= json.loads(lines[-1]) if lines else {}
-        found[f"{case}, {'stock' if side == 'none' else 'patched'}"] = result
+        results[f"{case}, {'stock' if side == 'none' else 'patched'}"] = result
         print(case, side, json.dumps(result), flush=True)
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def one(case: str, side: str) -> None:
@@ -110,10 +110,10 @@ def one(case: str, side: str) -> None:
         print("reads", read, flush=True)
         bound = POOL * (CONTEXT + 64) + 64
         outside = [page for page in read if not 0 <= page < bound]
-        found = {"pages past the row": read, "not pages": len(outside), "width": table.shape[1]}
-        said({**found, "kernel": "ended the process"})
+        counts = {"pages past the row": read, "not pages": len(outside), "width": table.shape[1]}
+        said({**counts, "kernel": "ended the process"})
         out = attend(table, lengths, metadata.cu_seqlens_q)
-        said({**found, "kernel": "ran", "finite": bool(out[:2].isfinite().all())})
+        said({**counts, "kernel": "ran", "finite": bool(out[:2].isfinite().all())})
 
 
 BITS = ((1, 300), (1, 80000), (16, 4000), (16, 131000), (3, 20000))

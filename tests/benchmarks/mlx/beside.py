@@ -107,7 +107,7 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
         words = [python, "-W", "ignore", "-c", code, model, given.shape, *search]
         subprocess.run(words, env=_variables("none"), check=True)
     sides = given.sides.split(",")
-    found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
+    rows: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     said: dict[str, None] = {}
     began = time.monotonic()
     for turn in range(given.turns):
@@ -118,11 +118,11 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
             log = folder / f"{turn}-{side}.log"
             for row in _boot(python, side, model, given, log):
                 key = row["load"], row["clients"]
-                found.setdefault(key, {}).setdefault(side, []).append(row)
+                rows.setdefault(key, {}).setdefault(side, []).append(row)
                 print(json.dumps({"turn": turn, "side": side} | row), flush=True)
             if side == "patched":
                 said |= dict.fromkeys(re.findall(_SAID, log.read_text(errors="replace")))
-    for line in (*table(found, sides), *said):
+    for line in (*table(rows, sides), *said):
         print(line)
 
 
@@ -326,9 +326,9 @@ def _processor_s(group: int) -> float:
 def _seconds(text: str) -> float:
     """Of what ps prints: ``DD-HH:MM:SS``, or less of it."""
     days, _, clock = text.rpartition("-")
-    found = 24 * 60.0 * int(days or 0)
+    hours = 24 * 60.0 * int(days or 0)
     parts = [float(part) for part in clock.split(":")]
-    return 60 * (found + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
+    return 60 * (hours + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
 
 
 def _free_port() -> int:

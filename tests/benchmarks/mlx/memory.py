@@ -87,16 +87,16 @@ def _measure(selection: str, radix: bool, only: str) -> None:
             held = _Held(player, weights)
             mx.reset_peak_memory()
             began = time.perf_counter()
-            found = load(player)
+            figures = load(player)
             taken = time.perf_counter() - began
             gc.collect()
             beside = weights + player.bytes_of_pool()
-            found["kept MB"] = round((mx.get_active_memory() - beside) / 1e6, 1)
-            found["held MB"] = round(held.most / 1e6, 1)
-            found["peak MB"] = round((mx.get_peak_memory() - beside) / 1e6, 1)
-            found["pool MB"] = round(player.bytes_of_pool() / 1e6, 1)
-            found["seconds"] = round(taken, 2)
-            print(json.dumps({"patches": selection, "load": name} | found), flush=True)
+            figures["kept MB"] = round((mx.get_active_memory() - beside) / 1e6, 1)
+            figures["held MB"] = round(held.most / 1e6, 1)
+            figures["peak MB"] = round((mx.get_peak_memory() - beside) / 1e6, 1)
+            figures["pool MB"] = round(player.bytes_of_pool() / 1e6, 1)
+            figures["seconds"] = round(taken, 2)
+            print(json.dumps({"patches": selection, "load": name} | figures), flush=True)
             del player, held
     sglang_perf_patches.deactivate()
 
@@ -188,17 +188,17 @@ def _decode(player: Any, names: list[str]) -> list[tuple[float, float]]:
 
 def _first_steps(times: list[list[tuple[float, float]]]) -> dict[str, Any]:
     """The first step after the prefills, later ones, and their ratio, as quartiles."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for number, kind in enumerate(("", ", CPU time")):
         taken = [[step[number] for step in each] for each in times[1:]]  # the first warms MLX up
         laters = [statistics.median(each[2:]) for each in taken]
-        found[f"first step ms{kind}"] = _quartiles([each[0] for each in taken], 1)
-        found[f"later step ms{kind}"] = _quartiles(
+        figures[f"first step ms{kind}"] = _quartiles([each[0] for each in taken], 1)
+        figures[f"later step ms{kind}"] = _quartiles(
             list(chain.from_iterable(e[2:] for e in taken)), 1
         )
         ratios = [each[0] / later for each, later in zip(taken, laters, strict=True)]
-        found[f"first : later{kind}"] = _quartiles(ratios, 2)
-    return found
+        figures[f"first : later{kind}"] = _quartiles(ratios, 2)
+    return figures
 
 
 def _quartiles(values: list[float], digits: int) -> list[float]:

@@ -78,8 +78,8 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
                 flush=True,
             )
         for kind, of in zip(("CPU time", "wall time"), zip(*ratios, strict=True), strict=True):
-            found = [round(each, 3) for each in statistics.quantiles(of, n=4)]
-            print(json.dumps({f"patched : stock, {kind}": found}), flush=True)
+            quartiles = [round(each, 3) for each in statistics.quantiles(of, n=4)]
+            print(json.dumps({f"patched : stock, {kind}": quartiles}), flush=True)
 
 
 def _prefill(player: Any, name: str, tokens: int) -> tuple[float, float]:

@@ -40,23 +40,23 @@ def main() -> None:
     for batch in (1, 16):
         logits = 4 * mx.random.normal((batch, _VOCABULARY))
         mx.eval(logits)
-        found: dict[str, Any] = {"batch": batch, "device": str(mx.default_device())}
-        found["argmax"] = _ms(lambda logits=logits: mx.argmax(logits, axis=-1))
+        figures: dict[str, Any] = {"batch": batch, "device": str(mx.default_device())}
+        figures["argmax"] = _ms(lambda logits=logits: mx.argmax(logits, axis=-1))
         for name, kind in _KINDS.items():
             one = sampling.MlxSamplingParams(temperature=0.8, min_p=0.0, seed=None, **kind)
-            found[name] = _ms(
+            figures[name] = _ms(
                 lambda logits=logits, batch=batch, one=one: sampling.sample_tokens(
                     logits, [one] * batch, [7] * batch, mx.random.key(1)
                 )
             )
-        found["the sort"] = _ms(lambda logits=logits: mx.argsort(-logits, axis=-1)[:, :20])
-        found["argpartition"] = _ms(
+        figures["the sort"] = _ms(lambda logits=logits: mx.argsort(-logits, axis=-1)[:, :20])
+        figures["argpartition"] = _ms(
             lambda logits=logits: mx.argpartition(-logits, kth=20, axis=-1)[:, :20]
         )
-        found["a grammar's rows"] = _ms(
+        figures["a grammar's rows"] = _ms(
             lambda batch=batch: mx.array(np.zeros((batch, _VOCABULARY), np.float32))
         )
-        print(json.dumps(found), flush=True)
+        print(json.dumps(figures), flush=True)
 
 
 def _ms(make: Callable[[], mx.array]) -> float:

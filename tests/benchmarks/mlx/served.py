@@ -91,7 +91,7 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
         for name, value in os.environ.items()
         if name.startswith("SGLANG_") and name not in {"SGLANG_PERF_PATCHES", "SGLANG_USE_MLX"}
     }
-    found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
+    rows: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     for turn in range(given.turns):
         for side in _SIDES[:: -1 if turn % 2 else 1]:
             log = folder / f"{turn}-{side}.log"
@@ -111,9 +111,9 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
                 print(json.dumps({"turn": turn, "side": side, "boot, s": boot}), flush=True)
                 for row in _loaded(environment, server.url, model, folder, paths):
                     key = row["load"], row["clients"]
-                    found.setdefault(key, {}).setdefault(side, []).append(row)
+                    rows.setdefault(key, {}).setdefault(side, []).append(row)
                     print(json.dumps({"turn": turn, "side": side} | row), flush=True)
-    for (load, clients), sides in found.items():
+    for (load, clients), sides in rows.items():
         if set(sides) == set(_SIDES):
             print(json.dumps({"load": load, "clients": clients} | _compared(sides)), flush=True)
 
@@ -288,15 +288,15 @@ def _in_4_bits(weights: dict[str, Any]) -> dict[str, Any]:
     """The same weights with each matrix as mlx-lm has it in 4 bits."""
     import mlx.core as mx
 
-    found = {}
+    quantized = {}
     for name, value in weights.items():
         if value.ndim < 2:
-            found[name] = value
+            quantized[name] = value
             continue
         parts = mx.quantize(value, group_size=64, bits=4)
         for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
-            found[f"{name.removesuffix('weight')}{part}"] = array
-    return found
+            quantized[f"{name.removesuffix('weight')}{part}"] = array
+    return quantized
 
 
 def _variables(paths: Sequence[str]) -> dict[str, str]:

@@ -90,7 +90,7 @@ def _bits(given: argparse.Namespace) -> None:
 
     for dtype, quantized in _KINDS:
         with models.model("qwen3", dtype, quantized=quantized, **_SHAPES[given.shape]) as made:
-            found: dict[str, list[str]] = {}
+            differences: dict[str, list[str]] = {}
             for which, several in _LENGTHS.items():
                 for lengths in several:
                     prompts = _prompts(lengths, made.vocabulary)
@@ -105,9 +105,11 @@ def _bits(given: argparse.Namespace) -> None:
                                 for a, b in zip(alone, together, strict=True)
                             )
                         ]
-                        found.setdefault(f"{form}, {which}", []).append("+".join(other) or "equal")
+                        differences.setdefault(f"{form}, {which}", []).append(
+                            "+".join(other) or "equal"
+                        )
             kind = "4 bits" if quantized else dtype
-            print(json.dumps({"shape": given.shape, "kind": kind} | found), flush=True)
+            print(json.dumps({"shape": given.shape, "kind": kind} | differences), flush=True)
 
 
 def _times(given: argparse.Namespace) -> None:

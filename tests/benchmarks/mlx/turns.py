@@ -49,10 +49,10 @@ def _measure(given: argparse.Namespace) -> None:
     standalone.lend()
     for name in given.models.split(","):
         with models.model(name, "float32", **_SIZES[name]) as made:
-            found: dict[str, list[list[tuple[float, float]]]] = {"none": [], "mlx.next-turn": []}
+            times: dict[str, list[list[tuple[float, float]]]] = {"none": [], "mlx.next-turn": []}
             for number in range(given.rounds):
-                for selection in sorted(found, reverse=bool(number % 2)):
-                    found[selection].append(_conversation(made, selection, given))
+                for selection in sorted(times, reverse=bool(number % 2)):
+                    times[selection].append(_conversation(made, selection, given))
             line: dict[str, Any] = {"model": name, "tokens a turn": given.tokens}
             line |= {"reply": given.reply, "dropped": given.dropped, "rounds": given.rounds}
             for which, clock in enumerate(("ms", "ms of the processor")):
@@ -61,7 +61,7 @@ def _measure(given: argparse.Namespace) -> None:
                         statistics.median(each[which] for each in of)
                         for of in zip(*rounds, strict=True)
                     ]
-                    for selection, rounds in found.items()
+                    for selection, rounds in times.items()
                 }
                 pairs = zip(middle["mlx.next-turn"], middle["none"], strict=True)
                 line |= {f"{side}, {clock}": [round(t, 1) for t in middle[side]] for side in middle}

@@ -54,10 +54,10 @@ def cells() -> dict[str, tuple[int, int, int]]:
     """What is measured, by name: requests, tokens of a prompt, and tokens of a reply."""
     first = os.environ.get("CELLS", "1x130 1x519 8x512 1x4000").split()
     pairs = {name: tuple(map(int, name.split("x"))) for name in first}
-    found = {name: (count, length, 1) for name, (count, length) in pairs.items()}
+    requests = {name: (count, length, 1) for name, (count, length) in pairs.items()}
     for count in map(int, os.environ.get("BATCHES", "").split()):
-        found[f"{count} requests, {TOKENS} tokens"] = (count, PROMPT, TOKENS)
-    return found
+        requests[f"{count} requests, {TOKENS} tokens"] = (count, PROMPT, TOKENS)
+    return requests
 
 
 Does = Mapping[str, Callable[..., Any]]
@@ -238,19 +238,19 @@ def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, An
         if failed:
             return {"failed": failed}
     first = taken[members[0].name]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, each in taken.items():
         ms = [one["ms"] for one in each]
-        found[name] = {
+        results[name] = {
             "ms": quartiles(ms),
             "ratio": quartiles([a / b["ms"] for a, b in zip(ms, first, strict=True)]),
             "turns": [round(value, 3) for value in ms],
             **{key: each[-1][key] for key in ("tokens per step", "patches", "cached")},
         }
     replies = [pair for each in zip(*taken.values(), strict=True) for pair in _pairs(each)]
-    found["tokens equal"] = f"{sum(len(set(pair)) == 1 for pair in replies)} of {len(replies)}"
-    found["different tokens"] = max(one["different"] for each in taken.values() for one in each)
-    return found
+    results["tokens equal"] = f"{sum(len(set(pair)) == 1 for pair in replies)} of {len(replies)}"
+    results["different tokens"] = max(one["different"] for each in taken.values() for one in each)
+    return results
 
 
 def _pairs(round_: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -280,8 +280,8 @@ def _drafts(boot: Boot) -> dict[str, Any]:
     for count in (1, 2, 5, 16, 17, 63, 64):
         boot.ask("time", count, PROMPT, 48, 7)
     out = Path(boot.plan["env"]["COMPARE_OUT"])
-    found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    return {"error": boot.found.get("error"), **found}
+    earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    return {"error": boot.found.get("error"), **earlier}
 
 
 class Seat:
@@ -319,9 +319,9 @@ class Seat:
         """Calls of each verify step of a batch, or of each token without speculation."""
         self.server.seed("calls")
         prompts, steps = self.server.prompts(count, length), []
-        found = self._profiled(lambda: steps.append(self.server.generate(prompts, 128).steps))
+        profile = self._profiled(lambda: steps.append(self.server.generate(prompts, 128).steps))
         times = -(-steps[0] // count) or 128
-        return {"steps": times, **traces.calls(found, times)}
+        return {"steps": times, **traces.calls(profile, times)}
 
     def host(self, length: int) -> list[tuple[str, float, float]]:
         """Inclusive milliseconds and calls of the host's functions in one prefill of one prompt."""

@@ -85,11 +85,11 @@ def steps(lines: Iterable[str], windows: Sequence[tuple[int, int]]) -> list[tupl
         lines: ``NANOSECONDS PROCESS STEP``, in any order.
         windows: when each began and ended, in nanoseconds of the same clock.
     """
-    found = sorted((int(at), step) for at, _, step in map(str.split, lines))
+    events = sorted((int(at), step) for at, _, step in map(str.split, lines))
     times: dict[str, list[float]] = defaultdict(list)
     for began, ended in windows:
         numbers: Counter[str] = Counter()
-        for at, step in found:
+        for at, step in events:
             if began <= at <= ended:
                 numbers[step] += 1
                 times[f"{step} {numbers[step]}"].append((at - began) / 1e6)
@@ -117,11 +117,11 @@ def main(words: Sequence[str]) -> int:
         print("READY", server.boot_s, flush=True)
         while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
             time.sleep(0.05)
-        found = {}
+        results = {}
         for cell in CELLS:
-            found[cell] = measured(server, marks, cell)
-            Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            print(cell, json.dumps(found[cell]), flush=True)
+            results[cell] = measured(server, marks, cell)
+            Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            print(cell, json.dumps(results[cell]), flush=True)
     finally:
         server.close()
     return 0

@@ -41,14 +41,14 @@ def events(server: Server, work: Callable[[], object], **options: Any) -> list[E
         if any(folder.rglob("*.gz")):
             break
     time.sleep(2)  # until it is whole
-    found: list[Event] = []
+    collected: list[Event] = []
     for path in sorted(folder.rglob("*.gz"))[:1]:
         try:
             with gzip.open(path) as file:
-                found += json.load(file)["traceEvents"]
+                collected += json.load(file)["traceEvents"]
         except (EOFError, OSError, ValueError) as error:
             print("PROFILE", path.name, repr(error), flush=True)
-    return found
+    return collected
 
 
 def busy_ms(found: Iterable[Event]) -> float:

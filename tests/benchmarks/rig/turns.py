@@ -108,20 +108,20 @@ def compared(
     taken: Mapping[str, Sequence[Replies]], figures: Callable[[Replies], dict[str, float]]
 ) -> dict[str, Any]:
     """Quartiles of each figure of each side, and of its ratios to stock's."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, replies in taken.items():
         for one, stock in zip(replies, taken["stock"], strict=True):
             for figure, value in figures(one).items():
-                mine = found.setdefault(figure, {}).setdefault(name, {"ms": [], "ratio": []})
+                mine = results.setdefault(figure, {}).setdefault(name, {"ms": [], "ratio": []})
                 mine["ms"].append(value)
                 mine["ratio"].append(value / figures(stock)[figure])
-    for sides in found.values():
+    for sides in results.values():
         for each in sides.values():
             each["turns"] = [round(value, 3) for value in each["ms"]]
             each |= {name: quartiles(each[name]) for name in ("ms", "ratio")}
     cached = {tokens for all_of in taken.values() for one in all_of for tokens in one.cached}
-    found["cached"] = sorted(cached)
-    return found
+    results["cached"] = sorted(cached)
+    return results
 
 
 def same(taken: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, Any]:
@@ -143,13 +143,13 @@ def flat(taken: Mapping[str, Sequence[Replies]]) -> dict[str, list[list[int]]]:
 
 def ttft(sides: Sides) -> dict[str, Any]:
     """Until the last and the median of new prompts have their first token."""
-    found = {}
+    results = {}
     for cell in CELLS:
         count, length = map(int, cell.split("x"))
         taken = sides.by_turns(partial(sides.fresh, count, length), 1)
-        found[cell] = compared(taken, Replies.figures)
-        print("TTFT", cell, _ratios(found[cell]["last"]), flush=True)
-    return found
+        results[cell] = compared(taken, Replies.figures)
+        print("TTFT", cell, _ratios(results[cell]["last"]), flush=True)
+    return results
 
 
 def tpot(sides: Sides) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def tpot(sides: Sides) -> dict[str, Any]:
     Without a prefix cache all sides have the same prompts, and their tokens are compared. With one
     each has prompts of its own, since only the first side would have to compute them.
     """
-    server, found = sides.server, {}
+    server, results = sides.server, {}
     for count in BATCHES:
         new = sides.fresh if server.has_cache else server.prompts
         taken = sides.by_turns(partial(new, count, PROMPT), TOKENS)
@@ -170,9 +170,9 @@ def tpot(sides: Sides) -> dict[str, Any]:
             for name, of in taken.items()
             if of[-1].steps
         }
-        found[str(count)] = each
+        results[str(count)] = each
         print("TPOT", count, _ratios(each["per token"]), flush=True)
-    return found
+    return results
 
 
 def continued(sides: Sides) -> dict[str, Any]:
@@ -187,14 +187,14 @@ def continued(sides: Sides) -> dict[str, Any]:
         ends = server.prompts(count, ENDS)
         return [prefix + end for prefix, end in zip(prefixes, ends, strict=False)]
 
-    found = {}
+    results = {}
     for count in BATCHES:
         taken = sides.by_turns(partial(make, count), 1)
         each = compared(taken, Replies.figures)
         each["tokens equal"] = same(flat(taken))
-        found[f"{count} x ({CACHED} cached + {PREFIX - CACHED + ENDS})"] = each
+        results[f"{count} x ({CACHED} cached + {PREFIX - CACHED + ENDS})"] = each
         print("CONTINUED", count, _ratios(each["last"]), flush=True)
-    return found
+    return results
 
 
 def tokens(sides: Sides) -> dict[str, Any]:
@@ -215,16 +215,16 @@ def tokens(sides: Sides) -> dict[str, Any]:
         said[name] = [server.generate([each], 4).tokens[0] for each in (*first, *longer)]
         sums[name] = server.ask("sums") or []
     server.flush()
-    found: dict[str, Any] = {"tokens equal": same(said)}
+    results: dict[str, Any] = {"tokens equal": same(said)}
     for name, layers in sums.items():
         pairs = list(zip(sums["stock"], layers, strict=True))
         if pairs:
-            found[name] = {
+            results[name] = {
                 "layers equal": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
                 "slots differ": sum(x != y for a, b in pairs for x, y in zip(a, b, strict=True)),
                 "slots written": sum(x != 0 for x in layers[0]),
             }
-    return found
+    return results
 
 
 def together(sides: Sides) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def offloaded(sides: Sides) -> dict[str, Any]:
 
 def prefills(sides: Sides) -> dict[str, Any]:
     """Calls of a prefill of each side, for the first two cells, from a profile of four."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for cell in CELLS[:2]:
         count, length = map(int, cell.split("x"))
 
@@ -279,14 +279,14 @@ def prefills(sides: Sides) -> dict[str, Any]:
             sides.show(name)
             some(1)
             events = traces.events(sides.server, partial(some, 4))
-            found.setdefault(cell, {})[name] = traces.calls(events, 4)
-            print("PREFILLS", cell, name, json.dumps(found[cell][name])[:300], flush=True)
-    return found
+            results.setdefault(cell, {})[name] = traces.calls(events, 4)
+            print("PREFILLS", cell, name, json.dumps(results[cell][name])[:300], flush=True)
+    return results
 
 
 def decodes(sides: Sides) -> dict[str, Any]:
     """Calls of a verify step of one request, or of a token without speculation."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in sides.off:
         sides.show(name)
         sides.server.generate(sides.server.prompts(1, PROMPT), 32)
@@ -297,9 +297,9 @@ def decodes(sides: Sides) -> dict[str, Any]:
             lambda: replies.append(sides.server.generate(prompt, 128)),  # noqa: B023
         )
         steps = replies[0].steps or 128
-        found[name] = {"steps": steps, **traces.calls(events, steps)}
-        print("DECODES", name, json.dumps(found[name])[:300], flush=True)
-    return found
+        results[name] = {"steps": steps, **traces.calls(events, steps)}
+        print("DECODES", name, json.dumps(results[name])[:300], flush=True)
+    return results
 
 
 PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
@@ -336,9 +336,9 @@ def main(words: Sequence[str]) -> int:
         print(f"turns: {error}", file=sys.stderr)
         return 2
     try:
-        found: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
-        found["said"] = server.said
-        print("READY", json.dumps(found), flush=True)
+        results: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
+        results["said"] = server.said
+        print("READY", json.dumps(results), flush=True)
         while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
             time.sleep(0.05)
         try:
@@ -346,14 +346,14 @@ def main(words: Sequence[str]) -> int:
         except ValueError as error:
             print(f"turns: {error}", file=sys.stderr)
             return 2
-        found["off"] = sides.off
+        results["off"] = sides.off
         for part in parts:
             began = time.monotonic()
-            found[part] = PARTS[part](sides)
-            found[f"{part} s"] = round(time.monotonic() - began, 1)
-            found["patches"] = patches_here()
-            Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            print(part, json.dumps(found[part])[:1000], flush=True)
+            results[part] = PARTS[part](sides)
+            results[f"{part} s"] = round(time.monotonic() - began, 1)
+            results["patches"] = patches_here()
+            Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            print(part, json.dumps(results[part])[:1000], flush=True)
     finally:
         server.close()
     return 0

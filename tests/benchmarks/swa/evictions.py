@@ -58,18 +58,18 @@ def here() -> None:
     for leaves, turns in TURNS.items():
         cycle = _Cycle(crowded(leaves, tokens=TOKENS))
         gc.collect()
-        found: dict[str, list[float]] = {"its first": []}
+        times: dict[str, list[float]] = {"its first": []}
         for turn in range(turns):
             for name in ("stock", "patched")[:: 1 if turn % 2 else -1]:
-                evictions = found.setdefault(name, [])
-                whole = found.setdefault(f"{name}, and a request", [])
+                evictions = times.setdefault(name, [])
+                whole = times.setdefault(f"{name}, and a request", [])
                 if name == "stock":
                     cycle.take(EVICTIONS, evictions, whole)
                     continue
                 with live(PATCH):
-                    cycle.take(1, found["its first"], [])
+                    cycle.take(1, times["its first"], [])
                     cycle.take(EVICTIONS, evictions, whole)
-        print(json.dumps({"leaves": leaves, **found}), flush=True)
+        print(json.dumps({"leaves": leaves, **times}), flush=True)
 
 
 class _Cycle:

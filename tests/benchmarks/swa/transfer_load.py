@@ -246,9 +246,9 @@ class _Play:
         kept = [n for n in range(REQUESTS) if n not in aborted]
         reference = [self._mixed_replies(sides)[n] for n in kept]
         for side in SIDES:
-            found, told = self._watched(sides[side], self._prompts, OUTPUT, aborted)
-            told["ended_by_abort"] = sum(found[n].ended == "abort" for n in aborted)
-            told["equal"] = _equal(reference, [found[n] for n in kept])
+            replies, told = self._watched(sides[side], self._prompts, OUTPUT, aborted)
+            told["ended_by_abort"] = sum(replies[n].ended == "abort" for n in aborted)
+            told["equal"] = _equal(reference, [replies[n] for n in kept])
             told["compared"] = len(kept)
             part[side] = told
             self.write()
@@ -263,12 +263,12 @@ class _Play:
             _settled(sides[side])
             sides[side].reset()
         started = {side: _start(sides[side], prompts, GROWING_OUTPUT) for side in SIDES}
-        found = {side: burst.ended() for side, burst in started.items()}
+        replies = {side: burst.ended() for side, burst in started.items()}
         for side in SIDES:
-            part[side] = _summary(found[side]) | _settled(sides[side])
+            part[side] = _summary(replies[side]) | _settled(sides[side])
         # Stock may abort what the host's pool can't hold.
-        whole = [n for n in range(REQUESTS) if found["stock"][n].ended == "length"]
-        part["equal"] = _equal(*([found[side][n] for n in whole] for side in SIDES))
+        whole = [n for n in range(REQUESTS) if replies["stock"][n].ended == "length"]
+        part["equal"] = _equal(*([replies[side][n] for n in whole] for side in SIDES))
         part["compared"] = len(whole)
         part["ok"] = (
             all(part[side]["pools_whole"] for side in SIDES)
@@ -286,10 +286,10 @@ class _Play:
     def _longest(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
         requests, length = LONGEST_OF_ALL
         prompts = [two_gpus._prompt(3000 + n, length) for n in range(requests)]
-        found = {}
+        replies = {}
         for side in SIDES:
-            found[side], part[side] = self._watched(sides[side], prompts, OUTPUT)
-        part["equal"] = _equal(found["stock"], found["patched"])
+            replies[side], part[side] = self._watched(sides[side], prompts, OUTPUT)
+        part["equal"] = _equal(replies["stock"], replies["patched"])
         part["compared"] = requests
         part["ok"] = (
             all(part[side]["pools_whole"] for side in SIDES)
@@ -307,8 +307,8 @@ class _Play:
             os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
             began = time.monotonic()
             for side in SIDES:
-                found = started[side].ended(began + KILLED_S / 2 - time.monotonic())
-                part[side] = _summary(found) | {"pools_whole": False}
+                replies = started[side].ended(began + KILLED_S / 2 - time.monotonic())
+                part[side] = _summary(replies) | {"pools_whole": False}
                 part[side]["ended_after_s"] = round(time.monotonic() - began, 1)
                 print(side, json.dumps(part[side]), flush=True)
         for side in SIDES:

@@ -89,8 +89,8 @@ def tokens(shape: str, gib: int, running: int, chunk: int, selection: str) -> tu
             dflash_draft_cell_size_per_token=None,
             fused_entry_bytes=lambda _: None,
         )
-        found = pools.create_memory_pool_configurator(kvc).calculate_pool_sizes(gib << 30, 1)
-        return int(found.max_total_num_tokens), int(found.swa_max_total_num_tokens or 0)
+        sizes = pools.create_memory_pool_configurator(kvc).calculate_pool_sizes(gib << 30, 1)
+        return int(sizes.max_total_num_tokens), int(sizes.swa_max_total_num_tokens or 0)
     finally:
         sglang_perf_patches.deactivate()
 

@@ -115,11 +115,11 @@ def main(out: Path) -> int:
     folder = out.parent / f"{out.stem}-logs"
     folder.mkdir(parents=True, exist_ok=True)
     boots: list[Boot] = []
-    found: Told = {}
+    results: Told = {}
 
     def write() -> None:
         told = {boot.name: boot.found for boot in boots}
-        out.write_text(json.dumps({"boots": told, "parts": found}, indent=1) + "\n", "utf-8")
+        out.write_text(json.dumps({"boots": told, "parts": results}, indent=1) + "\n", "utf-8")
 
     def left() -> float:
         return LIMIT_S - (time.monotonic() - began)
@@ -134,12 +134,12 @@ def main(out: Path) -> int:
         for at in range(most):
             side_by_side = [queue[at] for queue in queues if at < len(queue)]
             for part in (*(["turns", count] for count in BATCHES), ["profile", 32]):
-                _ask(side_by_side, part, found, left)
+                _ask(side_by_side, part, results, left)
                 write()
         for at in range(most):
             for count in BATCHES:
                 side_by_side = [queue[at] for queue in queues if at < len(queue)]
-                _ask(side_by_side, ["profile", count], found, left)
+                _ask(side_by_side, ["profile", count], results, left)
                 write()
     finally:
         for boot in boots:
@@ -190,12 +190,16 @@ class Seat:
                 replies = self.server.generate(prompts, TOKENS)
                 if number >= 0:
                     taken[name].append(replies)
-        found = turns.compared(taken, lambda one: {"per token": 1e3 * one.seconds / TOKENS})
-        return {**found, "tokens equal": turns.same(turns.flat(taken)), "patches": patches_here()}
+        comparison = turns.compared(taken, lambda one: {"per token": 1e3 * one.seconds / TOKENS})
+        return {
+            **comparison,
+            "tokens equal": turns.same(turns.flat(taken)),
+            "patches": patches_here(),
+        }
 
     def profile(self, count: int) -> Told:
         """What each decode step of each side calls and waits for, and how long the GPU rests."""
-        found: Told = {}
+        profiles: Told = {}
         for name in self.sides.off:
             self.sides.show(name)
             prompts = self.server.prompts(count, PROMPT)
@@ -205,8 +209,8 @@ class Seat:
                 lambda: self.server.generate(prompts, PROFILED),  # noqa: B023
                 activities=["GPU"],
             )
-            found[name] = steps(events)
-        return found
+            profiles[name] = steps(events)
+        return profiles
 
 
 def steps(events: Sequence[traces.Event]) -> Told:

@@ -129,17 +129,17 @@ def _at_once(boots: Sequence[Boot], part: str, number: int, left: Any) -> dict[s
     for boot in boots:
         Path(f"{boot.probe}.reset").touch()
         boot.begin(part, number)
-    found = {}
+    runs = {}
     for boot in boots:
         told = boot.answer(max(1.0, left()))
         time.sleep(0.3)
         counted = json.loads(boot.probe.read_text()) if boot.probe.exists() else {}
         if counted.get("steps"):
             counted["mean_running"] = round(counted.pop("sum_running") / counted["steps"], 2)
-        found[boot.side] = {**told, **counted} if told else {}
+        runs[boot.side] = {**told, **counted} if told else {}
         if not told:
             print(boot.name, "did not answer:", boot.found.get("error"), flush=True)
-    return found
+    return runs
 
 
 def _without_replies(told: Told) -> Told:
@@ -157,7 +157,7 @@ def _equal(sides: Sequence[Told]) -> Told:
         next((n for n, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), len(pair[0]))
         for pair in tokens
     ]
-    found: Told = {
+    equality: Told = {
         "replies": len(pairs),
         "equal tokens": sum(a == b for a, b in tokens),
         "first tokens equal": sum(a[0] == b[0] for a, b in tokens),
@@ -165,7 +165,7 @@ def _equal(sides: Sequence[Told]) -> Told:
         "different tokens": len({token for a, _ in tokens for token in a}),
     }
     if "logprobs" in pairs[0][0]:
-        found["bit-equal logprobs"] = sum(a["logprobs"] == b["logprobs"] for a, b in pairs)
+        equality["bit-equal logprobs"] = sum(a["logprobs"] == b["logprobs"] for a, b in pairs)
         apart = [
             abs(x - y)
             for one, other in pairs
@@ -174,8 +174,8 @@ def _equal(sides: Sequence[Told]) -> Told:
             )
             if s == t
         ]
-        found["largest difference"] = max(apart, default=None)
-    return found
+        equality["largest difference"] = max(apart, default=None)
+    return equality
 
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ def pools(server: Server) -> Told:
 def alone(server: Server, number: int) -> Told:
     """Prompts one by one: tokens and log-probabilities of each reply."""
     server.seed(f"alone {number}")
-    found = []
+    replies = []
     sampling = {"temperature": 0, "max_new_tokens": SAID, "ignore_eos": True}
     for length in ALONE:
         (prompt,) = server.prompts(1, length)
@@ -216,14 +216,14 @@ def alone(server: Server, number: int) -> Told:
             input_ids=prompt, sampling_params=sampling, return_logprob=True
         )
         told = reply["meta_info"]["output_token_logprobs"]
-        found.append({"tokens": [one[1] for one in told], "logprobs": [one[0] for one in told]})
+        replies.append({"tokens": [one[1] for one in told], "logprobs": [one[0] for one in told]})
     # The longest once more, which the cache has.
     reply = server.engine.generate(input_ids=prompt, sampling_params=sampling, return_logprob=True)
     told = reply["meta_info"]["output_token_logprobs"]
-    found.append({"tokens": [one[1] for one in told], "logprobs": [one[0] for one in told]})
+    replies.append({"tokens": [one[1] for one in told], "logprobs": [one[0] for one in told]})
     cached = reply["meta_info"].get("cached_tokens")
     server.flush()
-    return {"replies": found, "cached of the last": cached}
+    return {"replies": replies, "cached of the last": cached}
 
 
 def loaded(server: Server, number: int) -> Told:

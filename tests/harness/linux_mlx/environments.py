@@ -188,7 +188,7 @@ def _as_pip(uv: Environment) -> dict[str, str]:
         for name, value in re.findall(rf"^{place}\.([\w-]+)=('.*')$", listed, re.MULTILINE):
             told[name] = " ".join(ast.literal_eval(value).split())
     main = told.get("index-url") or _printed(uv, "-c", _DEFAULT_INDEX).strip()
-    found = {
+    settings = {
         "UV_DEFAULT_INDEX": main,
         "UV_INDEX": f"{main} {told.get('extra-index-url', '')}".strip(),
         "UV_FIND_LINKS": told.get("find-links", "").replace(" ", ","),
@@ -196,7 +196,7 @@ def _as_pip(uv: Environment) -> dict[str, str]:
         "SSL_CERT_FILE": told.get("cert"),
     }
     fixed = {"UV_CACHE_DIR": str(_cache() / "uv"), "UV_INDEX_STRATEGY": "unsafe-best-match"}
-    return {name: value for name, value in found.items() if value} | fixed
+    return {name: value for name, value in settings.items() if value} | fixed
 
 
 def _printed(by: Environment, *words: str) -> str:
@@ -230,8 +230,8 @@ def _progress(log: Path) -> str:
     said = log.read_text(errors="replace")
     if "\nInstalling collected packages" in said or "\nPrepared" in said:
         return ", installing"
-    found = re.findall(r"^ *(?:Collecting|Processing|Downloaded) ", said, re.MULTILINE)
-    return f", {len(found)} found" if found else ""
+    lines = re.findall(r"^ *(?:Collecting|Processing|Downloaded) ", said, re.MULTILINE)
+    return f", {len(lines)} found" if lines else ""
 
 
 def _pins(requirements: Path) -> list[str]:

@@ -40,16 +40,16 @@ def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
     until there is something, and no more in the next look.
     """
     deadline = time.monotonic() + patience_s
-    found: list[str] = []
+    ids: list[str] = []
     while True:
-        before = found
-        found = [
+        before = ids
+        ids = [
             str(patch["id"])
             for process in processes(server)
             if "scheduler" in process["role"]
             for patch in process["patches"]
             if patch["state"] == "live" and patch["ran"]
         ]
-        if (found and found == before) or time.monotonic() > deadline:
-            return found
-        time.sleep(1.5 if found else 0.5)
+        if (ids and ids == before) or time.monotonic() > deadline:
+            return ids
+        time.sleep(1.5 if ids else 0.5)

@@ -33,12 +33,14 @@ class Helper:
         """One number for each slot of each layer, of all the bits in it."""
         import torch
 
-        found = []
+        checksums = []
         for held in self._states():
             for layer in held:
                 bits = layer.reshape(layer.shape[0], -1)
                 bits = bits.view({2: torch.int16, 4: torch.int32}[bits.element_size()])
                 weight = torch.arange(bits.shape[1], device=bits.device) % 8191 + 1
                 sums = [(part.long() * weight).sum(1) for part in bits.split(64)]
-                found.append(torch.cat(sums)[1:].tolist())  # slot 0 is of rows without a request
-        return found
+                checksums.append(
+                    torch.cat(sums)[1:].tolist()
+                )  # slot 0 is of rows without a request
+        return checksums

@@ -20,18 +20,18 @@ from throwaway import Throwaway
 @pytest.fixture
 def bench(throwaway_of_server: Throwaway, tmp_path: Path) -> Iterator[Bench]:
     """The folder; whatever a test leaves running ends with it."""
-    made = Bench(throwaway_of_server, tmp_path / "pids")
-    yield made
-    for pid in made.left():
+    server_bench = Bench(throwaway_of_server, tmp_path / "pids")
+    yield server_bench
+    for pid in server_bench.left():
         os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
 def throwaway_of_server(tmp_path: Path) -> Throwaway:
     """The throwaway package with the two programs."""
-    made = Throwaway.write(tmp_path)
+    package = Throwaway.write(tmp_path)
     here = Path(__file__).parent
-    made.put("program.py", (here / "program.py").read_text())
-    made.put("sglang/bench_serving.py", (here / "client.py").read_text())
-    made.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
-    return made
+    package.put("program.py", (here / "program.py").read_text())
+    package.put("sglang/bench_serving.py", (here / "client.py").read_text())
+    package.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
+    return package

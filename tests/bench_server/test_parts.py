@@ -228,10 +228,12 @@ def test_at_most_three_amounts_stand_in_the_conclusion() -> None:
         for figure in outcome.FIGURES
         if figure.less_is_better
     }
-    said = outcome.conclusion(made(changes=changes))
-    assert said.startswith("Better with patches: TTFT 50 % less, TPOT 50 % less, TTFT p99 50 % ")
-    assert said.count("%") == 3
-    assert "; and ITL, ITL p99, host memory, GPU memory, boot." in said
+    conclusion = outcome.conclusion(made(changes=changes))
+    assert conclusion.startswith(
+        "Better with patches: TTFT 50 % less, TPOT 50 % less, TTFT p99 50 % "
+    )
+    assert conclusion.count("%") == 3
+    assert "; and ITL, ITL p99, host memory, GPU memory, boot." in conclusion
 
 
 @pytest.mark.parametrize(
@@ -322,8 +324,8 @@ def test_secrets_are_not_shown(words: str, expected: str | None) -> None:
 
 def test_secrets_of_the_command_are_not_in_what_the_server_said_last() -> None:
     words = ["serve", "--admin-api-key", "top-secret", "--port", "30000"]
-    said = secrets.without("ServerArgs(admin_api_key='top-secret', port=30000)", words)
-    assert said == "ServerArgs(admin_api_key='...', port=30000)"
+    line = secrets.without("ServerArgs(admin_api_key='top-secret', port=30000)", words)
+    assert line == "ServerArgs(admin_api_key='...', port=30000)"
 
 
 @pytest.mark.parametrize(

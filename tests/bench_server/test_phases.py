@@ -99,8 +99,8 @@ def test_a_side_with_patches_must_have_them(bench: Bench, port: int) -> None:
         command[at:at] = ["env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}"]
         done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="all")
         assert done.returncode == code, done.stderr
-        said = "no process of the server has a record of patches" in done.stderr
-        assert said == bool(code)
+        is_refused = "no process of the server has a record of patches" in done.stderr
+        assert is_refused == bool(code)
     assert bench.left() == []
 
 

@@ -148,19 +148,19 @@ def table(chosen: Sequence[Case]) -> tuple[str, list[str]]:
     missed = []
     for case in chosen:
         base = by_name.get(case.base)
-        said = []
+        rows = []
         for column, (limit, unit) in enumerate(zip(case.limits, UNITS, strict=True)):
             more = statistics.median(run[column] for run in case.runs)
             if base:
                 more -= statistics.median(run[column] for run in base.runs)
             if limit is not None:
-                said.append(f"{more:.1f} {unit} (limit {limit:g})")
+                rows.append(f"{more:.1f} {unit} (limit {limit:g})")
                 if more > limit:
                     missed.append(f"{case.name}: {more:.1f} {unit}, limit {limit:g}")
             elif base and column != 1:
-                said.append(f"{more:.1f} {unit}")
+                rows.append(f"{more:.1f} {unit}")
         cells = [case.name, *(_spread(run[column] for run in case.runs) for column in range(3))]
-        lines.append(f"| {' | '.join([*cells, ', '.join(said)])} |")
+        lines.append(f"| {' | '.join([*cells, ', '.join(rows)])} |")
     return "\n".join(lines), missed
 
 

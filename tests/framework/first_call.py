@@ -81,11 +81,11 @@ def attempt(happens, at):
 
 
 def forked(happens, at):
-    said = said_by(
+    answer = said_by(
         lambda: json.dumps(attempt(happens, at)),
         lambda trace: json.dumps({"at": at, "traceback": trace}),
     )
-    return json.loads(said)
+    return json.loads(answer)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ def said_by(attempt: Callable[[], str], failed: Callable[[str], str] = str) -> s
     pid = os.fork()
     if pid == 0:
         try:
-            said = attempt()
+            answer = attempt()
         except BaseException:
-            said = failed(traceback.format_exc())
+            answer = failed(traceback.format_exc())
         with os.fdopen(writing, "w") as file:
-            file.write(said)
+            file.write(answer)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
-        said = file.read()
+        answer = file.read()
     os.waitpid(pid, 0)
-    return said
+    return answer

@@ -221,11 +221,11 @@ def at_lines(fault, watched, step, scenario, apart):
 
 
 def forked(attempt, *arguments):
-    said = said_by(
+    answer = said_by(
         lambda: json.dumps(attempt(*arguments)),
         lambda trace: json.dumps({"arguments": str(arguments), "traceback": trace}),
     )
-    return json.loads(said) if said else {"killed": arguments[1]}
+    return json.loads(answer) if answer else {"killed": arguments[1]}
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def test_no_thread_sees_half_of_a_patch(throwaway: Throwaway, pytestconfig: pyte
         f"import runpy, sys; sys.argv = ['', '{cycles}', '{calls}']\n"
         f"runpy.run_path({str(path)!r}, run_name='__main__')"
     )
-    made, counted = map(int, done.stdout.split())
-    assert made >= cycles
+    number_of_calls, counted = map(int, done.stdout.split())
+    assert number_of_calls >= cycles
     assert counted >= calls
 
 

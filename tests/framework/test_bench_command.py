@@ -134,13 +134,13 @@ def test_where_nothing_could_be_measured_it_is_exit_1(throwaway: Throwaway) -> N
 
 def test_what_only_a_whole_server_shows_is_refused_in_one_sentence(throwaway: Throwaway) -> None:
     """At once, before anything is played, in whatever way it is named."""
-    said = [
+    lines = [
         "two: skipped: only a whole server shows what two.helper changes:",
         f"  SGLANG_PERF_PATCHES=two.helper {COMMAND}",
     ]
     for words in (("two.helper",), ("two", "--patches", "two.helper")):
         done = bench(throwaway, "dies", *words)
-        assert (done.returncode, done.stdout.splitlines()[1:]) == (1, said)
+        assert (done.returncode, done.stdout.splitlines()[1:]) == (1, lines)
         assert "last words" not in done.stderr
     both = bench(throwaway, "", "two.both", "two.helper")
     assert both.returncode == 0

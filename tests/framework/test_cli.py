@@ -145,8 +145,8 @@ def test_what_another_patch_does_is_superseded(
     lines = command(throwaway, "list", SGLANG_PERF_PATCHES=selection).stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("one.step  ")]
     assert line.split(maxsplit=1)[1].startswith(f"{word}  ")
-    said = "one.step is superseded: one.ten does its work and more"
-    assert (said in lines) == (word == "superseded")
+    sentence = "one.step is superseded: one.ten does its work and more"
+    assert (sentence in lines) == (word == "superseded")
 
 
 def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
@@ -447,8 +447,8 @@ def test_bad_usage(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> 
 def test_no_sglang(throwaway: Throwaway) -> None:
     src = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1]
     done = command(throwaway, PYTHONPATH=src)
-    said, hint = done.stderr.splitlines()
-    assert said == "sglang-perf-patches: sglang is not installed for this Python"
+    sentence, hint = done.stderr.splitlines()
+    assert sentence == "sglang-perf-patches: sglang is not installed for this Python"
     assert "--sglang-version" in hint
     assert done.returncode == 2
     patches = [patch.id for patch_set in sets.load() for patch in patch_set.patches]
@@ -456,7 +456,7 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     assert done.stdout.startswith(f"{len(patches)} patches")
     assert shown == patches
     alone = command(throwaway, "explain", "mlx.kv-arena", PYTHONPATH=src)
-    assert (alone.returncode, alone.stderr) == (2, f"{said}\n")
+    assert (alone.returncode, alone.stderr) == (2, f"{sentence}\n")
     assert alone.stdout.startswith("mlx.kv-arena (exact): ")
     for part in ("Use it if:", "Gain:", "Cost:", "Why:", "How:"):
         assert f"\n{part}\n" in alone.stdout
@@ -464,7 +464,7 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     assert of_set.returncode == 2
     assert "mlx.last-row (exact): " in of_set.stdout
     as_json = command(throwaway, "--json", PYTHONPATH=src)
-    assert (as_json.returncode, as_json.stdout, as_json.stderr) == (2, "", f"{said}\n")
+    assert (as_json.returncode, as_json.stdout, as_json.stderr) == (2, "", f"{sentence}\n")
 
 
 def test_version(throwaway: Throwaway) -> None:

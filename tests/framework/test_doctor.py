@@ -31,9 +31,9 @@ t.use(t.STEP, t.POLICY, gone, built)
 def other(throwaway: Throwaway) -> Path:
     """A tree to upgrade to, as yet the same as the installed one."""
     throwaway.put("sitecustomize.py", SETS)
-    made = Throwaway.write(throwaway.site.parent / "other")
-    made.put("sglang/version.py", '__version__ = "2.0"\n')
-    return made.site / "sglang"
+    package = Throwaway.write(throwaway.site.parent / "other")
+    package.put("sglang/version.py", '__version__ = "2.0"\n')
+    return package.site / "sglang"
 
 
 def doctor(
@@ -104,8 +104,8 @@ def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other:
     assert switch["costs"]
     told = doctor(throwaway, "--sglang-path", str(other)).stdout
     assert switch["measure"].startswith("sglang-perf-patches bench server --b ")
-    said = f"{switch['measure']} gains: {switch['gains']}; costs: {switch['costs']}"
-    assert said in " ".join(told.split())
+    sentence = f"{switch['measure']} gains: {switch['gains']}; costs: {switch['costs']}"
+    assert sentence in " ".join(told.split())
     assert max(map(len, told.partition("Stock's own")[2].splitlines())) <= 100
     alone = doctor(throwaway, "--json")
     assert json.loads(alone.stdout)["stock_switches"] == []  # of the installed one
@@ -497,11 +497,11 @@ def test_a_hybrid_model_gets_a_hint_on_its_states(throwaway: Throwaway, tmp_path
         f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}",
     ]
     assert (plain["in_flight"], fitted["in_flight"], alone["in_flight"]) == (89, 131, 245)
-    said = doctor(throwaway, *words).stdout
+    text = doctor(throwaway, *words).stdout
     most = f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}"
-    assert f'bench server --b "{most} --max-running-requests 256" -- COMMAND' in said
+    assert f'bench server --b "{most} --max-running-requests 256" -- COMMAND' in text
     for give in list(lines)[1:]:
-        assert f"  {give}\n" in said
+        assert f"  {give}\n" in text
     done = doctor(throwaway, *words, "--disable-radix-cache", "--json")
     states = json.loads(done.stdout)["states"]
     assert [line["split"]["slots"] for line in states["lines"]] == [256, alone["slots"]]

@@ -50,8 +50,8 @@ def chosen(text: str) -> Selection | None:
     try:
         return parse(text, PATCHES)
     except SelectionError as error:
-        said = str(error)
-    assert len(said.splitlines()) == 1
+        message = str(error)
+    assert len(message.splitlines()) == 1
     return None
 
 
@@ -117,11 +117,11 @@ def test_the_command_takes_any_selection(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "srt").mkdir()
         (Path(folder) / "__init__.py").touch()
-        code, said = listed(Path(folder), SGLANG_PERF_PATCHES=text)
+        code, text_of_error = listed(Path(folder), SGLANG_PERF_PATCHES=text)
     selection = chosen(text)
     # In an empty tree everything is absent, which fails what was named in full.
     assert code == (2 if selection is None else 1 if selection.in_full else 0)
-    assert bool(said) == (code == 2)
+    assert bool(text_of_error) == (code == 2)
 
 
 # -- mangled trees ---------------------------------------------------------------------------------
@@ -383,9 +383,9 @@ def test_a_file_that_is_none(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "\0", "", ".", "/dev/null", "~"])
 def test_a_path_that_is_no_tree(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said = listed(path)
+    code, stderr = listed(path)
     assert code == 2
-    assert said
+    assert stderr
 
 
 # -- mangled releases ------------------------------------------------------------------------------
@@ -453,11 +453,11 @@ def test_the_command_lists_a_mangled_release(copy: Path, data: st.DataObject) ->
     whole = path.read_bytes()
     path.write_bytes(data.draw(mangled_bytes(whole)))
     try:
-        code, said = listed(copy)
+        code, stderr = listed(copy)
     finally:
         path.write_bytes(whole)
     assert code in {0, 1, 2}
-    assert bool(said) == (code == 2)
+    assert bool(stderr) == (code == 2)
 
 
 def listed(tree: Path | str, **variables: str) -> tuple[int, str]:
@@ -470,8 +470,8 @@ def listed(tree: Path | str, **variables: str) -> tuple[int, str]:
         contextlib.redirect_stderr(err),
     ):
         code = main(["list", "--sglang-path", str(tree)])
-    said = err.getvalue()
-    assert "Traceback" not in out.getvalue() + said
-    assert not said or (said.startswith("sglang-perf-patches: ") and said.endswith("\n"))
-    assert len(said.splitlines()) <= 1, said
-    return code, said
+    stderr = err.getvalue()
+    assert "Traceback" not in out.getvalue() + stderr
+    assert not stderr or (stderr.startswith("sglang-perf-patches: ") and stderr.endswith("\n"))
+    assert len(stderr.splitlines()) <= 1, stderr
+    return code, stderr

@@ -78,9 +78,9 @@ def test_the_chart_has_a_bar_for_each_row_of_the_readme() -> None:
     assert len(widths) == len(shown)
     order = sorted(range(len(shown)), key=lambda place: shown[place].ratio)
     assert sorted(widths, reverse=True) == [widths[place] for place in order]
-    said = [text.text or "" for text in svg.iter(f"{_SVG}text")]
+    texts = [text.text or "" for text in svg.iter(f"{_SVG}text")]
     for gain in shown:
         assert gain.face is not None
-        assert gain.face.short in said
+        assert gain.face.short in texts
         assert len(gain.face.short) <= gains._SHORT
-        assert any(f"{gain.stock} → {gain.patched}" in text for text in said)
+        assert any(f"{gain.stock} → {gain.patched}" in text for text in texts)

@@ -154,8 +154,8 @@ def test_what_stays(text: str) -> None:
 
 def test_what_stays_of_a_refusal_and_of_an_error() -> None:
     (reference, *_) = by_id(sets.load())["mlx.kv-arena"].references()
-    said = f"{reference} is not the code we know: body changed (nearest known release: 0.5.22)"
-    assert words.sentence(said) == (
+    reason = f"{reference} is not the code we know: body changed (nearest known release: 0.5.22)"
+    assert words.sentence(reason) == (
         f"{reference} is not the code we know: body changed nearest known release: 0.5.22"
     )
     assert words.sentence("ImportError: no secret7b here") == "ImportError: no hidden here"

@@ -54,8 +54,8 @@ def test_the_room_of_a_new_patch(copy: Path, name: str) -> None:
         [sys.executable, "-I", "-c", script], cwd=copy, capture_output=True, text=True
     )
     assert loaded.stdout.strip() == f"{name}.some-thing ()", loaded.stderr
-    said = page.parse((copy / room / "README.md").read_text(encoding="utf-8"))
-    assert {said.condition, said.why, said.how, said.gain, said.cost} == {pages.TO_WRITE}
+    parsed = page.parse((copy / room / "README.md").read_text(encoding="utf-8"))
+    assert {parsed.condition, parsed.why, parsed.how, parsed.gain, parsed.cost} == {pages.TO_WRITE}
     again = new(copy, f"{name}.some-thing")
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == f"new: {name}.some-thing is taken\n"

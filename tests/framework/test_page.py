@@ -123,18 +123,18 @@ def test_no_page_and_no_text_are_an_empty_page(
 
 @pytest.mark.parametrize("patch_id", ["swa.page-size-1", "mamba.gdn-prefill-graph"])
 def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = page.read(patch_id)
+    parsed = page.read(patch_id)
     tree = ["--sglang-path", str(downloads.tree("0.5.23"))]
     assert main(["explain", patch_id, "--json", *tree]) == 0
     data = json.loads(capsys.readouterr().out)
     for name in ("why", "how", "gain", "condition", "cost"):
-        assert data[name] == getattr(said, name)
+        assert data[name] == getattr(parsed, name)
         assert data[name]
-    assert data["goes_when"] == said.goes
-    assert [tuple(row) for row in data["figures"]] == list(said.figures)
+    assert data["goes_when"] == parsed.goes
+    assert [tuple(row) for row in data["figures"]] == list(parsed.figures)
     assert main(["explain", patch_id, *tree]) == 0
     text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
-    for part in (said.why, said.how, said.gain, said.condition, said.cost, said.goes):
+    for part in (parsed.why, parsed.how, parsed.gain, parsed.condition, parsed.cost, parsed.goes):
         assert "".join(part.split()) in text
 
 

@@ -42,15 +42,15 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     assert text.count("\n") <= 80
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*page.SECTIONS]
     assert pages.TO_WRITE not in text
-    said = page.parse(text)
-    assert said.condition
-    assert said.short is not None
-    assert all(said.short)
-    assert said.gain
-    assert said.cost
-    assert said.why
-    assert said.how
-    assert said.goes
+    parsed = page.parse(text)
+    assert parsed.condition
+    assert parsed.short is not None
+    assert all(parsed.short)
+    assert parsed.gain
+    assert parsed.cost
+    assert parsed.why
+    assert parsed.how
+    assert parsed.goes
 
 
 def test_all_pages_together_are_short() -> None:

@@ -157,15 +157,15 @@ def test_a_bar_that_leaves_the_axis_says_so() -> None:
     bars = [page.Bar("a", each, each, each, "better", "text") for each in (0.5, 1.9)]
     assert "goes on" not in page.plot(bars, "axis")
     long = page.Bar("b", 6.11, 6.11, 6.11, "better", "611 % more")
-    made = page.plot([*bars, long], "axis")
-    assert made.count("class=over") == 1
-    assert "axis; what ends in → goes on" in made
+    plot = page.plot([*bars, long], "axis")
+    assert plot.count("class=over") == 1
+    assert "axis; what ends in → goes on" in plot
 
 
 @pytest.mark.parametrize(("columns", "kind"), [(6, "small"), (9, "wide"), (16, "many")])
 def test_a_wide_table_is_cards_on_narrower_pages(columns: int, kind: str) -> None:
-    made = page.table([f"c{number}" for number in range(columns)], [[("1", True)] * columns])
-    assert f"<div class=scroll><table class={kind}>" in made
+    table = page.table([f"c{number}" for number in range(columns)], [[("1", True)] * columns])
+    assert f"<div class=scroll><table class={kind}>" in table
     assert f"table.{kind} tr{{display:block}}" in page.document("t", [])
 
 

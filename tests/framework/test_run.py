@@ -173,12 +173,15 @@ def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
     assert code("no-such-command-here")[0] == 127
     assert code(str(tmp_path))[0] == 126
     assert code()[0] == 2
-    bad, said = code(sys.executable, "-c", "", SGLANG_PERF_PATCHES="nonsense")
-    assert (bad, said.count("\n")) == (2, 1)
-    missing, said = code(
+    bad, stderr = code(sys.executable, "-c", "", SGLANG_PERF_PATCHES="nonsense")
+    assert (bad, stderr.count("\n")) == (2, 1)
+    missing, stderr = code(
         sys.executable, "-c", "", PYTHONPATH=str(Path(bootstrap.FOLDER).parents[1])
     )
-    assert (missing, said) == (2, "sglang-perf-patches: sglang is not installed for this Python\n")
+    assert (missing, stderr) == (
+        2,
+        "sglang-perf-patches: sglang is not installed for this Python\n",
+    )
 
 
 def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:

@@ -265,11 +265,11 @@ def test_a_tree_of_bytecode_is_a_tree(tmp_path: Path) -> None:
 
 
 def archive(folder: Path, *names: str) -> Path:
-    made = folder / "packages.zip"
-    with zipfile.ZipFile(made, "w") as opened:
+    path = folder / "packages.zip"
+    with zipfile.ZipFile(path, "w") as opened:
         for name in names:
             opened.writestr(name, "def plain(x): pass\n")
-    return made
+    return path
 
 
 def test_an_archive_has_no_source_to_judge(tmp_path: Path) -> None:

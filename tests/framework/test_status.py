@@ -354,9 +354,9 @@ def test_a_folder_that_others_can_write_is_neither_read_nor_used(throwaway: Thro
     folder = throwaway.runtime / "sglang-perf-patches"
     folder.mkdir()
     folder.chmod(0o777)
-    code, _, said = status(throwaway)
-    assert (code, said.count("\n")) == (2, 1)
-    assert "not a private folder of this user" in said
+    code, _, stderr = status(throwaway)
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "not a private folder of this user" in stderr
     process = start(throwaway)
     try:
         assert list(folder.iterdir()) == []
@@ -370,8 +370,8 @@ def test_a_folder_of_another_user_is_not_trusted(throwaway: Throwaway, tmp_path:
     folder = tmp_path / f"sglang-perf-patches-{os.getuid()}"
     folder.mkdir(mode=0o700)
     os.chown(folder, 12345, 12345)
-    code, _, said = status(throwaway, XDG_RUNTIME_DIR=None, TMPDIR=str(tmp_path))
-    assert (code, said.count("\n")) == (2, 1)
+    code, _, stderr = status(throwaway, XDG_RUNTIME_DIR=None, TMPDIR=str(tmp_path))
+    assert (code, stderr.count("\n")) == (2, 1)
 
 
 def test_without_a_runtime_folder_the_temporary_one_serves(
@@ -733,8 +733,8 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         )
         time.sleep(3)
         watching.send_signal(signal.SIGINT)
-        shown, said = watching.communicate(timeout=20)
-        assert (watching.returncode, said) == (0, "")
+        shown, stderr = watching.communicate(timeout=20)
+        assert (watching.returncode, stderr) == (0, "")
         assert shown.count(f"server {server.pid} (me/tiny, port 31234): ") > 1
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -743,9 +743,9 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "-1"), ("--watch", "--json")])
 def test_what_can_not_be_watched(throwaway: Throwaway, words: tuple[str, ...]) -> None:
-    code, out, said = status(throwaway, *words)
+    code, out, stderr = status(throwaway, *words)
     assert (code, out) == (2, "")
-    assert said.startswith("usage: sglang-perf-patches status ")
+    assert stderr.startswith("usage: sglang-perf-patches status ")
 
 
 SERVER = """

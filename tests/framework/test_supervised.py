@@ -83,20 +83,20 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path, number: int) -> Non
 
 def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
     note = tmp_path / "note"
-    made = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
+    command = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
     pids = family(note)
-    assert {process.pid for process in made.processes()} >= set(pids)
-    os.kill(made._process.pid, signal.SIGKILL)
-    assert gone([made.pid])
-    assert made.code == -signal.SIGKILL
-    assert made.end() == ()
+    assert {process.pid for process in command.processes()} >= set(pids)
+    os.kill(command._process.pid, signal.SIGKILL)
+    assert gone([command.pid])
+    assert command.code == -signal.SIGKILL
+    assert command.end() == ()
     for pid in alive(pids):  # an orphan of no one's
         os.kill(pid, signal.SIGKILL)
 
 
 def test_how_a_command_ended() -> None:
-    made = Supervised([sys.executable, "-c", "raise SystemExit(3)"], environment=os.environ)
-    assert made.wait() == 3
-    assert made.end() == ()
+    command = Supervised([sys.executable, "-c", "raise SystemExit(3)"], environment=os.environ)
+    assert command.wait() == 3
+    assert command.end() == ()
     with pytest.raises(OSError, match="No such file"):
         Supervised(["/no/such/program"], environment=os.environ)

@@ -209,17 +209,17 @@ class Throwaway:
     @classmethod
     def write(cls, folder: Path) -> Throwaway:
         """Make the package below `folder`."""
-        made = cls(folder / "site", folder / "runtime")
-        made.put("sglang/__init__.py", "")
-        made.put("sglang/version.py", '__version__ = "1.0"\n')
-        made.put("sglang/srt/__init__.py", "")
-        made.put("sglang/srt/a.py", MODULE_A)
-        made.put("sglang/srt/b.py", MODULE_B)
-        made.put("throwaway_patches.py", PATCHES)
-        made.put("throwaway_installs.py", INSTALLS)
-        made.runtime.mkdir(mode=0o700)
-        made.temporary.mkdir(mode=0o700)
-        return made
+        package = cls(folder / "site", folder / "runtime")
+        package.put("sglang/__init__.py", "")
+        package.put("sglang/version.py", '__version__ = "1.0"\n')
+        package.put("sglang/srt/__init__.py", "")
+        package.put("sglang/srt/a.py", MODULE_A)
+        package.put("sglang/srt/b.py", MODULE_B)
+        package.put("throwaway_patches.py", PATCHES)
+        package.put("throwaway_installs.py", INSTALLS)
+        package.runtime.mkdir(mode=0o700)
+        package.temporary.mkdir(mode=0o700)
+        return package
 
     def put(self, name: str, text: str) -> Path:
         """Write a file below the site folder."""

@@ -91,12 +91,12 @@ def _play(file: Path, tests: Sequence[pytest.Item], silent_s: int) -> int:
     played = 0
     try:
         while played < len(tests) and received.poll(silent_s):
-            test, said = received.recv()
+            test, outcome = received.recv()
             if test:
-                _note(test, said)
+                _note(test, outcome)
             else:
                 played += 1
-                for kind, ids in said.items():
+                for kind, ids in outcome.items():
                     for each in ids:
                         _patches[kind][each].add(file)
     except EOFError:

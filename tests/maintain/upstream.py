@@ -291,11 +291,11 @@ def _side(
     python: Path, kind: Kind, folder: Path, tests: Sequence[Path], side: str
 ) -> Iterator[Callable[[], Side]]:
     """Start the tests; what is given waits for their end. They end with the block in any case."""
-    with tempfile.TemporaryDirectory() as made:
-        outcomes, log = Path(made, "outcomes.json"), Path(made, "log")
+    with tempfile.TemporaryDirectory() as scratch:
+        outcomes, log = Path(scratch, "outcomes.json"), Path(scratch, "log")
         words: list[str | Path] = [
             "env",
-            f"--chdir={made}",
+            f"--chdir={scratch}",
             python,
             "-m",
             "sglang_perf_patches",
@@ -312,11 +312,11 @@ def _side(
             SGLANG_PERF_PATCHES=SIDES[side],
             OMP_NUM_THREADS="1",
             HF_HUB_OFFLINE="1",  # there are no models here: don't try for minutes
-            HOME=made,
+            HOME=scratch,
             **kind.settings,
         )
         if kind.model:
-            settings[kind.model] = str(_model(python, Path(made, "model")))
+            settings[kind.model] = str(_model(python, Path(scratch, "model")))
         with processes.started(words, variables=settings, log=log) as process:
             yield lambda: _result(process, folder, outcomes, log)
 
@@ -327,8 +327,8 @@ def _result(process: subprocess.Popen[bytes], folder: Path, outcomes: Path, log:
     except subprocess.TimeoutExpired:
         raise NoTests(f"the tests took longer than {SIDE_S} s") from None
     if process.returncode not in (0, 1) or not outcomes.exists():  # 1: a file can't be collected
-        said = " ".join(processes.last_lines(log, 1).split())
-        raise NoTests(f"pytest ended with {process.returncode}: {said}")
+        line = " ".join(processes.last_lines(log, 1).split())
+        raise NoTests(f"pytest ended with {process.returncode}: {line}")
     side = Side(**json.loads(outcomes.read_text(encoding="utf-8")))
     if not set(side.tests.values()) - {"not collected"}:
         raise NoTests(f"none of the tests in {folder} can be collected")
@@ -337,8 +337,8 @@ def _result(process: subprocess.Popen[bytes], folder: Path, outcomes: Path, log:
 
 def _model(python: Path, folder: Path) -> Path:
     """The example's small model; its tokenizer takes conversations too."""
-    made = subprocess.run([python, tiny_model.__file__, folder], check=False)
-    if made.returncode:
+    done = subprocess.run([python, tiny_model.__file__, folder], check=False)
+    if done.returncode:
         raise NoTests("the small model could not be written")
     file = folder / "tokenizer_config.json"
     template = "{% for message in messages %}{{ message.content }} {% endfor %}"

@@ -80,31 +80,31 @@ def tables() -> int:
     @given(st.lists(_requests, min_size=1, max_size=3), st.integers(-(1 << 30), 1 << 30))
     def each(fills: list[list[tuple[int, int]]], scribble: int) -> None:
         nonlocal seen
-        made = prefill_tables.Tables(
+        built = prefill_tables.Tables(
             tokens=300, requests=9, block=BLOCK, tracks=True, slots_like=torch.zeros(1).int()
         )
-        made._packed.fill_(scribble)
-        made.slots.fill_(scribble)
+        built._packed.fill_(scribble)
+        built.slots.fill_(scribble)
         for rows in fills:
             lens, prefixes = (list(column) for column in zip(*rows, strict=True))
             slots = torch.arange(len(rows)).int() + 1
-            made.fill(lens, prefixes, slots, None)
+            built.fill(lens, prefixes, slots, None)
             seen += 1
         count, total = len(lens), sum(lens)
         starts = [0, *np.cumsum(lens).tolist()]
-        assert made.starts.tolist() == starts + [total] * (9 - count)
-        expected = index.prepare_chunk_indices(made.starts[: count + 1].clone(), 64)
-        assert made.chunks[: len(expected)].tolist() == expected.tolist()
-        rest = made.chunks[len(expected) :].tolist()
+        assert built.starts.tolist() == starts + [total] * (9 - count)
+        expected = index.prepare_chunk_indices(built.starts[: count + 1].clone(), 64)
+        assert built.chunks[: len(expected)].tolist() == expected.tolist()
+        rest = built.chunks[len(expected) :].tolist()
         assert rest == [[0, prefill_tables.BEYOND]] * len(rest)
-        before = index.prepare_chunk_offsets(made.starts[: count + 1].clone(), 64).tolist()
-        assert made.chunk_starts.tolist() == before + [before[-1]] * (9 - count)
+        before = index.prepare_chunk_offsets(built.starts[: count + 1].clone(), 64).tolist()
+        assert built.chunk_starts.tolist() == before + [before[-1]] * (9 - count)
         blocks = [[row, n] for row, new in enumerate(lens) for n in range(-(-new // BLOCK))]
-        unused = [[prefill_tables.NOBODY, 0]] * (len(made.blocks) - len(blocks))
-        assert made.blocks.tolist() == blocks + unused
-        assert made.has_state.tolist() == [p > 0 for p in prefixes] + [False] * (9 - count)
-        assert made.slots.tolist() == slots.tolist() + [prefill_tables.NOBODY] * (9 - count)
-        assert not made._view("kept").any()
+        unused = [[prefill_tables.NOBODY, 0]] * (len(built.blocks) - len(blocks))
+        assert built.blocks.tolist() == blocks + unused
+        assert built.has_state.tolist() == [p > 0 for p in prefixes] + [False] * (9 - count)
+        assert built.slots.tolist() == slots.tolist() + [prefill_tables.NOBODY] * (9 - count)
+        assert not built._view("kept").any()
 
     each()
     return seen
@@ -140,11 +140,11 @@ def gates() -> dict[str, list[str]]:
     assert gdn_prefill_graph.unserved(backend, importlib.import_module) is None
     reasons: dict[str, list[str]] = {}
     for name, given_ in SPELLINGS.items():
-        made = called(
+        answer = called(
             arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
         )
-        held = context.create_context(made, role="scheduler")
-        on = FEATURES.of(Published(made, held)).keys()
+        held = context.create_context(answer, role="scheduler")
+        on = FEATURES.of(Published(answer, held)).keys()
         reasons[name] = sorted(on - PATCH.proven_with.keys())
     return reasons
 
@@ -158,20 +158,22 @@ def chunks() -> str | None:
 def kernels() -> dict[str, str | None]:
     """FlashInfer's kernel on GPUs and states of several kinds, and a kernel that nobody knows."""
     backend = gdn().rig.backend
-    made = flashinfer.kernel(gdn().counter)
+    kernel = flashinfer.kernel(gdn().counter)
     pool = backend.req_to_token_pool.mamba_pool
     halved = dataclasses.replace(pool.mamba_cache, temporal=pool.mamba_cache.temporal.bfloat16())
     cases: dict[str, list[Any]] = {
         "Hopper": [],
-        "Blackwell": [mock.patch.object(made, "use_state_pool", True)],
-        "SM120": [mock.patch.object(made, "_prefill_needs_fp32_state", True)],
+        "Blackwell": [mock.patch.object(kernel, "use_state_pool", True)],
+        "SM120": [mock.patch.object(kernel, "_prefill_needs_fp32_state", True)],
         "bfloat16": [mock.patch.object(pool, "mamba_cache", halved)],
         "unknown": [mock.patch.object(backend.kernel_dispatcher, "extend_kernel", object())],
     }
     results = {}
     for name, changes in cases.items():
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.object(backend.kernel_dispatcher, "extend_kernel", made))
+            stack.enter_context(
+                mock.patch.object(backend.kernel_dispatcher, "extend_kernel", kernel)
+            )
             for change in changes:
                 stack.enter_context(change)
             results[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
@@ -262,16 +264,16 @@ def broken() -> dict[str, str]:
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
         "any tile": (prefill_tables, "tile", lambda _: 64, crossing),
     }
-    said = {}
+    errors = {}
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
                 replayed = Captured(gdn()).replayed
-                said[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, [wanted])}"
+                errors[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, [wanted])}"
             except AssertionError as different:
-                said[name] = f"different: {different}"
+                errors[name] = f"different: {different}"
         _off()
-    return said
+    return errors
 
 
 def broken_breaks() -> dict[str, str]:
@@ -284,8 +286,8 @@ def broken_breaks() -> dict[str, str]:
         return lambda *given: dataclasses.replace(live(*given), **wrong)
 
     def other_slots(*given: Any) -> Any:
-        made = live(*given)
-        return dataclasses.replace(made, slots=made.slots + 1)
+        live_rows = live(*given)
+        return dataclasses.replace(live_rows, slots=live_rows.slots + 1)
 
     breaks: dict[str, tuple[Any, str, Any, Any]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
@@ -294,18 +296,18 @@ def broken_breaks() -> dict[str, str]:
         "no state kept at chunks": (kernel_break, "live", changed(at_chunks=None), kept),
         "no state kept at the end": (kernel_break, "live", changed(final=None), kept),
     }
-    said = {}
+    errors = {}
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
                 play = gdn()
                 replayed = Captured(play, flashinfer.kernel(play.counter)).replayed
                 count = alike((PREFILL_GRAPH,), replayed, [wanted], most=None)
-                said[name] = f"equal: {count}"
+                errors[name] = f"equal: {count}"
             except AssertionError as different:
-                said[name] = f"different: {different}"
+                errors[name] = f"different: {different}"
         _off()
-    return said
+    return errors
 
 
 @contextlib.contextmanager

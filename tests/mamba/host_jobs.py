@@ -43,8 +43,8 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 def gates() -> Any:
     """Which servers get stock's pools, and why."""
     reasons = {}
-    for name, (said, options) in SERVERS.items():
-        with mock.patch.dict(os.environ, {body.VARIABLE: said}):
+    for name, (expected, options) in SERVERS.items():
+        with mock.patch.dict(os.environ, {body.VARIABLE: expected}):
             stock = _pools(options)
             with comparing.selected(proof.PATCH):
                 ours = _pools(options)
@@ -88,14 +88,14 @@ def broken() -> Any:
         "no state comes back": (hosted_server, "_load_states", lambda *_, **__: None),
         "no KV comes back": (hosted_server, "_load_kv", lambda *_, **__: None),
     }
-    said = {}
+    errors = {}
     for name, (owner, function, wrong) in breaks.items():
         with mock.patch.object(owner, function, wrong):
             try:
-                said[name] = f"equal: {[check(_seeds) for check in proof.CHECKS.values()]}"
+                errors[name] = f"equal: {[check(_seeds) for check in proof.CHECKS.values()]}"
             except AssertionError as different:
-                said[name] = f"different: {different}"
-    return said
+                errors[name] = f"different: {different}"
+    return errors
 
 
 def _seeds(_draw: Any, count: int | None = None) -> list[int]:

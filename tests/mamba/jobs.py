@@ -238,15 +238,15 @@ def broken() -> Any:
             "no windows": (tables.Tables, "keep_windows", _nothing, replay),
             "no states": (tables.Tables, "keep_states", _nothing, replay),
         }
-    said = {}
+    errors = {}
     for name, (module, attribute, wrong, compare) in breaks.items():
         compare()  # it is right before
         with mock.patch.object(module, attribute, wrong):
             try:
-                said[name] = f"equal: {compare()}"
+                errors[name] = f"equal: {compare()}"
             except AssertionError as different:  # or the counter refuses it
-                said[name] = f"different: {different}"
-    return said
+                errors[name] = f"different: {different}"
+    return errors
 
 
 def _applying() -> set[str]:

@@ -44,7 +44,7 @@ def deaths() -> Any:
             stock = exhaustion.drained(make(*kind))
             with comparing.live(exhaustion.PATCH):
                 server = make(*kind)
-                made = server._made
+                objects = server._made
                 patched = exhaustion.drained(server)
             same = len(stock.log)
             errors.append(
@@ -54,7 +54,7 @@ def deaths() -> Any:
                     "stock": [stock.died, stock.where],
                     "patched": patched.died,
                     "same": patched.log[:same] == stock.log,
-                    "served": len(server.ended) == made,
+                    "served": len(server.ended) == objects,
                 }
             )
     return errors
@@ -75,23 +75,23 @@ def own_prefixes() -> Any:
 def waits() -> Any:
     """An idle server that lacks slots: what it says, and that it goes on when it has them."""
     results = []
-    said: list[str] = []
+    lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     body.logger.addHandler(handler)
     for tree in trees():
         stock = exhaustion.drained(_too_few_slots(tree)).died
         with comparing.live(exhaustion.PATCH):
-            said.clear()
+            lines.clear()
             server = _too_few_slots(tree)
             for _ in range(20):
                 server.step()
             waiting = [req.rid for req in server.waiting]
             server.abort(server.waiting[0])
             server.check_drained()
-            told = list(said)
+            told = list(lines)
             results.append(
-                {"stock": stock, "waiting": waiting, "said": told, **_locked(tree, said)}
+                {"stock": stock, "waiting": waiting, "said": told, **_locked(tree, lines)}
             )
     return results
 
@@ -146,15 +146,15 @@ def broken() -> Any:
         "no room is made": ("_makes_room", lambda *_: True),
         "too little is needed": ("needed", lambda *given: needed(*given) - 1),
     }
-    said = {}
+    errors = {}
     for name, (function, wrong) in breaks.items():
         with mock.patch.object(body, function, wrong):
             try:
-                said[name] = f"equal: {dict(exhaustion.alike(seeds))}"
+                errors[name] = f"equal: {dict(exhaustion.alike(seeds))}"
                 own_prefixes()
             except (AssertionError, RuntimeError) as different:
-                said[name] = f"different: {different}"
-    return said
+                errors[name] = f"different: {different}"
+    return errors
 
 
 def episodes(count: int, first: int = 0) -> Any:

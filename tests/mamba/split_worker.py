@@ -163,8 +163,8 @@ def cell(config: Any, number: int) -> int:
     except ModuleNotFoundError:
         mixin = importlib.import_module(MIXIN).ModelRunnerKVCacheMixin
         return int(mixin.get_cell_size_per_token(runner, layers))
-    made = object.__new__(type("Default", (kind,), {"kv_cache_dtype_str": "auto"}))
-    return int(made._compute_cell_size(runner, layers))
+    configurator = object.__new__(type("Default", (kind,), {"kv_cache_dtype_str": "auto"}))
+    return int(configurator._compute_cell_size(runner, layers))
 
 
 @contextlib.contextmanager

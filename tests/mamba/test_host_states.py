@@ -32,13 +32,13 @@ def test_only_what_was_played_is_served(found: Found, release: str) -> None:
     for name, each in gates.items():
         assert each["state"] == ("live" if name in served else "gated"), (name, each)
         assert each["same"] is (name not in served), (name, each)
-    said = {name: each["reason"] for name, each in gates.items()}
-    assert "TOKENS_PER_STATE is not given" in said["not told"]
-    assert "no number above 0" in said["no number"]
-    assert "no number above 0" in said["zero"]
-    assert "hicache_write_policy=write_back" in said["written back"]
-    assert "hicache_io_backend=direct" in said["a direct copy"]
-    assert "smaller than the device's" in said["a small host"]
+    reasons = {name: each["reason"] for name, each in gates.items()}
+    assert "TOKENS_PER_STATE is not given" in reasons["not told"]
+    assert "no number above 0" in reasons["no number"]
+    assert "no number above 0" in reasons["zero"]
+    assert "hicache_write_policy=write_back" in reasons["written back"]
+    assert "hicache_io_backend=direct" in reasons["a direct copy"]
+    assert "smaller than the device's" in reasons["a small host"]
 
 
 def _dense_only(release: str) -> set[str]:
@@ -48,8 +48,8 @@ def _dense_only(release: str) -> set[str]:
 @pytest.mark.whole_matrix
 @EACH
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    for name, said in found(release, "host_jobs", "broken").items():
-        assert said.startswith("different: "), (name, said)
+    for name, error in found(release, "host_jobs", "broken").items():
+        assert error.startswith("different: "), (name, error)
 
 
 @given(SIZES, SIZES, SIZES, SIZES, st.integers(1, 1 << 16), st.floats(1, 8))

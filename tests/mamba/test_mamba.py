@@ -86,8 +86,8 @@ def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> No
     """By a single Mamba2 request: the answer is there sooner than the host would work it out."""
     results = found(release, "jobs", "passes")
     here, stock = results["mamba"]["idle"], results["stock"]["idle"]
-    for made, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
-        assert made["waits"] == (expected["waits"] if made["requests"] == 1 else 0)
+    for ours, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
+        assert ours["waits"] == (expected["waits"] if ours["requests"] == 1 else 0)
 
 
 @each_in_depth
@@ -112,19 +112,19 @@ def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
 def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
     results = found(release, "jobs", "passes")
     stock = results["stock"]["mamba2"]
-    assert {made["prefix"] for made in stock} == {True, False}
-    for made, expected in zip(results["mamba"]["mamba2"], stock, strict=True):
-        chunks = 5 * (made["requests"] - 1) + 2 if made["prefix"] else 0
+    assert {forward["prefix"] for forward in stock} == {True, False}
+    for forward, expected in zip(results["mamba"]["mamba2"], stock, strict=True):
+        chunks = 5 * (forward["requests"] - 1) + 2 if forward["prefix"] else 0
         assert expected["waits"] == 1 + chunks
-        assert made["waits"] == 0
+        assert forward["waits"] == 0
     assert "mamba.mamba2-chunk-indices" in results["mamba"]["ran"]
 
 
 @each_in_depth
 def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None:
-    said = found(release, "jobs", "passes")["mamba"]["debug"]
-    assert said.pop("right") == ""
-    for name, message in said.items():
+    answer = found(release, "jobs", "passes")["mamba"]["debug"]
+    assert answer.pop("right") == ""
+    for name, message in answer.items():
         assert message.startswith(f"{name}: the host has ["), name
         assert "the device [" in message
 
@@ -136,10 +136,10 @@ def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> Non
 
 @each_in_depth
 def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release: str) -> None:
-    said = found(release, "jobs", "passes")["mamba"]["busy"]
-    asked = {name for name in said if name.endswith(", asked") and said[name]}
+    answer = found(release, "jobs", "passes")["mamba"]["busy"]
+    asked = {name for name in answer if name.endswith(", asked") and answer[name]}
     assert asked == {"idle, asked", "just launched, asked", "another forward, asked"}
-    assert {name for name in said if said[name]} - asked == {
+    assert {name for name in answer if answer[name]} - asked == {
         "no stream",
         "another forward",
         "capturing",
@@ -173,12 +173,12 @@ def test_deactivated_is_stock(found: Found, release: str) -> None:
 @pytest.mark.whole_matrix  # many forwards in Triton's interpreter
 @EACH
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    said = found(release, "jobs", "broken")
+    errors = found(release, "jobs", "broken")
     tracks_lightning = not before(release, "0.5.13")
     captures = 3 * (release in CAPTURED)
     of_zero_sync = 6 * (release in OLD)
-    assert len(said) == 2 + of_zero_sync + tracks_lightning + captures
-    for name, outcome in said.items():
+    assert len(errors) == 2 + of_zero_sync + tracks_lightning + captures
+    for name, outcome in errors.items():
         assert outcome.startswith("different: "), (name, outcome)
-    for name in {"no list", "no lengths"} & set(said):
-        assert "waits at" in said[name]
+    for name in {"no list", "no lengths"} & set(errors):
+        assert "waits at" in errors[name]

@@ -100,13 +100,13 @@ def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
 
 @EACH
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    said = found(release, "graph_jobs", "parts")["broken"]
-    assert "result['outputs'][0]" in said["no wait"]
-    assert "is captured" in said["any tile"]
+    errors = found(release, "graph_jobs", "parts")["broken"]
+    assert "result['outputs'][0]" in errors["no wait"]
+    assert "is captured" in errors["any tile"]
 
 
 @EACH
 def test_a_broken_break_is_found(found: Found, release: str) -> None:
-    said = found(release, "graph_jobs", "parts")["broken_breaks"]
-    assert all(each.startswith("different: ") for each in said.values()), said
-    assert len(said) == 5
+    errors = found(release, "graph_jobs", "parts")["broken_breaks"]
+    assert all(each.startswith("different: ") for each in errors.values()), errors
+    assert len(errors) == 5

@@ -104,5 +104,5 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.12.post1", "0.5.16", "0.5.20", "0.5.23"])
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    for name, said in found(release, "slots_jobs", "broken").items():
-        assert said.startswith("different: "), (name, said)
+    for name, error in found(release, "slots_jobs", "broken").items():
+        assert error.startswith("different: "), (name, error)

@@ -79,7 +79,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
     """The page tables of a backend whose draft-extend was captured, else None."""
     graphs = NoneByDefault(decode=NoneByDefault(backend="full"))
     given = server_args(disable_cuda_graph=False, model_impl="auto", cuda_graph_config=graphs)
-    made: list[Any] = []
+    captures: list[Any] = []
 
     class Recorder:
         """A stand-in for a runner that captures, which needs a GPU."""
@@ -89,7 +89,7 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
             backend.init_cuda_graph_state(4, 16)
             if failing:
                 raise MemoryError
-            made.append(backend)
+            captures.append(backend)
 
     with ExitStack() as stack:
         names = (flash.module.__name__, module.__name__, runners.__name__, "sglang.srt.utils")
@@ -126,15 +126,15 @@ def captured(*, off: bool = False, failing: bool = False, **more: Any) -> Any:
             getattr(module.EagleDraftWorker, METHOD)(worker)
         except MemoryError:
             return None
-        if not made:
+        if not captures:
             assert worker.cuda_graph_runner_for_draft_extend is None
             return None
-        assert "init_cuda_graph_state" not in vars(made[0])
+        assert "init_cuda_graph_state" not in vars(captures[0])
         return [
-            made[0].draft_extend_metadata["page_table"],
-            made[0].target_verify_metadata["page_table"],
-            made[0].decode_cuda_graph_metadata["page_table"],
-            made[0].decode_cuda_graph_metadata["page_table_draft_decode"],
+            captures[0].draft_extend_metadata["page_table"],
+            captures[0].target_verify_metadata["page_table"],
+            captures[0].decode_cuda_graph_metadata["page_table"],
+            captures[0].decode_cuda_graph_metadata["page_table_draft_decode"],
         ]
 
 

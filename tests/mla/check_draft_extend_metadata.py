@@ -30,11 +30,11 @@ def builds(*, other: bool = False, use_sliding_window_kv_pool: bool = False, **o
         runner = flash.runner_of(1)
         backend = (type("Other", (kind,), {}) if other else kind)(runner, topk=1)
         graphs = make(runner, backend)
-        made = []
+        built = []
         stock = kind._apply_cuda_graph_metadata
 
         def counted(self: Any, *arguments: Any, **named: Any) -> None:
-            made.append(self)
+            built.append(self)
             stock(self, *arguments, **named)
 
         kind._apply_cuda_graph_metadata = counted
@@ -42,11 +42,11 @@ def builds(*, other: bool = False, use_sliding_window_kv_pool: bool = False, **o
             backend.use_sliding_window_kv_pool = use_sliding_window_kv_pool
             if use_sliding_window_kv_pool:
                 graphs.backend.replay = lambda *_: _Out()
-                backend.init_forward_metadata_out_graph = lambda *_: made.append(backend)
+                backend.init_forward_metadata_out_graph = lambda *_: built.append(backend)
             replaying(graphs, runner, [40, 7])()
         finally:
             kind._apply_cuda_graph_metadata = stock
-        return len(made)
+        return len(built)
 
 
 class _Out:

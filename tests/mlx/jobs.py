@@ -29,19 +29,19 @@ def equivalence() -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     for name, dtype in kinds(metadata.version("sglang")):
-        with models.model(name, dtype) as made, by_stocks_code():
-            of_model: dict[str, Any] = {"stock": outcome(made)}
+        with models.model(name, dtype) as model, by_stocks_code():
+            of_model: dict[str, Any] = {"stock": outcome(model)}
             sglang_perf_patches.activate("mlx.kv-arena", strict=True)
-            of_model["patched"] = outcome(made)
+            of_model["patched"] = outcome(model)
             of_model["state"] = asdict(state("mlx.kv-arena"))
             with never_shared(StepArrays):
-                of_model["never shared"] = outcome(made)
+                of_model["never shared"] = outcome(model)
             with kept_too_long(StepArrays, by_shape=False):
-                of_model["kept too long"] = outcome(made)
+                of_model["kept too long"] = outcome(model)
             with kept_too_long(StepArrays, by_shape=True):
-                of_model["kept too long by shape"] = outcome(made)
+                of_model["kept too long by shape"] = outcome(model)
             sglang_perf_patches.deactivate()
-            of_model["again"] = outcome(made)
+            of_model["again"] = outcome(model)
             results[f"{name} {dtype}"] = of_model
     return results
 
@@ -51,12 +51,12 @@ def crossing_4096() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import models
 
     schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
-    with models.model("qwen3", "float32") as made:
-        results = {"stock": outcome_of_growth(made, "none", None, [schedule])}
+    with models.model("qwen3", "float32") as model:
+        results = {"stock": outcome_of_growth(model, "none", None, [schedule])}
         if "raised" in results["stock"]:
-            results["arenas"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+            results["arenas"] = outcome_of_growth(model, "mlx.kv-arena", None, [schedule])
             with by_stocks_code():
-                results["stock's code"] = outcome_of_growth(made, "mlx.kv-arena", None, [schedule])
+                results["stock's code"] = outcome_of_growth(model, "mlx.kv-arena", None, [schedule])
     return results
 
 
@@ -70,15 +70,15 @@ def small_buffers() -> dict[str, Any]:
     many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for name, schedules in (("many", many), ("equal lengths", equal)):
             results[name] = {
-                "stock": outcome_of_growth(made, "none", 8, schedules),
-                "all patched": outcome_of_growth(made, "mlx", 8, schedules),
-                "wide": outcome_of_growth(made, "none", 1024, schedules),
+                "stock": outcome_of_growth(model, "none", 8, schedules),
+                "all patched": outcome_of_growth(model, "mlx", 8, schedules),
+                "wide": outcome_of_growth(model, "none", 1024, schedules),
             }
             with by_stocks_code():
-                results[name]["patched"] = outcome_of_growth(made, "mlx.kv-arena", 8, schedules)
+                results[name]["patched"] = outcome_of_growth(model, "mlx.kv-arena", 8, schedules)
     return results
 
 
@@ -127,11 +127,11 @@ def before_23470() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import models
 
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made, counted_calls() as calls:
+    with models.model("qwen3", "float32") as model, counted_calls() as calls:
 
         def outcome_of(what: str) -> None:
-            results[what] = outcome(made)
-            results[what]["calls"] = calls_of_a_step(made, calls)
+            results[what] = outcome(model)
+            results[what]["calls"] = calls_of_a_step(model, calls)
 
         outcome_of("released")
         wrapper = import_module(wrapper_name())
@@ -359,14 +359,14 @@ def arena_memory() -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     names = list("abcdef")
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
             gc.collect()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            player = rig.Player(made)
+            player = rig.Player(model)
             for number, name in enumerate(names):
                 player.join(name, 100 + 20 * number)
                 player.pending.clear()
@@ -430,10 +430,10 @@ def changing() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     results = {}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
         for requests in (2, 4):
-            player = rig.Player(made)
+            player = rig.Player(model)
             names = [f"r{number}" for number in range(requests + 7)]
             for name in names:
                 player.join(name, 9)
@@ -466,7 +466,7 @@ def apart() -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     kept = Moves.set_apart
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for what, selection, set_apart in (
             ("stock", "none", kept),
             ("patched", "mlx.kv-arena", kept),
@@ -474,7 +474,7 @@ def apart() -> dict[str, Any]:
         ):
             with replaced(Moves, "set_apart", set_apart):
                 sglang_perf_patches.activate(selection, strict=True)
-                results[what] = _memory_of_a_changing_step(made)
+                results[what] = _memory_of_a_changing_step(model)
                 sglang_perf_patches.deactivate()
     return results
 
@@ -526,13 +526,13 @@ def far_apart() -> dict[str, Any]:
         ("chain", "bc", 3),
     ]
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
             with replaced(arena_choice, "STOCK_ROOM", 16):
                 results[selection] = {
-                    "played": asdict(rig.Player(made).play(schedule)),
+                    "played": asdict(rig.Player(model).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),
                 }
             sglang_perf_patches.deactivate()
@@ -553,7 +553,10 @@ def broken_trial() -> dict[str, Any]:
 
     schedules = [cases.SCRIPTED, cases.HITTING, cases.GROWING]
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
+    with (
+        models.model("qwen3", "float32") as model,
+        replaced(kv_arena, "is_proven", lambda _: False),
+    ):
         for what, selection, changed in (
             ("stock", "none", write),
             ("broken", "mlx.kv-arena", wrong_token),
@@ -562,7 +565,7 @@ def broken_trial() -> dict[str, Any]:
             with replaced(Writer, "write", changed):
                 sglang_perf_patches.activate(selection, strict=True)
                 kv_arena.COUNTS.clear()
-                player = rig.Player(made, radix=True)
+                player = rig.Player(model, radix=True)
                 results[what] = {"played": [asdict(player.play(each)) for each in schedules]}
                 results[what] |= {"counts": dict(kv_arena.COUNTS)}
                 results[what] |= {"state": asdict(state("mlx.kv-arena"))}
@@ -597,8 +600,11 @@ def queued_faults() -> dict[str, Any]:
         mx.synchronize()
 
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made, replaced(kv_arena, "is_proven", lambda _: False):
-        device = _Device(made)
+    with (
+        models.model("qwen3", "float32") as model,
+        replaced(kv_arena, "is_proven", lambda _: False),
+    ):
+        device = _Device(model)
         for what, selection, fault in (
             ("stock", "none", ""),
             ("none", "mlx.kv-arena", ""),
@@ -607,7 +613,7 @@ def queued_faults() -> dict[str, Any]:
         ):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
-            player = rig.Player(made)
+            player = rig.Player(model)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
             with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
@@ -789,8 +795,8 @@ def broken_prefill() -> dict[str, Any]:
 
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
         """What `alike.episodes` plays, of which a part tells the broken ones."""
-        with models.model("qwen3", "float32") as made:
-            return alike.same(patch, made, [cases.HITTING], radix=True)
+        with models.model("qwen3", "float32") as model:
+            return alike.same(patch, model, [cases.HITTING], radix=True)
 
     broken = {
         "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
@@ -832,8 +838,8 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
     module, _, attribute = name.partition(":")
     pool_class = getattr(import_module(module), attribute)
-    with models.model("qwen3", "float32") as made:
-        rig.Player(made)  # imports stock's runner
+    with models.model("qwen3", "float32") as model:
+        rig.Player(model)  # imports stock's runner
     sglang_perf_patches.activate("mlx.pool-write", strict=True)
     assert state("mlx.pool-write").state == "live"
 
@@ -940,11 +946,11 @@ def on_cuda() -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     cuda = SimpleNamespace(is_available=lambda: True)
-    with models.model("qwen3", "float32") as made, replaced(mx, "cuda", cuda):
+    with models.model("qwen3", "float32") as model, replaced(mx, "cuda", cuda):
         for cudnn in ("1", "0"):
             os.environ[device.CUDNN_ATTENTION] = cudnn
             sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
-            player = rig.Player(made)
+            player = rig.Player(model)
             player.join("a", 300)
             results[cudnn] = {
                 "room": player.runner._req_caches["a"][0].keys.shape[2],
@@ -981,16 +987,16 @@ def few_rows() -> dict[str, Any]:
     few = [("join", who, tokens) for who, tokens in (("a", 9), ("b", 14), ("c", 9), ("d", 14))]
     many = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
     results: dict[str, Any] = {}
-    with models.model("qwen3", "bfloat16") as made:
-        head = made.model.lm_head
+    with models.model("qwen3", "bfloat16") as model:
+        head = model.model.lm_head
         for rows in (1, 2, 12, 280):
-            dict.__setitem__(made.model, "lm_head", Head(head, rows))
+            dict.__setitem__(model.model, "lm_head", Head(head, rows))
             schedule = few if rows == 12 else many
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
                 with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
                     sglang_perf_patches.activate(selection, strict=True)
-                    player = rig.Player(made, radix=True)
+                    player = rig.Player(model, radix=True)
                     played = asdict(player.play(schedule))
                 results[f"{rows} {selection}"] = {
                     "played": played,
@@ -998,7 +1004,7 @@ def few_rows() -> dict[str, Any]:
                     "state": asdict(state("mlx.last-row")),
                 }
                 sglang_perf_patches.deactivate()
-        dict.__setitem__(made.model, "lm_head", head)
+        dict.__setitem__(model.model, "lm_head", head)
     return results
 
 
@@ -1032,14 +1038,14 @@ def other_blas() -> dict[str, Any]:
     schedule = [("join", "a", 300), ("join", "b", 310), ("decode", "ab")]
     results: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}
     for dtype in ("float32", "bfloat16"):
-        with models.model("qwen3", dtype) as made, replaced(mx, "matmul", product):
+        with models.model("qwen3", dtype) as model, replaced(mx, "matmul", product):
             results["there"] = last_row.gives_rows_alone(mx)
-            head = made.model.lm_head
-            dict.__setitem__(made.model, "lm_head", Head(head))
+            head = model.model.lm_head
+            dict.__setitem__(model.model, "lm_head", Head(head))
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
                 sglang_perf_patches.activate(selection, strict=True)
-                played = asdict(rig.Player(made, radix=True).play(schedule))
+                played = asdict(rig.Player(model, radix=True).play(schedule))
                 counts = dict(last_row.COUNTS)
                 results[f"{dtype} {selection}"] = {
                     "played": played,
@@ -1047,7 +1053,7 @@ def other_blas() -> dict[str, Any]:
                     "state": asdict(state("mlx.last-row")),
                 }
                 sglang_perf_patches.deactivate()
-            dict.__setitem__(made.model, "lm_head", head)
+            dict.__setitem__(model.model, "lm_head", head)
     return results
 
 
@@ -1060,13 +1066,13 @@ def together() -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     for name, dtype in kinds(release):
-        with models.model(name, dtype) as made:
+        with models.model(name, dtype) as model:
             schedules = [cases.random_episodes(Random(seed)) for seed in range(4)]
             schedules += [cases.HITTING]
             of_model = results[f"{name} {dtype}"] = {}
             for selection in ("none", "mlx"):
                 report = sglang_perf_patches.activate(selection, strict=True)
-                player = rig.Player(made, radix=True)
+                player = rig.Player(model, radix=True)
                 of_model[selection] = [asdict(player.play(each)) for each in schedules]
                 of_model["ran"] = [patch.id for patch in report.patches if patch.state == "live"]
                 sglang_perf_patches.deactivate()
@@ -1100,12 +1106,12 @@ def whose_turn() -> dict[str, Any]:
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
 
         def continued(schedule: Sequence[Any], change: Any = None) -> int:
             next_turn.COUNTS.clear()
-            player = rig.Player(made, radix=True)
+            player = rig.Player(model, radix=True)
             player.play(schedule[:-1], ends=False)
             if change is not None:
                 change(player)
@@ -1131,7 +1137,7 @@ def whose_turn() -> dict[str, Any]:
         results["in other slots"] = continued(again, elsewhere)
         results["after a flush"] = continued(again, flushed)
         # What 0.5.22 and later say of a request that has ended, before they remove it.
-        if hasattr(rig.Player(made, radix=True).runner, "release_request_row"):
+        if hasattr(rig.Player(model, radix=True).runner, "release_request_row"):
 
             def ended(player: Any) -> None:
                 held = player._held.pop("a")
@@ -1141,14 +1147,14 @@ def whose_turn() -> dict[str, Any]:
 
             beside: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
             results["ended, and not removed yet"] = continued(beside, ended)
-            player = rig.Player(made, radix=True)
+            player = rig.Player(model, radix=True)
             player.play(beside[:-1], ends=False)
             ended(player)
             player.play(beside[-1:], ends=False)
             results["running after that"] = sorted(player.runner._req_caches)
             player.runner.remove_request("a")  # as stock does at the next step
             player.decode(["x", "b"], 2)
-        player = rig.Player(made, radix=True)
+        player = rig.Player(model, radix=True)
         player.play(turn, ends=False)
         sglang_perf_patches.deactivate()
         gc.collect()
@@ -1165,13 +1171,13 @@ def arena_nodes() -> dict[str, Any]:
     from sglang_perf_patches.proof.mlx import models, rig
 
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             for kind in ("equal", "skewed"):
                 for requests in (2, 6):
                     names = list("abcdef")[:requests]
-                    player = rig.Player(made)
+                    player = rig.Player(model)
                     for number, name in enumerate(names):
                         player.join(name, 9 + number * (kind == "skewed"))
                     player.decode(names, 2)

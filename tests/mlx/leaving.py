@@ -43,10 +43,10 @@ def postponed_write() -> dict[str, Any]:
     """``mlx.pool-write`` is to go between a prompt's forward pass and its write into the pool."""
     schedule = [("join", "a", 40), ("decode", "a", 2), ("leave", "a"), ("hit", "b", "a", 30, 5)]
     results: dict[str, Any] = {"asked": []}
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.pool-write"):
             ours.activate(selection, strict=True)
-            player = rig.Player(made, radix=True)
+            player = rig.Player(model, radix=True)
 
             def finalize(pending: Any, player: rig.Player = player) -> int:
                 del player.runner.prefill_finalize
@@ -74,9 +74,9 @@ def running_requests(release: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for patch, name in cases[release]:
         radix = patch in {"mlx.kv-arena", "mlx.first-buffer"}
-        with models.model(name, "float32") as made:
-            of = results[patch] = {"none": _in_parts(made, "none", radix=radix)}
-            of["patched"] = _in_parts(made, patch, radix=radix)
+        with models.model(name, "float32") as model:
+            of = results[patch] = {"none": _in_parts(model, "none", radix=radix)}
+            of["patched"] = _in_parts(model, patch, radix=radix)
     return results
 
 
@@ -104,22 +104,22 @@ def small_buffers() -> dict[str, Any]:
     crossing: list[cases.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
     finished: list[cases.Step] = [("join", "z", 9), ("leave", "z")]
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
-    with models.model("qwen3", "float32") as made:
+    with models.model("qwen3", "float32") as model:
 
         def parts(
             selection: str, *schedules: Sequence[cases.Step], between: Callable[[], Any]
         ) -> dict[str, Any]:
             ours.activate(selection, strict=True)
-            player, said = rig.Player(made, radix=True), []
+            player, answers = rig.Player(model, radix=True), []
             played = []
             for schedule in schedules:
                 played.append(asdict(player.play(schedule, ends=False)))
                 if selection != "none":
-                    said.append(between())
+                    answers.append(between())
             held = player.runner._req_caches.values()
             rooms = sorted({cache.max_seq_len for caches in held for cache in caches})
             ours.deactivate()
-            return {"played": played, "said": said, "rooms": rooms}
+            return {"played": played, "said": answers, "rooms": rooms}
 
         plays = {
             "running": (
@@ -152,9 +152,9 @@ def small_buffers() -> dict[str, Any]:
 
 
 def _asked_and_kept() -> dict[str, Any]:
-    before, said = mx.get_active_memory(), asked()
+    before, answer = mx.get_active_memory(), asked()
     gc.collect()
-    return {"said": said, "freed": before - mx.get_active_memory()}
+    return {"said": answer, "freed": before - mx.get_active_memory()}
 
 
 def _without_first_buffer() -> str:

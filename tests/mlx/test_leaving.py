@@ -58,6 +58,6 @@ def test_kept_turns_are_no_requests(found: Found) -> None:
 def test_a_kept_turn_goes_on_in_buffers_like_stocks(found: Found) -> None:
     """After ``mlx.first-buffer`` alone has left."""
     of = found("0.5.11", "leaving")["small buffers"]["before the turns"]
-    assert {said.partition(" ")[0] for said in of["patched"]["said"]} == {"mlx.next-turn"}
+    assert {line.partition(" ")[0] for line in of["patched"]["said"]} == {"mlx.next-turn"}
     assert of["patched"]["played"] == of["none"]["played"]
     assert of["patched"]["rooms"] == [4096]

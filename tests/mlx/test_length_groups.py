@@ -44,7 +44,7 @@ def test_one_long_request_beside_short_ones() -> None:
 def test_broken_groups_are_found(found: Callable[..., Any], release: str) -> None:
     verdicts = found(release, "broken_groups")
     assert verdicts.pop("whole") == "equal"
-    assert {what: said for what, said in verdicts.items() if not _is_found(said)} == {}
+    assert {what: verdict for what, verdict in verdicts.items() if not _is_found(verdict)} == {}
 
 
 def _is_found(said: str) -> bool:

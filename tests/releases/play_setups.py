@@ -54,8 +54,8 @@ def main(names: str, patches: list[str]) -> None:
             stock.PLAYED_ARGUMENTS.clear()
             (line,) = worker.run([case], _few)
             # A case that makes none reads those of the process.
-            made = [_Made(each) for each in stock.PLAYED_ARGUMENTS] or [published.published()]
-            on = {name for each in made for name in FEATURES.of(each)}
+            servers = [_Made(each) for each in stock.PLAYED_ARGUMENTS] or [published.published()]
+            on = {name for each in servers for name in FEATURES.of(each)}
             print(json.dumps({**line, "on": sorted(on)}), flush=True)
 
 
@@ -73,10 +73,10 @@ def _publish(model: str, chosen: list[Feature]) -> str:
     some = {name: value for name, value in asked.items() if name in known}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            made = server_args.ServerArgs(
+            arguments = server_args.ServerArgs(
                 model_path=model, **{"device": "cpu", "attention_backend": "triton", **some}
             )
-            server_args.set_global_server_args_for_scheduler(made)
+            server_args.set_global_server_args_for_scheduler(arguments)
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"[:200]
     off = {each.name for each in chosen} - FEATURES.of(published.published()).keys()

@@ -68,8 +68,8 @@ def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
         return {"absent": True}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            made = server_args.ServerArgs(model_path=model, device="cpu", **some)
-            server_args.set_global_server_args_for_scheduler(made)
+            arguments = server_args.ServerArgs(model_path=model, device="cpu", **some)
+            server_args.set_global_server_args_for_scheduler(arguments)
     except (Exception, SystemExit) as error:
         return {"refused": f"{type(error).__name__}: {error}"[:200]}
     return {"on": FEATURES.of(published.published()), "seen": len(_seen)}

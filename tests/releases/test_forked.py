@@ -64,14 +64,20 @@ def run(tmp_path: Path) -> Run:
 
 def test_it_has_its_arguments_input_variables_and_path(run: Run, tmp_path: Path) -> None:
     code, out, err = run(SAYS, "a", "b c", given="some\ntext")
-    said: dict[str, Any] = json.loads(out)
+    answer: dict[str, Any] = json.loads(out)
     assert (code, err) == (0, "to stderr\n")
-    assert (said["words"], said["name"], said["input"]) == (["a", "b c"], "__main__", "some\ntext")
-    assert said["path"][:3] == [str(tmp_path), "/first", "/second"]
+    assert (answer["words"], answer["name"], answer["input"]) == (
+        ["a", "b c"],
+        "__main__",
+        "some\ntext",
+    )
+    assert answer["path"][:3] == [str(tmp_path), "/first", "/second"]
     lent = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    assert said["variables"].items() >= {"ONE": "1", "PYTHONPATH": "/first:/second", **lent}.items()
-    assert "HOME" not in said["variables"]
-    assert said["sglang"] == []
+    assert (
+        answer["variables"].items() >= {"ONE": "1", "PYTHONPATH": "/first:/second", **lent}.items()
+    )
+    assert "HOME" not in answer["variables"]
+    assert answer["sglang"] == []
 
 
 def test_nothing_of_an_earlier_one_is_left(run: Run) -> None:
@@ -220,8 +226,8 @@ def test_a_fork_begins_with_mlx_and_computes_with_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(MLX)
     for _ in range(2):
-        said = json.loads(released.run(place, script))
-        assert said == {
+        answer = json.loads(released.run(place, script))
+        assert answer == {
             "had": ["mlx.core", "mlx_lm", "torch"],
             "sglang": False,
             "threads": 1,

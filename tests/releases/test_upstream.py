@@ -104,8 +104,8 @@ def test_what_differs_is_named_and_the_rest_counted(
     assert len(kinds) == len(names)
     assert "; 0 patches live" not in kinds[-1]
     assert differing == [differs] * len(names)
-    said = (tmp_path / "below" / "said").read_text(encoding="utf-8").splitlines()
-    assert said[4:8] == ["off begins", "off ends", "on begins", "on ends"]  # not at once
+    told = (tmp_path / "below" / "said").read_text(encoding="utf-8").splitlines()
+    assert told[4:8] == ["off begins", "off ends", "on begins", "on ends"]  # not at once
 
 
 def test_a_folder_that_does_not_differ_ends_with_0(
@@ -131,11 +131,11 @@ def test_a_folder_without_tests_to_play_ends_with_2_and_one_sentence(
     if text:
         (tmp_path / "test_some.py").write_text(text, encoding="utf-8")
     assert upstream.main([str(tmp_path), release]) == 2
-    said = capsys.readouterr()
-    lines = [line for line in said.err.splitlines() if line.startswith("upstream: ")]
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("upstream: ")]
     assert len(lines) == 1
     assert why in lines[0]
-    assert not said.out
+    assert not captured.out
 
 
 def test_only_what_is_named_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,10 +33,10 @@ _SHORT = ("--random-input-len", "48", "--random-output-len", "64")
 
 @pytest.fixture(scope="module")
 def environment() -> Environment:
-    made = sglang_environment("0.5.23")
-    install_checkout(made)
-    install_bench_client(made)
-    return made
+    newest = sglang_environment("0.5.23")
+    install_checkout(newest)
+    install_bench_client(newest)
+    return newest
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +140,12 @@ def test_ctrl_c_leaves_nothing(
 ) -> None:
     with start(environment, model, tmp_path) as process:
         assert process.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         for line in process.stderr:
-            said.append(line)
+            lines.append(line)
             if phase in line:
                 break
-        assert phase in said[-1], said
+        assert phase in lines[-1], lines
         # Well into the phase; a server that starts has started others by then.
         time.sleep(0.5 if "ending" in phase else 8 if "starting" in phase else 2)
         assert using(tmp_path) != []

@@ -29,20 +29,20 @@ def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_finished_environment_is_reused_and_a_half_made_one_is_not(requirements: Path) -> None:
-    made = environment(requirements)
-    version = [str(made.python), "-c", "import six; print(six.__version__)"]
+    whole = environment(requirements)
+    version = [str(whole.python), "-c", "import six; print(six.__version__)"]
     assert subprocess.check_output(version, text=True) == "1.16.0\n"
 
-    (made.folder / "finished").unlink()
-    (made.folder / "left behind").touch()
+    (whole.folder / "finished").unlink()
+    (whole.folder / "left behind").touch()
     with ThreadPoolExecutor() as executor:
         first, second = executor.map(environment, [requirements] * 2)
-    assert first == second == made
-    assert not (made.folder / "left behind").exists()
+    assert first == second == whole
+    assert not (whole.folder / "left behind").exists()
 
-    (made.folder / "kept").touch()
-    assert environment(requirements) == made
-    assert (made.folder / "kept").exists()
+    (whole.folder / "kept").touch()
+    assert environment(requirements) == whole
+    assert (whole.folder / "kept").exists()
 
 
 @pytest.mark.whole_matrix
@@ -72,15 +72,15 @@ def test_the_environment_of_earlier_pins_is_removed_once_nobody_uses_it(requirem
         assert other.stdout
         earlier = Path(other.stdout.readline().strip())
         requirements.with_name("small.txt").write_text("six==1.17.0\n")
-        made = environment(requirements)
+        first = environment(requirements)
         assert (earlier / "finished").exists()  # the other process may yet use it
         other.stdin.close()
-    unlike = made.folder.with_name(f"{requirements.stem}-of-another-file-0123456789ab")
+    unlike = first.folder.with_name(f"{requirements.stem}-of-another-file-0123456789ab")
     unlike.mkdir()
-    assert environment(requirements) == made
+    assert environment(requirements) == first
     assert not earlier.exists()
     assert unlike.exists()
-    assert (made.folder / "finished").exists()
+    assert (first.folder / "finished").exists()
 
 
 def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_packages_come_from_where_the_user_s_pip_takes_them(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     requirements.with_name("small.txt").write_text("ours-alone==1.0\n")
-    made = environment(requirements)
-    subprocess.run([made.python, "-c", "import ours_alone"], check=True)
-    assert says in (made.folder / "build.log").read_text()
+    built = environment(requirements)
+    subprocess.run([built.python, "-c", "import ours_alone"], check=True)
+    assert says in (built.folder / "build.log").read_text()
 
 
 @pytest.mark.whole_matrix
@@ -131,9 +131,9 @@ def test_an_extra_index_does_not_hide_the_wheel_for_this_platform(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     requirements.with_name("small.txt").write_text("ours-alone==1.0\n")
-    made = environment(requirements)
+    built = environment(requirements)
     installed = subprocess.run(
-        [made.python, "-c", "import ours_alone; print(ours_alone.TAG)"],
+        [built.python, "-c", "import ours_alone; print(ours_alone.TAG)"],
         check=True,
         capture_output=True,
         text=True,

@@ -190,11 +190,11 @@ def _serve(folder: Path, does: str, places: Sequence[Path], *, run: bool = False
 def _distribution(folder: Path, about: tuple[str, str]) -> Path:
     """A folder with a distribution that has an entry point, for PYTHONPATH."""
     name, entry_point = about
-    made = folder / name
-    metadata = made / f"{name.replace('-', '_')}-1.0.dist-info"
+    path = folder / name
+    metadata = path / f"{name.replace('-', '_')}-1.0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry_point}\n")
     if name == _THEIRS[0]:
-        shutil.copy(Path(__file__).with_name("their_plugin.py"), made)
-    return made
+        shutil.copy(Path(__file__).with_name("their_plugin.py"), path)
+    return path

@@ -50,7 +50,7 @@ def waits_for_windows() -> dict[str, dict[str, list[str]]]:
 def windows_not_served_are_stocks() -> dict[str, str]:
     """Each of these has stock's buffers, and its waits; what is said of it, if anything is."""
     publish()
-    said = {}
+    reasons = {}
     for name, change in LEFT.items():
         with change():
             expected = window_batches.play(EDGES[0])
@@ -59,8 +59,8 @@ def windows_not_served_are_stocks() -> dict[str, str]:
                 engine.look_again()
                 report = engine.report()
                 assert report is not None
-                said[name] = report.of(PATCH).reason or ""
-    return said
+                reasons[name] = report.of(PATCH).reason or ""
+    return reasons
 
 
 def broken_windows(how: str) -> str | None:

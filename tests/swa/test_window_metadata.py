@@ -56,9 +56,9 @@ def test_batches_are_told_and_compute_what_stocks_are(answers: dict[str, Any]) -
 
 
 def test_what_is_not_served_is_stocks(answers: dict[str, Any]) -> None:
-    said = answers["left"]
-    assert "are translated by Other" in said.pop("another pool")
-    assert said == {"a larger pool of windows": "", "too many cells": ""}
+    reasons = answers["left"]
+    assert "are translated by Other" in reasons.pop("another pool")
+    assert reasons == {"a larger pool of windows": "", "too many cells": ""}
 
 
 def test_a_broken_patch_is_noticed(answers: dict[str, Any]) -> None:

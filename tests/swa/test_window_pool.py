@@ -84,9 +84,9 @@ def test_images_and_both_directions_are_refused_whatever_the_arguments_say() -> 
 
 
 def test_what_is_not_proven_is_stocks_and_says_why(answers: dict[str, Any]) -> None:
-    said = answers["left to stock"]
-    assert said.keys() == SAYS.keys()
-    for name, reason in said.items():
+    reasons = answers["left to stock"]
+    assert reasons.keys() == SAYS.keys()
+    for name, reason in reasons.items():
         assert SAYS[name] in reason, (name, reason)
 
 

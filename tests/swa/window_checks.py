@@ -48,7 +48,7 @@ def left_to_stock() -> dict[str, str]:
         "both directions": ("gemma-3", {"model_use_bidirectional_attention": True}),
         "another model": ("llama", {}),
     }
-    said = {}
+    reasons = {}
     for name, (model, asked) in alone.items():
         with booted(PATCH, model, **asked) as server:
             assert not server.has_window_pool, name
@@ -57,8 +57,8 @@ def left_to_stock() -> dict[str, str]:
             assert report is not None
             state = report.of(PATCH)
             assert state.state == "gated", (name, state)
-            said[name] = state.reason
-    return said
+            reasons[name] = state.reason
+    return reasons
 
 
 def both_together() -> list[int]:

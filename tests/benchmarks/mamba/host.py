@@ -151,16 +151,16 @@ def main(out: Path, names: Sequence[str]) -> None:
         if left < 5:
             return None
         started = time.monotonic()
-        said: list[Any] | None = boot.ask(what, *LOADS[load], seconds=left)
+        answers: list[Any] | None = boot.ask(what, *LOADS[load], seconds=left)
         line: dict[str, Any] = {"side": boot.name, "load": load, "part": what}
-        if said is not None:
+        if answers is not None:
             known = (f"{boot.name} {load}", f"no cache {load}", f"{boot.name} {load} newest")
-            line |= judged(said, *map(replies.get, known))
+            line |= judged(answers, *map(replies.get, known))
         line["seconds"] = round(time.monotonic() - started, 1)
         result["parts"].append(line)
         print(json.dumps(line), flush=True)
         write()
-        return said
+        return answers
 
     try:
         up = fleet.booted(boots, began + BOOT_S)
@@ -295,17 +295,17 @@ class Seat:
 
         async def one(number: int, ids: list[int]) -> None:
             sent, first = time.perf_counter(), None
-            said: dict[str, Any] = {}
+            reply: dict[str, Any] = {}
             got: list[int] = []
             answers = await self.server.engine.async_generate(
                 input_ids=ids, sampling_params=sampling, stream=True
             )
             async for answer in answers:
                 first = first or time.perf_counter() - sent
-                said, ids_now = answer, list(answer.get("output_ids", ()))
+                reply, ids_now = answer, list(answer.get("output_ids", ()))
                 # Releases stream all tokens so far, or the new ones.
                 got = ids_now if len(ids_now) > len(got) else got + ids_now
-            about = said.get("meta_info", {})
+            about = reply.get("meta_info", {})
             where = about.get("cached_tokens_details") or {}
             replies.append(
                 {

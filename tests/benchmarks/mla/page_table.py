@@ -36,12 +36,12 @@ def main(out: Path) -> None:
     until = time.time() + 110
     for (case, side), process in running.items():
         try:
-            said, _ = process.communicate(timeout=max(1, until - time.time()))
+            output, _ = process.communicate(timeout=max(1, until - time.time()))
         except subprocess.TimeoutExpired:
             process.kill()
-            said = process.communicate()[0]
-        lines = [line[7:] for line in said.splitlines() if line.startswith("RESULT ")]
-        errors = [line[-300:] for line in said.splitlines() if "rror" in line][-3:]
+            output = process.communicate()[0]
+        lines = [line[7:] for line in output.splitlines() if line.startswith("RESULT ")]
+        errors = [line[-300:] for line in output.splitlines() if "rror" in line][-3:]
         result = {"rc": process.returncode, "errors": errors}
         result |= json.loads(lines[-1]) if lines else {}
         results[f"{case}, {'stock' if side == 'none' else 'patched'}"] = result
@@ -71,7 +71,7 @@ def one(case: str, side: str) -> None:
         keys = torch.randn(pages, 1, 2, dim, device=device, generator=noise).bfloat16()
         count = int(queries[-1])
         query = torch.randn(count, heads, dim, device=device, generator=noise).bfloat16()
-        made = flash_attn_with_kvcache(
+        attended = flash_attn_with_kvcache(
             q=query,
             k_cache=keys,
             v_cache=keys,
@@ -84,7 +84,7 @@ def one(case: str, side: str) -> None:
             num_splits=0,
         )
         torch.cuda.synchronize()
-        return made
+        return attended
 
     if case == "same bits":
         said({f"bs {bs}, {length}": same(attend, bs, length) for bs, length in BITS})
@@ -96,15 +96,15 @@ def one(case: str, side: str) -> None:
         runner = flash.runner_of(1, context=CONTEXT, requests=POOL, device=device)
         backend = flash.make(runner)
         mode = flash.VERIFY if "verify" in case else flash.EXTEND
-        made = flash.batch(runner, mode, [CONTEXT - 2], host=False)
+        batch = flash.batch(runner, mode, [CONTEXT - 2], host=False)
         if case.startswith("eager"):
             poison((1, CONTEXT))
-            backend.init_forward_metadata(made)
+            backend.init_forward_metadata(batch)
             metadata = backend.forward_metadata
         else:
             poison((1, CONTEXT))
             backend.init_cuda_graph_state(1, draft)
-            metadata = flash.replayed(backend, runner, made)
+            metadata = flash.replayed(backend, runner, batch)
         table, lengths = metadata.page_table, metadata.cache_seqlens_int32
         read = [flash.beyond(table, 0, page) for page in range(CONTEXT, int(lengths[0]))]
         print("reads", read, flush=True)

@@ -58,10 +58,10 @@ def _measure(given: argparse.Namespace) -> None:
         "head_dim": 64,
     }
     _live(given.patch)
-    with models.model("qwen3", "float32", **sizes) as made:
+    with models.model("qwen3", "float32", **sizes) as model:
         for batch in (4, 16):
             for lengths in ("equal", "skewed"):
-                player = rig.Player(made)
+                player = rig.Player(model)
                 names = [f"r{number}" for number in range(batch)]
                 for number, name in enumerate(names):
                     spread = (_LONGEST - _SHORTEST) * number // (batch - 1)

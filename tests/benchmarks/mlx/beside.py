@@ -108,7 +108,7 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
         subprocess.run(words, env=_variables("none"), check=True)
     sides = given.sides.split(",")
     rows: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     began = time.monotonic()
     for turn in range(given.turns):
         if (time.monotonic() - began) * (turn + 1) > given.seconds * max(turn, 1):
@@ -121,8 +121,8 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
                 rows.setdefault(key, {}).setdefault(side, []).append(row)
                 print(json.dumps({"turn": turn, "side": side} | row), flush=True)
             if side == "patched":
-                said |= dict.fromkeys(re.findall(_SAID, log.read_text(errors="replace")))
-    for line in (*table(rows, sides), *said):
+                lines |= dict.fromkeys(re.findall(_SAID, log.read_text(errors="replace")))
+    for line in (*table(rows, sides), *lines):
         print(line)
 
 
@@ -176,7 +176,7 @@ def _load(
     talks = load in ("turns", "thoughts")
 
     def client(number: int) -> list[Reply]:
-        replies, said = [], ""
+        replies, conversation = [], ""
         for request in range(given.said if talks else each):
             is_long = load == "one-long" and not number
             new = _words(f"{seed} {number} {request}", given.long if is_long else given.words)
@@ -186,10 +186,10 @@ def _load(
                 replies.append(_asked(port, " ".join(new), given))
                 continue
             new = new[: len(new) if not request else len(new) // 4]
-            said = " ".join([*filter(None, [said]), *new])
-            replies.append(_asked(port, said, given))
+            conversation = " ".join([*filter(None, [conversation]), *new])
+            replies.append(_asked(port, conversation, given))
             if load == "turns":
-                said = f"{said} {replies[-1].text.strip()}"
+                conversation = f"{conversation} {replies[-1].text.strip()}"
         return replies
 
     began = time.perf_counter()
@@ -245,10 +245,10 @@ def _asked(port: int, prompt: str, given: argparse.Namespace) -> Reply:
         if not line.startswith(b"data: {"):
             continue
         told = json.loads(line[6:])
-        said = "".join(choice.get("text") or "" for choice in told.get("choices") or ())
-        if said and not first:
+        piece = "".join(choice.get("text") or "" for choice in told.get("choices") or ())
+        if piece and not first:
             first = time.perf_counter() - began
-        text += said
+        text += piece
         if told.get("usage"):
             tokens = int(told["usage"]["completion_tokens"])
     connection.close()
@@ -304,8 +304,8 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             if connection.getresponse().status == 200:
                 return
         time.sleep(0.25)
-    said = log.read_text(errors="replace").splitlines()[-15:]
-    raise RuntimeError("\n".join(["the server does not answer; it said:", *said]))
+    last_lines = log.read_text(errors="replace").splitlines()[-15:]
+    raise RuntimeError("\n".join(["the server does not answer; it said:", *last_lines]))
 
 
 def _processor_s(group: int) -> float:

@@ -80,15 +80,15 @@ def _measure(given: argparse.Namespace) -> None:
         if side != "mlx-lm":
             sglang_perf_patches.activate(side)
         for load in given.loads.split(":"):
-            with models.model("qwen3", dtype, **sizes) as made:
-                mx.eval(made.model.parameters())
+            with models.model("qwen3", dtype, **sizes) as model:
+                mx.eval(model.model.parameters())
                 gc.collect()
                 before = mx.get_active_memory()
                 lengths = _LOADS[load]
                 pool, tokens, steps = (
-                    _by_mlx_lm(made, lengths)
+                    _by_mlx_lm(model, lengths)
                     if side == "mlx-lm"
-                    else _by_runner(made, lengths, given.slots, is_read=not given.unread)
+                    else _by_runner(model, lengths, given.slots, is_read=not given.unread)
                 )
                 told = {
                     "side": side,

@@ -44,8 +44,8 @@ def _measure(given: argparse.Namespace) -> None:
 
     sglang_perf_patches.activate(given.selection)
     chance = Random(1)
-    with models.model("qwen3", "float32") as made:
-        player = rig.Player(made, radix=True)
+    with models.model("qwen3", "float32") as model:
+        player = rig.Player(model, radix=True)
         player.keeps = False
         player.evaluate_pool()
         served = 0

@@ -74,11 +74,11 @@ def _measure(selection: str, radix: bool, only: str) -> None:
         "a prompt of 3328 tokens in chunks of 256": _chunks,
         "8 requests of 100 to 163 tokens": _eight,
     }
-    with models.model("qwen3", "float32", **MODELS["small"]) as made:
+    with models.model("qwen3", "float32", **MODELS["small"]) as model:
         for name, load in loads.items():
             if only and not any(word in name for word in only.split(",")):
                 continue
-            player = rig.Player(made, radix=radix, slots=_SLOTS)
+            player = rig.Player(model, radix=radix, slots=_SLOTS)
             player.keeps = False
             player.evaluate_pool()
             gc.collect()

@@ -59,10 +59,10 @@ def main() -> None:
         lives[selection] = switch.live
     sizes = dict(bench.MODELS[given.model])
     kind, quantized = sizes.pop("kind", "qwen3"), sizes.pop("quantized", False)
-    with models.model(kind, given.dtype, quantized=quantized, **sizes) as made:
+    with models.model(kind, given.dtype, quantized=quantized, **sizes) as model:
         measured = []
         for tokens in map(int, given.tokens.split(",")):
-            sides = {name: _Side(made, tokens, live) for name, live in lives.items()}
+            sides = {name: _Side(model, tokens, live) for name, live in lives.items()}
             measured.append((tokens, sides))
             for number in range(given.rounds + 2):
                 order = list(sides.values())

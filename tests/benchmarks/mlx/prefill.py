@@ -47,12 +47,12 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
 
     sizes = dict(bench.MODELS["0.6b"])
     sizes |= {"num_hidden_layers": 1, "vocab_size": sizes["vocab_size"] // _LAYERS}
-    with models.model("qwen3", dtype, **sizes) as made, closing(bench.Switch()) as switch:
+    with models.model("qwen3", dtype, **sizes) as model, closing(bench.Switch()) as switch:
         sides = {"stock": switch.stock, "patched": switch.live}
         players: dict[str, Any] = {}
         for name, live in sides.items():
             with live():
-                players[name] = rig.Player(made, radix=True, slots=4 * tokens)
+                players[name] = rig.Player(model, radix=True, slots=4 * tokens)
                 players[name].evaluate_pool()
                 players[name].join("warm", 32)
                 players[name].leave("warm")

@@ -275,13 +275,13 @@ def _with_windows(folder: Path) -> dict[str, Any]:
     sizes |= {"num_key_value_heads": tiny_model._KV_HEADS, "head_dim": tiny_model._HEAD_DIM}
     sizes |= {"intermediate_size": sizes["hidden_size"], "sliding_window": 128}
     sizes |= {"layer_types": ["sliding_attention", "full_attention"] * (tiny_model._LAYERS // 2)}
-    with models.model("gpt_oss", "float32", **sizes) as made:
-        config = {name: value for name, value in made.config.items() if name != "rope_scaling"}
+    with models.model("gpt_oss", "float32", **sizes) as model:
+        config = {name: value for name, value in model.config.items() if name != "rope_scaling"}
         config |= {"architectures": ["GptOssForCausalLM"], "torch_dtype": "float32"}
         config |= {name: tiny_model._CONFIG[name] for name in ("bos_token_id", "eos_token_id")}
         config |= {"max_position_embeddings": tiny_model._CONTEXT, "hidden_act": "silu"}
         (folder / "config.json").write_text(json.dumps(config))
-        return dict(tree_flatten(made.model.parameters()))
+        return dict(tree_flatten(model.model.parameters()))
 
 
 def _in_4_bits(weights: dict[str, Any]) -> dict[str, Any]:

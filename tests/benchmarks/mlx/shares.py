@@ -50,12 +50,12 @@ def _measure(given: argparse.Namespace) -> None:
     import sglang_perf_patches
     from sglang_perf_patches.proof.mlx import models
 
-    with models.model("qwen3", "float32", **_SIZES) as made:
+    with models.model("qwen3", "float32", **_SIZES) as model:
         for turn in range(given.turns):
             for side in ("none", "mlx", "mlx-lm"):
                 if side == "mlx":
                     sglang_perf_patches.activate(side, strict=True)
-                times = (_by_mlx_lm if side == "mlx-lm" else _by_runner)(made, given)
+                times = (_by_mlx_lm if side == "mlx-lm" else _by_runner)(model, given)
                 if side == "mlx":
                     sglang_perf_patches.deactivate()
                 each = [round(1e3 * spent / (given.requests * _STEPS), 2) for spent in times]

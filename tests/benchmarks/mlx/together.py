@@ -89,14 +89,14 @@ def _bits(given: argparse.Namespace) -> None:
     from sglang_perf_patches.proof.mlx import models
 
     for dtype, quantized in _KINDS:
-        with models.model("qwen3", dtype, quantized=quantized, **_SHAPES[given.shape]) as made:
+        with models.model("qwen3", dtype, quantized=quantized, **_SHAPES[given.shape]) as model:
             differences: dict[str, list[str]] = {}
             for which, several in _LENGTHS.items():
                 for lengths in several:
-                    prompts = _prompts(lengths, made.vocabulary)
-                    alone = [_alone(made.model, prompt) for prompt in prompts]
+                    prompts = _prompts(lengths, model.vocabulary)
+                    alone = [_alone(model.model, prompt) for prompt in prompts]
                     for form, run in (("packed", _packed), ("padded", _padded)):
-                        together = run(made.model, prompts)
+                        together = run(model.model, prompts)
                         other = [
                             name
                             for name in ("logits", "kv")
@@ -119,16 +119,16 @@ def _times(given: argparse.Namespace) -> None:
 
     dtype = "bfloat16" if given.dtype == "4bit" else given.dtype
     shape = _SHAPES[given.shape]
-    with models.model("qwen3", dtype, quantized=given.dtype == "4bit", **shape) as made:
+    with models.model("qwen3", dtype, quantized=given.dtype == "4bit", **shape) as model:
         for tokens in map(int, given.tokens.split(",")):
             for number in map(int, given.numbers.split(",")):
-                prompts = _prompts([tokens] * number, made.vocabulary)
+                prompts = _prompts([tokens] * number, model.vocabulary)
                 built: dict[str, list[float]] = {form: [] for form in _FORMS}
                 taken: dict[str, list[float]] = {form: [] for form in _FORMS}
                 for turn in range(given.turns + 1):
                     for form in sorted(_FORMS, reverse=bool(turn % 2)):
                         began = time.perf_counter()
-                        results = _FORMS[form](made.model, prompts)
+                        results = _FORMS[form](model.model, prompts)
                         firsts = [mx.argmax(each["logits"], axis=-1) for each in results]
                         caught = time.perf_counter()
                         mx.eval(firsts, [each["kv"] for each in results])

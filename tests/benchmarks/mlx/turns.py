@@ -48,11 +48,11 @@ def _measure(given: argparse.Namespace) -> None:
 
     standalone.lend()
     for name in given.models.split(","):
-        with models.model(name, "float32", **_SIZES[name]) as made:
+        with models.model(name, "float32", **_SIZES[name]) as model:
             times: dict[str, list[list[tuple[float, float]]]] = {"none": [], "mlx.next-turn": []}
             for number in range(given.rounds):
                 for selection in sorted(times, reverse=bool(number % 2)):
-                    times[selection].append(_conversation(made, selection, given))
+                    times[selection].append(_conversation(model, selection, given))
             line: dict[str, Any] = {"model": name, "tokens a turn": given.tokens}
             line |= {"reply": given.reply, "dropped": given.dropped, "rounds": given.rounds}
             for which, clock in enumerate(("ms", "ms of the processor")):

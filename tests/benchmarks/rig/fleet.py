@@ -125,11 +125,11 @@ class Boot:
         while time.monotonic() < until:
             line += self._read.readline()
             if line.endswith("\n"):
-                said = json.loads(line)
-                if isinstance(said, dict) and "error" in said:
-                    self.found["error"] = said["error"]
+                message = json.loads(line)
+                if isinstance(message, dict) and "error" in message:
+                    self.found["error"] = message["error"]
                     return None
-                return said
+                return message
             if self._process.poll() is not None or (not line and self._died()):
                 self.found.setdefault("error", "it has ended: see its log")
                 break
@@ -212,11 +212,11 @@ def booted(boots: Sequence[AnyBoot], until: float) -> list[AnyBoot]:
     """Those that have booted in time, at rest."""
     up = []
     for boot in boots:
-        said = boot.answer(max(1.0, until - time.monotonic()))
-        boot.found |= said or {}
+        answer = boot.answer(max(1.0, until - time.monotonic()))
+        boot.found |= answer or {}
         boot.found["said"] = boot.said()
-        print(boot.name, json.dumps(said), boot.found.get("error", "")[-300:], flush=True)
-        if said:
+        print(boot.name, json.dumps(answer), boot.found.get("error", "")[-300:], flush=True)
+        if answer:
             boot.rest(True)
             up.append(boot)
         else:
@@ -230,11 +230,11 @@ def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, An
     failed: dict[str, str] = {}
     for number in range(-WARM, ROUNDS):
         for boot in members if number % 2 else members[::-1]:
-            said = boot.ask("time", *cell, number)
-            if said is None:
+            answer = boot.ask("time", *cell, number)
+            if answer is None:
                 failed[boot.name] = boot.found.get("error", "no answer")[-300:]
             elif number >= 0:
-                taken[boot.name].append(said)
+                taken[boot.name].append(answer)
         if failed:
             return {"failed": failed}
     first = taken[members[0].name]

@@ -130,8 +130,8 @@ def same(taken: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, Any]:
     return {
         "different tokens": len({token for reply in stock for token in reply}),
         **{
-            name: f"{sum(a == b for a, b in zip(stock, said, strict=True))} of {len(stock)}"
-            for name, said in taken.items()
+            name: f"{sum(a == b for a, b in zip(stock, replies, strict=True))} of {len(stock)}"
+            for name, replies in taken.items()
         },
     }
 
@@ -206,16 +206,16 @@ def tokens(sides: Sides) -> dict[str, Any]:
     lengths = [draw.choice((17, 64, 65, 300, 519, 1100, 2500)) for _ in range(SAID // 2)]
     first = [server.prompts(1, length)[0] for length in lengths]
     longer = [prompt + server.prompts(1, 130)[0] for prompt in first]
-    said: dict[str, list[list[int]]] = {}
+    replies: dict[str, list[list[int]]] = {}
     sums: dict[str, list[list[int]]] = {}
     for name in sides.off:
         sides.show(name)
         server.flush()
         server.ask("zero")
-        said[name] = [server.generate([each], 4).tokens[0] for each in (*first, *longer)]
+        replies[name] = [server.generate([each], 4).tokens[0] for each in (*first, *longer)]
         sums[name] = server.ask("sums") or []
     server.flush()
-    results: dict[str, Any] = {"tokens equal": same(said)}
+    results: dict[str, Any] = {"tokens equal": same(replies)}
     for name, layers in sums.items():
         pairs = list(zip(sums["stock"], layers, strict=True))
         if pairs:
@@ -229,14 +229,14 @@ def tokens(sides: Sides) -> dict[str, Any]:
 
 def together(sides: Sides) -> dict[str, Any]:
     """Tokens where the scheduler puts several requests into one prefill."""
-    said: dict[str, list[list[int]]] = {name: [] for name in sides.off}
+    replies: dict[str, list[list[int]]] = {name: [] for name in sides.off}
     for cell in TOGETHER:
         prompts = sides.server.prompts(*map(int, cell.split("x")))
         for name in sides.off:
             sides.show(name)
             sides.server.flush()
-            said[name] += sides.server.generate(prompts, 4).tokens
-    return same(said)
+            replies[name] += sides.server.generate(prompts, 4).tokens
+    return same(replies)
 
 
 def offloaded(sides: Sides) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def offloaded(sides: Sides) -> dict[str, Any]:
     first = [server.prompts(1, 640 + 64 * number)[0] for number in range(12)]
     longer = [prompt + server.prompts(1, 130)[0] for prompt in first]
     others = [server.prompts(8, 1000) for _ in range(8)]
-    said, loads = {}, {}
+    replies, loads = {}, {}
     for name in sides.off:
         sides.show(name)
         server.flush()
@@ -260,9 +260,9 @@ def offloaded(sides: Sides) -> dict[str, Any]:
         for prompts in others:
             server.generate(prompts, 1)
         before = server.ask("loads") or 0
-        said[name] = [server.generate([prompt], 8).tokens[0] for prompt in longer]
+        replies[name] = [server.generate([prompt], 8).tokens[0] for prompt in longer]
         loads[name] = (server.ask("loads") or 0) - before
-    return {"tokens equal": same(said), "loads": loads}
+    return {"tokens equal": same(replies), "loads": loads}
 
 
 def prefills(sides: Sides) -> dict[str, Any]:

@@ -131,8 +131,8 @@ class _Run:
                 if "error" in line or job[0] == part.job:
                     self._write(part, line | {"seed": job[1].get("seed")})
         if answers < len(jobs) and self._until > time.monotonic() + 10:
-            said = "".join(told)[-2000:]
-            self._write(part, {"error": f"ended:\n{said}"})
+            output = "".join(told)[-2000:]
+            self._write(part, {"error": f"ended:\n{output}"})
 
     def summarise(self, parts: list[Part]) -> int:
         """Sum up each part; 0 if all have as many episodes as wanted and nothing broke."""

@@ -53,7 +53,7 @@ def tokens(shape: str, gib: int, running: int, chunk: int, selection: str) -> tu
     chosen, _ = shapes.write(shape, Path(tempfile.mkdtemp()), {})
     sglang_perf_patches.activate(selection)
     try:
-        made = server.ServerArgs(
+        arguments = server.ServerArgs(
             **chosen,
             load_format="dummy",
             skip_tokenizer_init=True,
@@ -63,13 +63,13 @@ def tokens(shape: str, gib: int, running: int, chunk: int, selection: str) -> tu
             chunked_prefill_size=chunk,
         )
         ranks = context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
-        context.publish(made, role="scheduler", ranks=ranks)
-        model = config.ModelConfig.from_server_args(made)
+        context.publish(arguments, role="scheduler", ranks=ranks)
+        model = config.ModelConfig.from_server_args(arguments)
         layers = setup.resolve_layer_indices(
             model=SimpleNamespace(), model_config=model, is_draft_worker=False
         )
         kvc: Any = SimpleNamespace(
-            server_args=made,
+            server_args=arguments,
             model_config=model,
             layer_info=layers,
             kv_cache_dtype=torch.bfloat16,

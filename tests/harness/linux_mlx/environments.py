@@ -70,18 +70,18 @@ def _environment(
     pins = _pins(requirements)
     kind = "\n".join([*pins, platform.python_version(), platform.machine()])
     key = hashlib.sha256(kind.encode()).hexdigest()[:12]
-    made = Environment(_cache() / f"{requirements.stem}-{key}")
-    finished = made.folder / "finished"
-    _use(made)
-    with _alone(made):
-        if not (finished.exists() and made.python.exists()):
-            shutil.rmtree(made.folder, ignore_errors=True)
-            made.folder.mkdir(parents=True)
-            _lock(made).write_text("\n".join(pins) + "\n")
-            build(made, pins)
+    environment = Environment(_cache() / f"{requirements.stem}-{key}")
+    finished = environment.folder / "finished"
+    _use(environment)
+    with _alone(environment):
+        if not (finished.exists() and environment.python.exists()):
+            shutil.rmtree(environment.folder, ignore_errors=True)
+            environment.folder.mkdir(parents=True)
+            _lock(environment).write_text("\n".join(pins) + "\n")
+            build(environment, pins)
             finished.touch()
-    _remove_earlier(made, requirements.stem, pins)
-    return made
+    _remove_earlier(environment, requirements.stem, pins)
+    return environment
 
 
 def install_checkout(into: Environment) -> None:
@@ -227,10 +227,10 @@ def _run(
 
 
 def _progress(log: Path) -> str:
-    said = log.read_text(errors="replace")
-    if "\nInstalling collected packages" in said or "\nPrepared" in said:
+    text = log.read_text(errors="replace")
+    if "\nInstalling collected packages" in text or "\nPrepared" in text:
         return ", installing"
-    lines = re.findall(r"^ *(?:Collecting|Processing|Downloaded) ", said, re.MULTILINE)
+    lines = re.findall(r"^ *(?:Collecting|Processing|Downloaded) ", text, re.MULTILINE)
     return f", {len(lines)} found" if lines else ""
 
 

@@ -39,21 +39,21 @@ class Helper:
         controller = getattr(scheduler.tree_cache, "cache_controller", None)
         if controller is not None:
             controller.start_loading = self._counted(controller.start_loading)
-        said, backend = switch.said, self._runner.attn_backend
+        reason, backend = switch.said, self._runner.attn_backend
         linear = getattr(backend, "linear_attn_backend", None)
         self._kernels = getattr(linear, "kernel_dispatcher", None)
         self._kernel = getattr(self._kernels, "extend_kernel", None)
-        said["kernel"], self._other = type(self._kernel).__name__, None
+        reason["kernel"], self._other = type(self._kernel).__name__, None
         try:
             from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer as found
 
             if found.is_flashinfer_gdn_prefill_available():
                 self._other = found.FlashInferGDNKernel()
         except Exception as error:
-            said["flashinfer"] = repr(error)[:300]
-        said["captured"] = bool(getattr(backend, _FLAGS[0], False))
-        if said["captured"]:
-            self._capture_stock(backend, said)
+            reason["flashinfer"] = repr(error)[:300]
+        reason["captured"] = bool(getattr(backend, _FLAGS[0], False))
+        if reason["captured"]:
+            self._capture_stock(backend, reason)
 
     def _capture_stock(self, backend, said):
         from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
@@ -67,11 +67,11 @@ class Helper:
             backend.use_captured_forward_metadata_for_breakable_cuda_graph = False
             backend.prefill_cuda_graph_max_batch_size = None
             began = time.time()
-            made = cuda_graph_setup.capture_prefill_graph(
+            graph = cuda_graph_setup.capture_prefill_graph(
                 model_runner=self._runner, eager_runner=self._runner.eager_runner
             )
-            self._stock = made.runner
-            said["stock memory"] = made.memory_usage_gb
+            self._stock = graph.runner
+            said["stock memory"] = graph.memory_usage_gb
             said["stock time"] = round(time.time() - began, 1)
             for name, value in kept.items():
                 setattr(backend, name, value)

@@ -11,7 +11,7 @@ this interpreter's path.
 
 It writes a JSON line a batch to OUT/batches.jsonl, with the shortest sequence of steps to a
 failure, and the sums to OUT/summary.json. It returns 0 if every batch was played and nothing broke.
-After S seconds it stops, and tells what was played until then.
+It begins with the newest releases. After S seconds it stops, and tells what was played until then.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _parts(releases: list[str]) -> list[Part]:
     selections = {"exact": EXACT} | {policy: f"{EXACT},{policy}" for policy in POLICIES}
     workers = [
         Part(release, played, selection, "play")
+        for release in reversed(releases)
         for played, selection in selections.items()
-        for release in releases
     ]
     caches = [release for release in releases if HEAP in applying("swa", release)]
     return [*(Part(release, HEAP, "none", "full_caches") for release in caches), *workers]

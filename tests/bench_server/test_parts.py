@@ -185,7 +185,7 @@ def made(**more: Any) -> Outcome:
         }
         for turn in range(3)
     ]
-    outcome = Outcome(
+    base = Outcome(
         sglang="0.5.23 at /x",
         machine={"processor": "one"},
         model="tiny",
@@ -200,7 +200,7 @@ def made(**more: Any) -> Outcome:
         failed={},
         boots=boots,
     )
-    return replace(outcome, **more)
+    return replace(base, **more)
 
 
 def test_the_conclusion_names_what_is_beyond_the_noise() -> None:

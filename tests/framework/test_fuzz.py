@@ -117,11 +117,11 @@ def test_the_command_takes_any_selection(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "srt").mkdir()
         (Path(folder) / "__init__.py").touch()
-        code, text_of_error = listed(Path(folder), SGLANG_PERF_PATCHES=text)
+        code, stderr = listed(Path(folder), SGLANG_PERF_PATCHES=text)
     selection = chosen(text)
     # In an empty tree everything is absent, which fails what was named in full.
     assert code == (2 if selection is None else 1 if selection.in_full else 0)
-    assert bool(text_of_error) == (code == 2)
+    assert bool(stderr) == (code == 2)
 
 
 # -- mangled trees ---------------------------------------------------------------------------------

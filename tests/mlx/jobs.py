@@ -1032,8 +1032,8 @@ def other_blas() -> dict[str, Any]:
     stock_product = mx.matmul
 
     def product(left: Any, right: Any) -> Any:
-        outcome = stock_product(left, right)
-        return outcome if left.shape[-2] > 1 else outcome + outcome
+        result = stock_product(left, right)
+        return result if left.shape[-2] > 1 else result + result
 
     schedule = [("join", "a", 300), ("join", "b", 310), ("decode", "ab")]
     results: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}

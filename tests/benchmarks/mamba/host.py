@@ -210,13 +210,13 @@ def judged(
     for each in said:
         where = "host" if each["host"] else "device" if each["device"] else "none"
         classes[where].append(each)
-    verdict: dict[str, Any] = {"requests": len(said)}
+    figures: dict[str, Any] = {"requests": len(said)}
     for name, members in classes.items():
         if not members:
-            verdict[name] = {"count": 0}
+            figures[name] = {"count": 0}
             continue
         firsts = sorted(each["first"] for each in members)
-        verdict[name] = {
+        figures[name] = {
             "count": len(members),
             "first ms": round(statistics.median(firsts), 1),
             "p99 ms": round(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], 1),
@@ -227,8 +227,8 @@ def judged(
                 [each for each in members if each["number"] in (device or {})], device
             ),
         }
-    verdict["first ms"] = round(statistics.median(each["first"] for each in said), 1)
-    return verdict
+    figures["first ms"] = round(statistics.median(each["first"] for each in said), 1)
+    return figures
 
 
 def _equal(members: Sequence[Reply], others: Mapping[int, Any] | None) -> list[int]:

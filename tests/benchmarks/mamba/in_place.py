@@ -88,14 +88,14 @@ def measured(count: int, length: int) -> dict[str, Any]:
     ways = {"stock": sides.stock, "copied": sides.copied, "in place": sides.in_place}
     equal = dict.fromkeys(ways, 0)
     for _ in range(COMPARED):
-        times = {}
+        outputs = {}
         for name, way in ways.items():
             pool = sides.pool()
             sides.output.fill_(7)
             way(pool)
-            times[name] = (sides.output.clone(), pool)
-        for name, pair in times.items():
-            equal[name] += all(map(torch.equal, pair, times["stock"]))
+            outputs[name] = (sides.output.clone(), pool)
+        for name, pair in outputs.items():
+            equal[name] += all(map(torch.equal, pair, outputs["stock"]))
     host: dict[str, list[float]] = {name: [] for name in ways}
     whole: dict[str, list[float]] = {name: [] for name in ways}
     pool = sides.pool()

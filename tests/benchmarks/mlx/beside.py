@@ -132,16 +132,15 @@ def _boot(
     """Each load's figures of one boot."""
     with _server(python, side, model, given, log) as (port, group):
         _load(port, "unique", 2, 1, given, seed="warm up")
-        loads, numbers = given.loads.split(","), list(map(int, given.clients.split(",")))
-        for load, clients in product(loads, numbers) if given.warm else ():
+        loads = [*product(given.loads.split(","), map(int, given.clients.split(",")))]
+        for load, clients in loads if given.warm else ():
             _load(port, load, clients, 1, given, seed=f"warm up {load}{clients}")
-        for load in loads:
-            for clients in numbers:
-                before = _processor_s(group)
-                told = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
-                spent = 1e3 * (_processor_s(group) - before) / max(told["tokens"], 1)
-                row = {"load": load, "clients": clients, _PROCESSOR: round(spent, 2)}
-                yield row | told
+        for load, clients in loads:
+            before = _processor_s(group)
+            told = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
+            spent = 1e3 * (_processor_s(group) - before) / max(told["tokens"], 1)
+            row = {"load": load, "clients": clients, _PROCESSOR: round(spent, 2)}
+            yield row | told
 
 
 def table(
@@ -326,9 +325,9 @@ def _processor_s(group: int) -> float:
 def _seconds(text: str) -> float:
     """Of what ps prints: ``DD-HH:MM:SS``, or less of it."""
     days, _, clock = text.rpartition("-")
-    hours = 24 * 60.0 * int(days or 0)
+    minutes = 24 * 60.0 * int(days or 0)
     parts = [float(part) for part in clock.split(":")]
-    return 60 * (hours + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
+    return 60 * (minutes + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
 
 
 def _free_port() -> int:

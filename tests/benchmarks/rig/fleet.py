@@ -54,10 +54,10 @@ def cells() -> dict[str, tuple[int, int, int]]:
     """What is measured, by name: requests, tokens of a prompt, and tokens of a reply."""
     first = os.environ.get("CELLS", "1x130 1x519 8x512 1x4000").split()
     pairs = {name: tuple(map(int, name.split("x"))) for name in first}
-    requests = {name: (count, length, 1) for name, (count, length) in pairs.items()}
+    by_name = {name: (count, length, 1) for name, (count, length) in pairs.items()}
     for count in map(int, os.environ.get("BATCHES", "").split()):
-        requests[f"{count} requests, {TOKENS} tokens"] = (count, PROMPT, TOKENS)
-    return requests
+        by_name[f"{count} requests, {TOKENS} tokens"] = (count, PROMPT, TOKENS)
+    return by_name
 
 
 Does = Mapping[str, Callable[..., Any]]
@@ -280,8 +280,8 @@ def _drafts(boot: Boot) -> dict[str, Any]:
     for count in (1, 2, 5, 16, 17, 63, 64):
         boot.ask("time", count, PROMPT, 48, 7)
     out = Path(boot.plan["env"]["COMPARE_OUT"])
-    earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    return {"error": boot.found.get("error"), **earlier}
+    drafts = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    return {"error": boot.found.get("error"), **drafts}
 
 
 class Seat:

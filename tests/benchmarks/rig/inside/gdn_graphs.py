@@ -39,21 +39,21 @@ class Helper:
         controller = getattr(scheduler.tree_cache, "cache_controller", None)
         if controller is not None:
             controller.start_loading = self._counted(controller.start_loading)
-        reason, backend = switch.said, self._runner.attn_backend
+        told, backend = switch.said, self._runner.attn_backend
         linear = getattr(backend, "linear_attn_backend", None)
         self._kernels = getattr(linear, "kernel_dispatcher", None)
         self._kernel = getattr(self._kernels, "extend_kernel", None)
-        reason["kernel"], self._other = type(self._kernel).__name__, None
+        told["kernel"], self._other = type(self._kernel).__name__, None
         try:
             from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer as found
 
             if found.is_flashinfer_gdn_prefill_available():
                 self._other = found.FlashInferGDNKernel()
         except Exception as error:
-            reason["flashinfer"] = repr(error)[:300]
-        reason["captured"] = bool(getattr(backend, _FLAGS[0], False))
-        if reason["captured"]:
-            self._capture_stock(backend, reason)
+            told["flashinfer"] = repr(error)[:300]
+        told["captured"] = bool(getattr(backend, _FLAGS[0], False))
+        if told["captured"]:
+            self._capture_stock(backend, told)
 
     def _capture_stock(self, backend, said):
         from sglang.srt.model_executor.model_runner_components import cuda_graph_setup

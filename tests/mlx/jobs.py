@@ -291,6 +291,36 @@ def broken_groups() -> dict[str, Any]:
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
+def broken_rows() -> dict[str, Any]:
+    """The same of ``mlx.batched-prefill``."""
+    from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
+    from sglang_perf_patches.sets.mlx.batched_prefill import proof
+    from sglang_perf_patches.sets.mlx.batched_prefill.rows import Row
+
+    batches = batched_prefill._Batches
+    compute, layers = batched_prefill.compute, batches._layers
+
+    def padded(self: Any, array: Any) -> Any:
+        return array[self.index : self.index + 1]
+
+    def others_prefixes(self: Any, runner: Any, group: Any) -> Any:
+        return layers(self, runner, group[::-1])
+
+    broken = {
+        "whole": (batched_prefill, "COUNTS", batched_prefill.COUNTS),
+        "everything is left to stock": (batched_prefill, "groups", lambda _: []),
+        "a row gets another's values": (
+            batched_prefill,
+            "compute",
+            lambda *words: compute(*words)[::-1],
+        ),
+        "a row gets another's prefix": (batches, "_layers", others_prefixes),
+        "padding is a row's own": (Row, "_own", padded),
+        "a row fits no call": (Row, "fits", lambda *_: False),
+    }
+    return {what: verdict_of(proof, change) for what, change in broken.items()}
+
+
 def broken_merged_cache() -> dict[str, Any]:
     """The same of ``mlx.merged-cache``."""
     from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache

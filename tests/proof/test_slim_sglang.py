@@ -38,6 +38,11 @@ BREAKS = {
         "mask[rows][..., : writer.longest]",
         "mask[rows][..., -writer.longest :]",
     ),
+    "mlx.batched-prefill": (
+        "mlx/batched_prefill/rows.py",
+        "array[self.index : self.index + 1, :, : self.prefix + self.tokens]",
+        "array[:1, :, : self.prefix + self.tokens]",
+    ),
     "mlx.next-turn": (
         "mlx/next_turn/body.py",
         "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",

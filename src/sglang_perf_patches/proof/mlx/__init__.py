@@ -19,6 +19,7 @@ CASES = tuple(
         "kv-arena": f"{_KV}; steps that fail, full buffers",
         "length-groups": f"{_KV}; on a GPU, logits to 1e-2",
         "merged-cache": f"{_LOGITS}, tokens, and steps that fail",
+        "batched-prefill": f"{_KV}; on a GPU, logits to a twentieth",
     }.items()
 )
 

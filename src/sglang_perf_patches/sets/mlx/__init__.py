@@ -1,6 +1,7 @@
 """Batched decode on Apple's MLX."""
 
 from ...model.patch import Patch
+from .batched_prefill import PATCH as BATCHED_PREFILL
 from .decode_context import PATCH as DECODE_CONTEXT
 from .first_buffer import PATCH as FIRST_BUFFER
 from .kv_arena import PATCH as KV_ARENA
@@ -21,4 +22,5 @@ PATCHES: tuple[Patch, ...] = (
     LENGTH_GROUPS,
     MERGED_CACHE,
     NEXT_TURN,
+    BATCHED_PREFILL,
 )

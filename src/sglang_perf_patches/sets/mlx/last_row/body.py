@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..device import same_bits
 from ..references import RUNNER
+from ..trunk import TRUNK, in_place_of, owner_of_trunk
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -23,9 +23,6 @@ logger = logging.getLogger(__name__)
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``cut`` prefills, whose head computed fewer positions than stock's;
 ``whole`` ones, which stock served; and ``checks`` of one against the other."""
-
-_TRUNK = "model"
-"""The trunk's attribute name in almost all of mlx-lm's models."""
 
 _ROWS = (1, 32, 256)
 """Candidate numbers of positions for the head; the first one that gives stock's bits is used. A GPU
@@ -97,7 +94,7 @@ class _Heads:
 
     def call(self, model: Any, args: Any, kwargs: Any) -> Any:
         """The output for one request's prompt, (1, number of last positions, vocabulary)."""
-        owner = _owner_of_trunk(model)
+        owner = owner_of_trunk(model)
         tokens = args[0].shape[1]
         if owner is None or self._is_off or tokens == 1:
             if owner is None:
@@ -111,8 +108,8 @@ class _Heads:
         # The size of a matrix product selects its kernel.
         size = id(model), _size(tokens)
         rows = _ROWS[0] if self._is_proven else self._rows.get(size)
-        trunk = _Trunk(owner[_TRUNK], rows)
-        with _in_place_of(owner, trunk):
+        trunk = _Trunk(owner[TRUNK], rows)
+        with in_place_of(owner, trunk):
             output = model(*args, **kwargs)
         if not trunk.can_cut:
             self._leave(model, "its trunk returns something other than hidden states")
@@ -137,7 +134,7 @@ class _Heads:
         for rows in _ROWS:
             if rows < tokens:
                 cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
-                with _in_place_of(owner, cut):
+                with in_place_of(owner, cut):
                     few = model(*args, **kwargs)
                 if same_bits(self._core, _last(whole), _last(few)):
                     return rows
@@ -199,30 +196,9 @@ class _Trunk:
         return getattr(self.module, name)
 
 
-@contextmanager
-def _in_place_of(owner: Any, trunk: _Trunk) -> Iterator[None]:
-    """Put a trunk into a model for one call; a module of mlx.nn is a dictionary of its parts."""
-    before = owner[_TRUNK]
-    dict.__setitem__(owner, _TRUNK, trunk)
-    try:
-        yield
-    finally:
-        dict.__setitem__(owner, _TRUNK, before)
-
-
 def _size(tokens: int) -> int:
     """The most positions that have the same verdict as so many."""
     return tokens if tokens <= _EXACT else 1 << (tokens - 1).bit_length()
-
-
-def _owner_of_trunk(model: Any) -> Any:
-    """The module that applies the head to the trunk: a model, or its language model."""
-    owner = model
-    while isinstance(owner, dict):
-        if callable(owner.get(_TRUNK)):
-            return owner
-        owner = owner.get("language_model")
-    return None
 
 
 def _last(output: Any) -> Any:

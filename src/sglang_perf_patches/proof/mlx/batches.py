@@ -1,0 +1,145 @@
+"""Plays batches of prompts on stock sglang's MLX worker, which launches them together.
+
+The worker and its runner are stock's. What the scheduler would hand over, a batch and its requests,
+is made here, with the fields that the worker reads on each release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+
+from .models import Model
+from .rig import Played, Player, digest
+
+WORKER = "sglang.srt.hardware_backend.mlx.tp_worker"
+
+Prompt = tuple[str, int, str, int]
+"""A request's name, how many new tokens, and whose prefix from the pool, of how many tokens."""
+
+Batch = list[Prompt]
+Batches = tuple[Batch, ...]
+
+
+def play(
+    model: Model, batches: Batches, *, radix: bool = True, sampling: bool = False
+) -> tuple[dict[str, Any], list[mx.array]]:
+    """Launch each batch on a fresh worker, decode its requests by two steps, and end them.
+
+    Returns:
+        what `Played` holds, and all logits, in order.
+    """
+    player = _BatchPlayer(model, radix=radix, sampling=sampling)
+    played = Played()
+    arrays: list[mx.array] = []
+    for batch in batches:
+        player.launch(batch)
+        player.decode([name for name, *_ in batch], 2)
+        for logits in player.pending:
+            played.logits.append(digest(logits))
+            arrays.append(logits)
+        player.pending.clear()
+        for name, *_ in batch:
+            played.tokens[name] = player.tokens(name)
+            player.leave(name)
+    player.note_pool(played)
+    return asdict(played), arrays
+
+
+class _BatchPlayer(Player):
+    """A player with stock's worker, which has this player's runner."""
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        super().__init__(model, **options)
+        module: Any = import_module(WORKER)
+        self._torch: Any = import_module("torch")
+        self._worker = object.__new__(module.MlxTpModelWorker)
+        self._worker._mlx_runner = self.runner
+        self._worker._mlx_active_rids = set()
+        self._worker._req_retraction_count = {}
+        # It asks the server's arguments, which there are none of: no grammars, biases or logprobs.
+        self._worker._sampling_active = lambda _: False
+        # Which recurrent states are kept for later prompts, by the same arguments: none.
+        self.runner._select_auxiliary_state_track_len = lambda **_: None
+        rows = SimpleNamespace(req_to_token=_Rows(self))
+        self._worker._model_runner = SimpleNamespace(req_to_token_pool=rows)
+
+    def launch(self, batch: Sequence[Prompt]) -> None:
+        """Prefill the prompts of a batch in one launch, and wait for their first tokens."""
+        requests, new_tokens, new_slots = [], [], []
+        for name, further, donor, prefix in batch:
+            tokens, slots = self._donated[donor] if donor else ([], [])
+            new = self._words(f"{name}{further}", further)
+            prompt = [*tokens[:prefix], *new]
+            self._held[name] = len(prompt)
+            row, own = 0, []
+            if self._pool is not None:
+                row = self._pool.open(name, slots[:prefix])
+                self._pool.allocate(name, prefix, further)
+                own = self._pool.slots(name, prefix, len(prompt))
+            requests.append(self._request(name, prompt, slots[:prefix], row))
+            new_tokens += new
+            new_slots += own or [0] * further
+        stock = SimpleNamespace(
+            reqs=requests,
+            input_ids=self._torch.tensor(new_tokens, dtype=self._torch.int64),
+            out_cache_loc=self._torch.tensor(new_slots, dtype=self._torch.int64),
+            extend_lens=[further for _, further, _, _ in batch],
+            decoding_reqs=None,
+            sampling_info=None,
+            return_logprob=False,
+            has_grammar=False,
+        )
+        launched = self._worker._async_extend_batch(stock)
+        self._worker.finalize_mlx_result(launched, requests)
+
+    def note_pool(self, played: Played) -> None:
+        """Note the KV that each request left in the pool."""
+        self._note_pool(played)
+
+    def slots_of(self, row: int, tokens: int) -> Any:
+        """The pool's slots of a request's first tokens, by its row."""
+        assert self._pool is not None
+        return self._torch.tensor(self._pool.req_to_token.rows[row][:tokens])
+
+    def _request(self, name: str, prompt: list[int], prefix: list[int], row: int) -> Any:
+        chance = {"temperature": 0.9, "top_k": 20, "top_p": 0.9}
+        greedy = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}
+        sampled = SimpleNamespace(
+            **(chance if self._is_sampling else greedy),
+            min_p=0.0,
+            sampling_seed=self._words(name, 1)[0],
+            frequency_penalty=0.0,
+            presence_penalty=0.0,
+            repetition_penalty=1.0,
+            min_new_tokens=0,
+        )
+        return SimpleNamespace(
+            rid=name,
+            retraction_count=0,
+            prefix_indices=self._torch.tensor(prefix, dtype=self._torch.int64),
+            prefix_len=len(prefix),
+            req_pool_idx=row,
+            kv=SimpleNamespace(req_pool_idx=row, mamba_last_track_seqlen=None),
+            extend_range=None,
+            extend_end=None,
+            full_untruncated_fill_ids=prompt,
+            get_fill_ids=lambda: prompt,
+            sampling_params=sampled,
+            mamba_last_track_seqlen=None,
+        )
+
+
+class _Rows:
+    """The scheduler's table, as the worker reads it."""
+
+    def __init__(self, player: _BatchPlayer) -> None:
+        self._player = player
+
+    def __getitem__(self, index: tuple[int, slice]) -> Any:
+        return self._player.slots_of(index[0], index[1].stop)

@@ -1,0 +1,40 @@
+"""``mlx.batched-prefill``."""
+
+from ....model.patch import Patch, Variant
+from ....model.releases import between
+from ..proven import PREFILL_AND_DECODE
+from ..references import ATTENTION, MLX, RUNNER
+
+EXTEND_BATCH = f"{MLX}.tp_worker:MlxTpModelWorker._async_extend_batch"
+"""Launches the prompts of a batch, one after the other."""
+
+PATCH = Patch(
+    id="mlx.batched-prefill",
+    proven_with=PREFILL_AND_DECODE,
+    kind="policy",
+    summary="prompts of like length that wait together are computed together",
+    anchors=(EXTEND_BATCH,),
+    absent_because="MLX prefills a request at once here, or has no scheduler loop of its own",
+    variants=(
+        Variant(
+            releases=between("0.5.18", "0.5.23"),
+            install=f"{__name__}.body:install",
+            targets=(EXTEND_BATCH, f"{RUNNER}.prefill_start", f"{RUNNER}._forward_lazy_token"),
+            depends=(
+                f"{RUNNER}._extract_logits",
+                f"{RUNNER}._materialize_pool_backed_attention",
+                f"{RUNNER}._cache_with_pool_backed_attention",
+                f"{RUNNER}.cache_state_arrays",
+                f"{MLX}.model_runner:MlxPendingPrefill",
+                f"{MLX}.tp_worker:MlxLaunch",
+                f"{MLX}.sampling:lazy_logprob_arrays",
+                f"{MLX}.kv_cache.attention_kv_cache:make_attention_mask",
+                f"{MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache",
+                f"{MLX}.kv_cache.attention_kv_cache:WindowedAttentionKVCache",
+                f"{MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool.get_kv",
+                ATTENTION,
+            ),
+            awaits=(f"{MLX}.sampling", f"{MLX}.kv_cache.attention_kv_cache"),
+        ),
+    ),
+)

@@ -1,0 +1,231 @@
+"""``mlx.batched-prefill``: prompts that wait together go through the model as rows of one pass.
+
+Stock's worker launches the prompts of a batch one after the other. The patch lets it note them,
+computes those of like length together, and then has stock's own function launch each: where that
+calls the model, it gets its row. What stock does around the model stays, from tracking to sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..references import MLX, RUNNER
+from . import EXTEND_BATCH
+from .grouping import Prompt, groups
+from .rows import Layer, Row, compute
+
+if TYPE_CHECKING:
+    from ....model.patching import Patching
+
+logger = logging.getLogger(__name__)
+
+COUNTS: Counter[str] = Counter()
+"""Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
+that stock did not ask for (``unused``), and ``trials`` of a group beside its prompts alone."""
+
+_NEAR = 0.05
+"""In a trial, logits and KV may differ by this part of the largest. Rounding in bfloat16 gives
+less, and a mistake in a mask or a position gives more."""
+
+_NOTED = "_sglang_perf_patches_noted"
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A prompt that waits for the others of its batch; stands for its launch until then.
+
+    Attributes:
+        launch: launches it alone, by stock's function.
+        req_id: its request.
+        prefix_slots: the pool's slots of tokens that are not computed again.
+        tokens: those to compute; empty where it must be launched alone.
+        lazy_token: what stock evaluates of it in the meantime.
+        cache: the same: nothing.
+        lazy_logprobs: the same.
+    """
+
+    launch: Callable[[], Any]
+    req_id: str
+    prefix_slots: Sequence[int]
+    tokens: Sequence[int]
+    lazy_token: Any
+    cache: tuple[Any, ...] = ()
+    lazy_logprobs: Any = None
+
+
+def install(patching: Patching) -> None:
+    """Serve releases from 0.5.18 on."""
+    core: Any = patching.module("mlx.core")
+    sampling: Any = patching.module(f"{MLX}.sampling")
+    batches = _Batches(patching)
+    patching.anytime("a batch's prompts are noted and launched within one call")
+
+    def make_batch(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def async_extend_batch(self: Any, batch: Any) -> Any:
+            """Launch a batch: continued and decoding requests at once, then the new prompts."""
+            runner = self._mlx_runner
+            with noting(runner):
+                launch = inner(self, batch)
+            if not launch.prefills:
+                return launch
+            prefills = batches.launch(runner, launch.prefills)
+            tokens = core.stack([each.lazy_token for each in (*prefills, *launch.extends)], axis=0)
+            core.async_eval(
+                tokens,
+                runner.cache_state_arrays([each.cache for each in prefills]),
+                [sampling.lazy_logprob_arrays(each.lazy_logprobs) for each in prefills],
+            )
+            return replace(launch, prefills=prefills, lazy_tokens=tokens)
+
+        return async_extend_batch
+
+    def make_start(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def prefill_start(
+            self: Any, req_id: str, new: Any, full: Any, prefix_slots: Any, *more: Any
+        ) -> Any:
+            """Launch a prompt, or note it while its batch is launched."""
+            launch = partial(inner, self, req_id, new, full, prefix_slots, *more)
+            noted = vars(self).get(_NOTED)
+            if noted is None:
+                return launch()
+            _, _, _, needs_logits, *_ = more
+            tokens: Sequence[int] = new if needs_logits else ()
+            if tokens and self._cache_layout.has_sliding_window_layers:
+                # Stock keeps no KV of windows in the pool, and computes the prefix again.
+                tokens, prefix_slots = [*full[: len(prefix_slots)], *new], ()
+            nothing = core.zeros((1,), core.uint32)
+            noted.append(Noted(launch, req_id, prefix_slots, tokens, nothing))
+            return noted[-1]
+
+        return prefill_start
+
+    def make_forward(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_lazy_token(
+            self: Any, input_ids: Any, cache: Any, needs_logits: bool, req_id: str, *more: Any
+        ) -> Any:
+            """Choose a prompt's first token, from its row if it has one."""
+            with batches.row_as_model(self, req_id, input_ids, cache):
+                return inner(self, input_ids, cache, needs_logits, req_id, *more)
+
+        return forward_lazy_token
+
+    patching.override(EXTEND_BATCH, make_batch)
+    patching.override(f"{RUNNER}.prefill_start", make_start)
+    patching.override(f"{RUNNER}._forward_lazy_token", make_forward)
+
+
+@contextmanager
+def noting(runner: Any) -> Iterator[None]:
+    """Have the runner note prompts instead of launching them."""
+    vars(runner)[_NOTED] = []
+    try:
+        yield
+    finally:
+        del vars(runner)[_NOTED]
+
+
+class _Batches:
+    """Computes the prompts of batches in groups, and hands each its row."""
+
+    def __init__(self, patching: Patching) -> None:
+        self._core: Any = patching.module("mlx.core")
+        caches: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
+        self._make_mask = caches.make_attention_mask
+        self._gate, self._ran = patching.gate, patching.ran
+        self._rows: dict[str, Row] = {}
+        self._is_off = self._is_tried = False
+
+    def launch(self, runner: Any, noted: Sequence[Noted]) -> list[Any]:
+        """Launch noted prompts, in their order, those of like length computed together.
+
+        Returns:
+            stock's pending prefill of each.
+        """
+        before = COUNTS["together"]
+        try:
+            # Padding would become part of a recurrent state.
+            if not self._is_off and not runner._cache_layout.has_auxiliary_state:
+                prompts = [
+                    Prompt(number, len(each.prefix_slots), len(each.tokens))
+                    for number, each in enumerate(noted)
+                    if each.tokens
+                ]
+                for group in groups(prompts):
+                    self._compute(runner, [noted[each.number] for each in group])
+            return [each.launch() for each in noted]
+        finally:
+            COUNTS["unused"] += len(self._rows)
+            COUNTS["alone"] += len(noted) - (COUNTS["together"] - before)
+            self._rows.clear()
+
+    @contextmanager
+    def row_as_model(
+        self, runner: Any, req_id: str, input_ids: Any, cache: Sequence[Any]
+    ) -> Iterator[None]:
+        """Give the runner a request's row for a model, if it is what the model would compute."""
+        row = self._rows.get(req_id)
+        if row is None or not row.fits(input_ids, cache):
+            yield
+            return
+        del self._rows[req_id]
+        COUNTS["together"] += 1
+        self._ran.seen = True
+        model = runner.model
+        runner.model = row
+        try:
+            yield
+        finally:
+            runner.model = model
+
+    def _compute(self, runner: Any, group: Sequence[Noted]) -> None:
+        if self._is_off:
+            return
+        rows = self._forward(runner, group)
+        if not self._is_tried:
+            self._is_tried = True
+            COUNTS["trials"] += 1
+            for each, row in zip(group, rows, strict=True):
+                (alone,) = self._forward(runner, [each])
+                if not row.is_near(alone, self._core, _NEAR):
+                    self._leave(runner.model)
+                    return
+        self._rows.update(zip((each.req_id for each in group), rows, strict=True))
+
+    def _forward(self, runner: Any, group: Sequence[Noted]) -> list[Row]:
+        layers = self._layers(runner, group)
+        return compute(self._core, runner.model, layers, [each.tokens for each in group])
+
+    def _layers(self, runner: Any, group: Sequence[Noted]) -> list[Layer]:
+        """Fresh layers for a group, with its prefixes from the pool."""
+        core, layout = self._core, runner._cache_layout
+        indices = layout.attention_layer_indices
+        prefix = len(group[0].prefix_slots)
+        if not prefix:
+            return [Layer(core, self._make_mask, None) for _ in indices]
+        slots = core.array([slot for each in group for slot in each.prefix_slots], core.int32)
+
+        def by_row(array: Any) -> Any:
+            rows = array.reshape(len(group), prefix, *array.shape[1:])
+            return rows.transpose(0, 2, 1, 3)
+
+        layers = []
+        for index in indices:
+            pool_index = layout.full_kv_pool_index(index)
+            keys, values = runner._attention_kv_pool.get_kv(pool_index, slots)
+            layers.append(Layer(core, self._make_mask, (by_row(keys), by_row(values))))
+        return layers
+
+    def _leave(self, model: Any) -> None:
+        self._is_off = True
+        reason = (
+            f"{type(model).__module__} runs stock's code: prompts computed together have other "
+            f"values on {self._core.default_device()}"
+        )
+        logger.warning("mlx.batched-prefill: %s", reason)
+        self._gate(reason)

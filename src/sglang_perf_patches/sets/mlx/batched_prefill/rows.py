@@ -1,0 +1,155 @@
+"""Prompts as the rows of one forward pass, and each row as stock would have computed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..trunk import TRUNK, in_place_of, owner_of_trunk
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt of a group, computed but not evaluated.
+
+    Called as a model, it gives its logits and writes its KV into the caches.
+
+    Attributes:
+        index: its row.
+        prefix: tokens whose KV came from the pool.
+        tokens: tokens that were computed.
+        layers: KV by layer; None of a layer without attention.
+        logits: of the last position, (1, 1, vocabulary).
+    """
+
+    index: int
+    prefix: int
+    tokens: int
+    layers: Sequence[Layer]
+    logits: Any
+
+    def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
+        """Fill a request's caches, and return the logits."""
+        for layer, of in zip(self.layers, cache, strict=True):
+            keys, values = (self._own(array) for array in (layer.keys, layer.values))
+            new = slice(self.prefix, None)
+            if hasattr(of, "_full_keys"):
+                # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
+                of.offset += self.tokens
+                of._full_keys, of._full_values = keys, values
+                of._new_keys, of._new_values = keys[:, :, new], values[:, :, new]
+            else:
+                of.update_and_fetch(keys, values)
+        return self.logits
+
+    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
+        """Whether a call of the model, for this request, asks for what was computed."""
+        return bool(input_ids.shape == (1, self.tokens) and cache[0].offset == self.prefix)
+
+    def is_near(self, alone: Row, core: Any, part: float) -> bool:
+        """Whether logits and KV differ from another row's by a part of its largest at most."""
+        both = [(self.logits, alone.logits)]
+        for one, other in zip(self.layers, alone.layers, strict=True):
+            both += [(self._own(one.keys), other.keys), (self._own(one.values), other.values)]
+        near = []
+        for mine, its in both:
+            mine, its = mine.astype(core.float32), its.astype(core.float32)
+            near.append(core.max(core.abs(mine - its)) <= part * core.max(core.abs(its)))
+        return bool(core.all(core.stack(near)).item())
+
+    def _own(self, array: Any) -> Any:
+        """(1, n_kv_heads, prefix + tokens, head_dim) of all rows', without padding."""
+        return array[self.index : self.index + 1, :, : self.prefix + self.tokens]
+
+
+class Layer:
+    """The KV of all rows in one layer, as the cache of a forward pass.
+
+    Attributes:
+        offset: tokens before the first computed one, the same for all rows.
+        keys: (rows, n_kv_heads, offset + tokens, head_dim), after the forward pass; so are values.
+    """
+
+    def __init__(self, core: Any, make_mask: Any, prefix: tuple[Any, Any] | None) -> None:
+        """`prefix`: K and V of each row's prefix, (rows, n_kv_heads, offset, head_dim)."""
+        self._core, self._make_mask, self._prefix = core, make_mask, prefix
+        self.offset: int = 0 if prefix is None else prefix[0].shape[2]
+        self.keys: Any = None
+        self.values: Any = None
+
+    def make_mask(
+        self,
+        tokens: int,
+        return_array: bool = False,
+        window_size: int | None = None,
+        **_: Any,
+    ) -> Any:
+        """Stock's mask of a prompt: padding is behind each row, so no token attends to it."""
+        return self._make_mask(
+            tokens, self.offset, return_array=return_array, window_size=window_size
+        )
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Put the prefix in front of the new K and V, and keep both."""
+        if self._prefix is not None:
+            keys = self._core.concatenate([self._prefix[0], keys], axis=2)
+            values = self._core.concatenate([self._prefix[1], values], axis=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def compute(
+    core: Any, model: Any, layers: Sequence[Layer], prompts: Sequence[Sequence[int]]
+) -> list[Row]:
+    """Build one forward pass of several prompts.
+
+    Args:
+        core: ``mlx.core``.
+        model: mlx-lm's model, which attends by stock's wrappers.
+        layers: a fresh one for each layer; their offset is the same.
+        prompts: the tokens of each row, behind its prefix.
+
+    Returns:
+        a row for each prompt, unevaluated.
+    """
+    most = max(map(len, prompts))
+    ids = core.array([[*prompt, *[0] * (most - len(prompt))] for prompt in prompts], core.int32)
+    last = core.array([len(prompt) - 1 for prompt in prompts], core.int32)[:, None, None]
+
+    def cut(hidden: Any) -> Any:
+        return core.take_along_axis(hidden, last, axis=1)
+
+    owner = owner_of_trunk(model)
+    if owner is None:
+        logits = cut(_first(model(ids, cache=layers)))
+    else:
+        trunk = _Trunk(owner[TRUNK], cut)
+        with in_place_of(owner, trunk):
+            logits = _first(model(ids, cache=layers))
+        logits = logits if trunk.was_cut else cut(logits)
+    offset = layers[0].offset
+    return [
+        Row(index, offset, len(prompt), layers, logits[index : index + 1])
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+class _Trunk:
+    """Replaces a model's trunk, and gives the head each row's last position alone."""
+
+    def __init__(self, trunk: Any, cut: Any) -> None:
+        self._trunk, self._cut = trunk, cut
+        self.was_cut = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = self._trunk(*args, **kwargs)
+        self.was_cut = getattr(hidden, "ndim", 0) == 3
+        return self._cut(hidden) if self.was_cut else hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trunk, name)
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) else output

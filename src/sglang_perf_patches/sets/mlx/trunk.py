@@ -1,0 +1,31 @@
+"""A model's trunk, the part before its head, and what replaces it for one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+TRUNK = "model"
+"""The trunk's attribute name in almost all of mlx-lm's models."""
+
+
+def owner_of_trunk(model: Any) -> Any:
+    """The module that applies the head to the trunk: a model, or its language model; or None."""
+    owner = model
+    while isinstance(owner, dict):
+        if callable(owner.get(TRUNK)):
+            return owner
+        owner = owner.get("language_model")
+    return None
+
+
+@contextmanager
+def in_place_of(owner: Any, trunk: Any) -> Iterator[None]:
+    """Put a trunk into a model for one call; a module of mlx.nn is a dictionary of its parts."""
+    before = owner[TRUNK]
+    dict.__setitem__(owner, TRUNK, trunk)
+    try:
+        yield
+    finally:
+        dict.__setitem__(owner, TRUNK, before)

@@ -8,18 +8,21 @@ from ..references import ATTENTION, MLX, RUNNER
 EXTEND_BATCH = f"{MLX}.tp_worker:MlxTpModelWorker._async_extend_batch"
 """Launches the prompts of a batch, one after the other."""
 
+FORWARD = f"{RUNNER}._forward_lazy_token"
+"""Calls the model for one prompt, or for a part of it."""
+
 PATCH = Patch(
     id="mlx.batched-prefill",
     proven_with=PREFILL_AND_DECODE,
     kind="policy",
     summary="prompts of like length that wait together are computed together",
-    anchors=(EXTEND_BATCH,),
-    absent_because="MLX prefills a request at once here, or has no scheduler loop of its own",
+    anchors=(FORWARD,),
+    absent_because="MLX's runner has no one place here that calls the model for a prompt",
     variants=(
         Variant(
             releases=between("0.5.18", "0.5.23"),
             install=f"{__name__}.body:install",
-            targets=(EXTEND_BATCH, f"{RUNNER}.prefill_start", f"{RUNNER}._forward_lazy_token"),
+            targets=(EXTEND_BATCH, f"{RUNNER}.prefill_start", FORWARD),
             depends=(
                 f"{RUNNER}._extract_logits",
                 f"{RUNNER}._materialize_pool_backed_attention",

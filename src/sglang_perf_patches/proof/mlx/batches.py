@@ -77,11 +77,7 @@ class _BatchPlayer(Player):
             new = self._words(f"{name}{further}", further)
             prompt = [*tokens[:prefix], *new]
             self._held[name] = len(prompt)
-            row, own = 0, []
-            if self._pool is not None:
-                row = self._pool.open(name, slots[:prefix])
-                self._pool.allocate(name, prefix, further)
-                own = self._pool.slots(name, prefix, len(prompt))
+            row, own = self._open(name, prompt, slots[:prefix])
             requests.append(self._request(name, prompt, slots[:prefix], row))
             new_tokens += new
             new_slots += own or [0] * further

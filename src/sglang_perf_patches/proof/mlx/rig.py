@@ -192,13 +192,9 @@ class Player:
         if not has_pool():
             self.runner.prefill(who, prompt)
             return
-        new_slots, row = [], 0
-        if self._pool is not None:
-            if hasattr(self.runner, "flush_all_decode_kv"):
-                self.runner.flush_all_decode_kv()  # as stock's worker does before a prefill
-            row = self._pool.open(who, prefix_slots)
-            self._pool.allocate(who, len(prefix_slots), len(prompt) - len(prefix_slots))
-            new_slots = self._pool.slots(who, len(prefix_slots), len(prompt))
+        if self._pool is not None and hasattr(self.runner, "flush_all_decode_kv"):
+            self.runner.flush_all_decode_kv()  # as stock's worker does before a prefill
+        row, new_slots = self._open(who, prompt, prefix_slots)
         new = prompt[len(prefix_slots) :]
         self.runner.prefill(who, new, prompt, prefix_slots, new_slots, row)
         if self._is_sampling:
@@ -206,6 +202,15 @@ class Player:
             self.runner._req_sampling[who] = sampling.MlxSamplingParams(
                 temperature=0.9, top_k=20, top_p=0.9, min_p=0.0, seed=self._words(who, 1)[0]
             )
+
+    def _open(self, who: str, prompt: list[int], prefix_slots: list[int]) -> tuple[int, list[int]]:
+        """A request's row, and the slots of its prompt behind the prefix; none without a pool."""
+        if self._pool is None:
+            return 0, []
+        start, end = len(prefix_slots), len(prompt)
+        row = self._pool.open(who, prefix_slots)
+        self._pool.allocate(who, start, end - start)
+        return row, self._pool.slots(who, start, end)
 
     def extend(self, who: str, tokens: int) -> None:
         """Prefill `tokens` further tokens of a request's prompt."""

@@ -20,6 +20,11 @@ def owner_of_trunk(model: Any) -> Any:
     return None
 
 
+def logits_of(output: Any) -> Any:
+    """The logits of what a model returns, which may be their tuple with something else."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 @contextmanager
 def in_place_of(owner: Any, trunk: Any) -> Iterator[None]:
     """Put a trunk into a model for one call; a module of mlx.nn is a dictionary of its parts."""

@@ -3,7 +3,7 @@
 from ....model.patch import Patch, Variant
 from ....model.releases import between
 from ..proven import PREFILL_AND_DECODE
-from ..references import ATTENTION, MLX, RUNNER
+from ..references import ATTENTION, MLX, RUNNER, WRAPPER
 
 EXTEND_BATCH = f"{MLX}.tp_worker:MlxTpModelWorker._async_extend_batch"
 """Launches the prompts of a batch, one after the other."""
@@ -29,6 +29,8 @@ PATCH = Patch(
                 f"{RUNNER}._cache_with_pool_backed_attention",
                 f"{RUNNER}.cache_state_arrays",
                 f"{MLX}.model_runner:MlxPendingPrefill",
+                f"{MLX}.kv_cache.layout:MlxModelCacheLayout",
+                f"{WRAPPER}:MLXAttentionWrapper.__call__",
                 f"{MLX}.tp_worker:MlxLaunch",
                 f"{MLX}.sampling:lazy_logprob_arrays",
                 f"{MLX}.kv_cache.attention_kv_cache:make_attention_mask",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..trunk import TRUNK, in_place_of, owner_of_trunk
+from ..trunk import TRUNK, in_place_of, logits_of, owner_of_trunk
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ def compute(
 
     owner = owner_of_trunk(model)
     if owner is None:
-        logits = cut(_first(model(ids, cache=layers)))
+        logits = cut(logits_of(model(ids, cache=layers)))
     else:
         trunk = _Trunk(owner[TRUNK], cut)
         with in_place_of(owner, trunk):
-            logits = _first(model(ids, cache=layers))
+            logits = logits_of(model(ids, cache=layers))
         logits = logits if trunk.was_cut else cut(logits)
     offset = layers[0].offset
     return [
@@ -149,7 +149,3 @@ class _Trunk:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trunk, name)
-
-
-def _first(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple) else output

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device import same_bits
 from ..references import RUNNER
-from ..trunk import TRUNK, in_place_of, owner_of_trunk
+from ..trunk import TRUNK, in_place_of, logits_of, owner_of_trunk
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -136,7 +136,7 @@ class _Heads:
                 cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
                 with in_place_of(owner, cut):
                     few = model(*args, **kwargs)
-                if same_bits(self._core, _last(whole), _last(few)):
+                if same_bits(self._core, logits_of(whole)[:, -1], logits_of(few)[:, -1]):
                     return rows
         if tokens > _ROWS[-1]:
             device = self._core.default_device()
@@ -199,8 +199,3 @@ class _Trunk:
 def _size(tokens: int) -> int:
     """The most positions that have the same verdict as so many."""
     return tokens if tokens <= _EXACT else 1 << (tokens - 1).bit_length()
-
-
-def _last(output: Any) -> Any:
-    logits = output[0] if isinstance(output, tuple) else output
-    return logits[:, -1]

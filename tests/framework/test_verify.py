@@ -157,11 +157,22 @@ def test_each_check_of_a_case_is_played_and_told_by_its_name(prepared: Throwaway
     assert "check really_differs: one.step, " in outcome["reason"]
     assert "; check never_runs: one.ten never ran" in outcome["reason"]
     assert "helper" not in outcome["reason"]
-    both = outcomes(verify(prepared, "helper,helper,lacks", "one.ten", "--json"))["one.ten"]
-    assert (both["word"], both["reason"]) == ("skipped", "it needs a device that is not here")
     failed = outcomes(verify(prepared, "raises,really_differs", "one.ten", "--json"))["one.ten"]
     assert failed["word"] == "failed"
     assert failed["traceback"].startswith("check raises:")
+
+
+def test_what_a_part_of_a_case_lacks_is_told_beside_what_is_equal(prepared: Throwaway) -> None:
+    done = verify(prepared, "helper,helper,lacks", "one.ten", "--json")
+    told = [
+        (outcome["word"], outcome["compared"], outcome["reason"])
+        for outcome in json.loads(done.stdout)["outcomes"]
+    ]
+    lacks = "check lacks: it needs a device that is not here"
+    assert told == [("equal", 8, "results"), ("skipped", 0, lacks)]
+    assert done.returncode == 0
+    lines = verify(prepared, "helper,lacks", "one.ten").stdout.splitlines()
+    assert lines[-1] == "1 equal, 0 built-in or absent, 0 of 1 could not run"
 
 
 def test_a_case_that_hangs_is_ended(prepared: Throwaway) -> None:

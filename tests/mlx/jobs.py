@@ -376,6 +376,47 @@ def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
             return f"raised {type(error).__name__}"
 
 
+def restless_stock() -> dict[str, str]:
+    """What a check says where stock is not the same twice, and where the patch alone differs."""
+    from itertools import count
+    from unittest import mock
+
+    from sglang_perf_patches.proof import Different, Missing
+    from sglang_perf_patches.proof.mlx import alike, cases, models, rig
+    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+
+    digest, numbers = rig.digest, count()
+
+    class FirstRow(last_row._Trunk):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            self.was_cut = True
+            return self._trunk(*arguments, **options)[:, :1]
+
+    restless = (rig, "digest", lambda array: f"{digest(array)}{next(numbers)}")
+    broken = (last_row, "_Trunk", FirstRow)
+    elsewhere = (alike, "on_cpu", lambda: False)
+    found = {}
+    for what, *changes in (
+        ("stock differs", restless, elsewhere),
+        ("stock differs on a CPU", restless),
+        ("the patch differs", broken, elsewhere),
+    ):
+        with ExitStack() as stack:
+            for change in changes:
+                stack.enter_context(mock.patch.object(*change))
+            model = stack.enter_context(models.model("qwen3", "float32"))
+            alike._STOCK.clear()
+            try:
+                alike.same("mlx.last-row", model, [cases.SCRIPTED])
+                found[what] = "equal"
+            except Different:
+                found[what] = "different"
+            except Missing as error:
+                found[what] = str(error)
+    alike._STOCK.clear()
+    return found
+
+
 def arena_memory() -> dict[str, Any]:
     """Which buffers there are over the life of a batch, in bytes, stock and patched."""
     import gc
@@ -840,9 +881,9 @@ def broken_prefill() -> dict[str, Any]:
         "first-buffer, released buffers keep their room": (
             buffer, (first_buffer, "_let_go", lambda *_: None)
         ),
-        "last-row, whole": (row, (last_row, "_TRUNK", "model")),
+        "last-row, whole": (row, (last_row, "TRUNK", "model")),
         "last-row, the first row": (row, (last_row, "_Trunk", FirstRow)),
-        "last-row, no trunk is found": (row, (last_row, "_owner_of_trunk", lambda model: None)),
+        "last-row, no trunk is found": (row, (last_row, "owner_of_trunk", lambda model: None)),
     }  # fmt: skip
     with ExitStack() as stack:
         for proof in (buffer, row, pool):

@@ -40,3 +40,10 @@ def test_every_patch_has_a_case_and_every_release_a_group() -> None:
         case.patch for case in proof.cases("mlx") if case.patch != "mlx.decode-context"
     }
     assert {"0.5.10.post1", "0.5.23"} <= set(GROUPS)
+
+
+def test_a_difference_counts_only_where_stock_repeats_itself(found: Callable[..., Any]) -> None:
+    verdicts = found("0.5.23", "restless_stock")
+    unlike = verdicts.pop("stock differs")
+    assert unlike == "stock gives other values each time on Device(cpu, 0) with layers as qwen3's"
+    assert verdicts == {"stock differs on a CPU": "different", "the patch differs": "different"}

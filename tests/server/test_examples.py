@@ -28,7 +28,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIMS = Path(__file__).parents[1] / "harness" / "linux_mlx" / "shims"
 
 
-def example(release: str, *command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+def example(
+    release: str, *command: str | Path, limit_s: float = 300, **more: str
+) -> subprocess.CompletedProcess[str]:
     environment = sglang_environment(release)
     install_checkout(environment)
     path = f"{environment.python.parent}{os.pathsep}{os.environ['PATH']}"
@@ -37,7 +39,7 @@ def example(release: str, *command: str | Path, **more: str) -> subprocess.Compl
         env=variables(PATH=path, PYTHONPATH=SHIMS, **more),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit_s,
     )
 
 
@@ -74,6 +76,7 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
     done = example(
         "0.5.23",
         EXAMPLES / "mlx_on_a_mac.sh",
+        limit_s=1200,  # it boots three servers and plays a bench, beside the other tests
         FILE=str(file),
         KERNELS="--quick --hidden 64 --vocabulary 512",
         VERIFY="mlx.last-row",

@@ -23,7 +23,7 @@ ON = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one case, or of a patch that has no case here.
+    """The result of one case, of the part of it that can't run here, or of a patch without a case.
 
     Attributes:
         patch: its id.
@@ -125,10 +125,17 @@ def _in_worker(together: Sequence[Case], limit_s: float) -> Iterator[Outcome]:
         for data in child:
             case = next(case for case in waiting if case.patch == data["patch"])
             waiting.remove(case)
-            yield _outcome(case, data)
+            yield from _outcomes(case, data)
         why = child.why_it_ended()
     for case in waiting:
         yield Outcome(case.patch, "failed", why, case.device)
+
+
+def _outcomes(case: Case, data: dict[str, Any]) -> Iterator[Outcome]:
+    """A case's outcome; two where a part of it was equal and this machine can't play the rest."""
+    if data.get("others"):
+        yield _outcome(case, {"compared": data["others"], "seconds": data["seconds"]})
+    yield _outcome(case, data)
 
 
 def _outcome(case: Case, data: dict[str, Any]) -> Outcome:

@@ -2,8 +2,9 @@
 
 Prints one JSON line a case: ``patch``, ``device``, ``seconds`` and one of ``compared`` (how many
 comparisons were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the
-tracebacks of anything else). Every check of a case is played, whatever becomes of the others, and
-each that differs or fails is told by its name.
+tracebacks of anything else). Beside ``missing``, ``others`` is how many comparisons of the case's
+other checks were equal. Every check of a case is played, whatever becomes of the others, and each
+that differs or fails is told by its name; so is one that misses something where others don't.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def run(cases: Sequence[Case], inputs: Inputs) -> Iterator[dict[str, Any]]:
 def _play(case: Case, inputs: Inputs) -> dict[str, Any]:
     """Play all checks of a case: the worst that became of any, and of which."""
     compared = 0
-    reasons_by_word: dict[str, list[str]] = {"failed": [], "different": [], "missing": []}
+    reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
+    missing: dict[str, str] = {}
     try:
         checks = case.checks()
     except Exception:
@@ -62,12 +64,17 @@ def _play(case: Case, inputs: Inputs) -> dict[str, Any]:
         except Different as error:
             reasons_by_word["different"].append(f"{name}: {error}")
         except Missing as error:
-            reasons_by_word["missing"].append(str(error))
+            missing[name] = str(error)
         except Exception:
             reasons_by_word["failed"].append(f"{name}:\n{traceback.format_exc()}")
     for word, reasons in reasons_by_word.items():
         if reasons:
             return {word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}
+    if missing and compared:
+        named = (f"{name}: {reason}" for name, reason in missing.items())
+        return {"missing": "; ".join(named), "others": compared}
+    if missing:
+        return {"missing": "; ".join(dict.fromkeys(missing.values()))}
     return {"compared": compared}
 
 

@@ -17,7 +17,7 @@ CASES = tuple(
         "next-turn": f"{_KV}; with a window, logits to 1e-4",
         "decode-context": _LOGITS,
         "kv-arena": f"{_KV}; steps that fail, full buffers",
-        "length-groups": f"{_KV}; on a GPU, logits to 1e-2",
+        "length-groups": f"{_KV}; on a GPU, logits to a hundredth",
         "merged-cache": f"{_LOGITS}, tokens, and steps that fail",
         "batched-prefill": f"{_KV}; on a GPU, logits to a twentieth",
     }.items()

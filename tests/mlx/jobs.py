@@ -295,16 +295,25 @@ def broken_rows() -> dict[str, Any]:
     """The same of ``mlx.batched-prefill``."""
     from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
     from sglang_perf_patches.sets.mlx.batched_prefill import proof
+    from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Shape, shape
     from sglang_perf_patches.sets.mlx.batched_prefill.rows import Row
 
     batches = batched_prefill._Batches
-    compute, layers = batched_prefill.compute, batches._layers
+    compute, layers, rounded = batched_prefill.compute, batches._layers, Shape.rounded
 
     def padded(self: Any, array: Any) -> Any:
         return array[self.index : self.index + 1]
 
-    def others_prefixes(self: Any, runner: Any, group: Any) -> Any:
-        return layers(self, runner, group[::-1])
+    def others_prefixes(self: Any, runner: Any, group: Any, prefix: int) -> Any:
+        return layers(self, runner, group[::-1], prefix)
+
+    def longest_prefix(group: Any) -> Any:
+        of = shape(group)
+        longer = max(prompt.prefix for prompt in group) - of.prefix
+        return replace(of, prefix=of.prefix + longer, tokens=of.tokens - longer)
+
+    def whole_prefix(self: Any) -> Any:
+        return replace(rounded(self), prefix=self.prefix)
 
     broken = {
         "whole": (batched_prefill, "COUNTS", batched_prefill.COUNTS),
@@ -316,6 +325,8 @@ def broken_rows() -> dict[str, Any]:
         ),
         "a row gets another's prefix": (batches, "_layers", others_prefixes),
         "padding is a row's own": (Row, "_own", padded),
+        "a longer prefix is all rows'": (batched_prefill, "shape", longest_prefix),
+        "a rounded shape keeps the whole prefix": (Shape, "rounded", whole_prefix),
         "a row fits no call": (Row, "fits", lambda *_: False),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_perf_patches.sets.mlx.batched_prefill import grouping
-from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Prompt, groups
+from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Prompt, Shape, groups
 
-SIZES = st.lists(st.tuples(st.sampled_from([0, 0, 7, 300]), st.integers(1, 5_000)), max_size=24)
+PREFIXES = st.sampled_from([0, 0, 1, 7, 300, 304, 1_000])
+SIZES = st.lists(st.tuples(PREFIXES, st.integers(1, 5_000)), max_size=24)
 
 
 def _prompts(sizes: list[tuple[int, int]]) -> list[Prompt]:
@@ -26,11 +27,40 @@ def test_a_group_keeps_its_bounds_and_no_prompt_is_in_two(sizes: list[tuple[int,
     numbers = [prompt.number for group in chosen for prompt in group]
     assert len(numbers) == len(set(numbers))
     for group in chosen:
-        longest = max(prompt.tokens for prompt in group)
+        prefix = min(prompt.prefix for prompt in group)
+        longest = max(prompt.prefix + prompt.tokens for prompt in group)
         assert 2 <= len(group) <= grouping.MOST_PROMPTS
-        assert len({prompt.prefix for prompt in group}) == 1
-        assert len(group) * (longest + group[0].prefix) <= grouping.MOST_TOKENS
-        assert sum(prompt.tokens for prompt in group) * 4 >= len(group) * longest * 3
+        assert grouping.shape(group) == Shape(len(group), prefix, longest - prefix)
+        assert len(group) * longest <= grouping.MOST_TOKENS
+        assert sum(prompt.tokens for prompt in group) * 4 >= len(group) * (longest - prefix) * 3
+        assert all((prompt.prefix - prefix) * 8 <= prompt.tokens for prompt in group)
+
+
+@given(st.integers(1, 8), st.integers(0, 3_000), st.integers(1, 3_000))
+def test_a_rounded_shape_holds_the_group_or_is_not_rounded(
+    rows: int, prefix: int, tokens: int
+) -> None:
+    of = Shape(rows, prefix, tokens)
+    rounded = of.rounded()
+    if rounded == of:
+        return
+    assert rounded.rows in {1, 2, 4, 8}
+    assert rounded.prefix % 32 == rounded.tokens % 32 == 0
+    assert rows <= rounded.rows < 2 * rows
+    assert rounded.prefix <= prefix
+    assert prefix + tokens <= rounded.prefix + rounded.tokens < prefix + tokens + 64
+    assert rounded.rows * (rounded.prefix + rounded.tokens) <= grouping.MOST_ROUNDED
+
+
+def test_lengths_that_are_near_have_one_rounded_shape() -> None:
+    shapes = {Shape(rows, 97, tokens).rounded() for rows in (5, 6, 7) for tokens in range(66, 96)}
+    assert shapes == {Shape(8, 96, 96)}
+    assert Shape(8, 0, 300).rounded() == Shape(8, 0, 300)
+
+
+def test_a_chance_prefix_keeps_no_prompt_out_of_its_group() -> None:
+    chosen = groups(_prompts([(0, 192), (1, 191), (0, 192), (96, 96), (97, 95), (96, 90)]))
+    assert [[prompt.number for prompt in group] for group in chosen] == [[0, 1, 2], [3, 4, 5]]
 
 
 @given(st.integers(0, 40), st.integers(1, 100), st.integers(2, 24))

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..device import attends_by_cudnn
 from ..references import MLX, RUNNER
 from . import EXTEND_BATCH
-from .grouping import Prompt, groups
+from .grouping import Prompt, Shape, groups, shape
 from .rows import Layer, Row, compute
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Noted:
     Attributes:
         launch: launches it alone, by stock's function.
         req_id: its request.
-        prefix_slots: the pool's slots of tokens that are not computed again.
-        tokens: those to compute; empty where it must be launched alone.
+        prefix_slots: the pool's slots of its first tokens, which stock would not compute again.
+        tokens: all of its tokens; empty where it must be launched alone.
         lazy_token: what stock evaluates of it in the meantime.
         cache: the same: nothing.
         lazy_logprobs: the same.
@@ -95,10 +96,9 @@ def install(patching: Patching) -> None:
             if noted is None:
                 return launch()
             _, _, _, needs_logits, *_ = more
-            tokens: Sequence[int] = new if needs_logits else ()
-            if tokens and self._cache_layout.has_sliding_window_layers:
-                # Stock keeps no KV of windows in the pool, and computes the prefix again.
-                tokens, prefix_slots = [*full[: len(prefix_slots)], *new], ()
+            tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
+            if self._cache_layout.has_sliding_window_layers:
+                prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
             nothing = core.zeros((1,), core.uint32)
             noted.append(Noted(launch, req_id, prefix_slots, tokens, nothing))
             return noted[-1]
@@ -138,6 +138,7 @@ class _Batches:
         caches: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
         self._make_mask = caches.make_attention_mask
         self._gate, self._ran = patching.gate, patching.ran
+        self._plans = attends_by_cudnn(self._core)
         self._rows: dict[str, Row] = {}
         self._is_off = self._is_tried = False
 
@@ -152,12 +153,10 @@ class _Batches:
             # Padding would become part of a recurrent state.
             if not self._is_off and not runner._cache_layout.has_auxiliary_state:
                 prompts = [
-                    Prompt(number, len(each.prefix_slots), len(each.tokens))
-                    for number, each in enumerate(noted)
-                    if each.tokens
+                    _prompt(number, each) for number, each in enumerate(noted) if each.tokens
                 ]
                 for group in groups(prompts):
-                    self._compute(runner, [noted[each.number] for each in group])
+                    self._compute(runner, noted, group)
             return [each.launch() for each in noted]
         finally:
             COUNTS["unused"] += len(self._rows)
@@ -183,35 +182,41 @@ class _Batches:
         finally:
             runner.model = model
 
-    def _compute(self, runner: Any, group: Sequence[Noted]) -> None:
+    def _compute(self, runner: Any, noted: Sequence[Noted], group: Sequence[Prompt]) -> None:
         if self._is_off:
             return
-        rows = self._forward(runner, group)
+        of = shape(group)
+        prompts = [noted[each.number] for each in group]
+        # cuDNN plans its attention for each new shape, which takes longer than the prompts do.
+        rows = self._forward(runner, prompts, of.rounded() if self._plans else of)
         if not self._is_tried:
             self._is_tried = True
             COUNTS["trials"] += 1
-            for each, row in zip(group, rows, strict=True):
-                (alone,) = self._forward(runner, [each])
+            for each, prompt, row in zip(group, prompts, rows, strict=True):
+                (alone,) = self._forward(runner, [prompt], shape([each]))
                 if not row.is_near(alone, self._core, _NEAR):
                     self._leave(runner.model)
                     return
-        self._rows.update(zip((each.req_id for each in group), rows, strict=True))
+        self._rows.update(zip((each.req_id for each in prompts), rows, strict=True))
 
-    def _forward(self, runner: Any, group: Sequence[Noted]) -> list[Row]:
-        layers = self._layers(runner, group)
-        return compute(self._core, runner.model, layers, [each.tokens for each in group])
+    def _forward(self, runner: Any, prompts: Sequence[Noted], of: Shape) -> list[Row]:
+        """The prompts' rows, of a forward pass of this shape."""
+        filled = [*prompts, *[prompts[0]] * (of.rows - len(prompts))]
+        layers = self._layers(runner, filled, of.prefix)
+        tokens = [(len(each.prefix_slots), each.tokens) for each in filled]
+        return compute(self._core, runner.model, layers, tokens, of.tokens)[: len(prompts)]
 
-    def _layers(self, runner: Any, group: Sequence[Noted]) -> list[Layer]:
-        """Fresh layers for a group, with its prefixes from the pool."""
+    def _layers(self, runner: Any, prompts: Sequence[Noted], prefix: int) -> list[Layer]:
+        """Fresh layers for a group, with the first tokens of its prefixes from the pool."""
         core, layout = self._core, runner._cache_layout
         indices = layout.attention_layer_indices
-        prefix = len(group[0].prefix_slots)
         if not prefix:
             return [Layer(core, self._make_mask, None) for _ in indices]
-        slots = core.array([slot for each in group for slot in each.prefix_slots], core.int32)
+        first = [slot for each in prompts for slot in each.prefix_slots[:prefix]]
+        slots = core.array(first, core.int32)
 
         def by_row(array: Any) -> Any:
-            rows = array.reshape(len(group), prefix, *array.shape[1:])
+            rows = array.reshape(len(prompts), prefix, *array.shape[1:])
             return rows.transpose(0, 2, 1, 3)
 
         layers = []
@@ -229,3 +234,8 @@ class _Batches:
         )
         logger.warning("mlx.batched-prefill: %s", reason)
         self._gate(reason)
+
+
+def _prompt(number: int, noted: Noted) -> Prompt:
+    prefix = len(noted.prefix_slots)
+    return Prompt(number, prefix, len(noted.tokens) - prefix)

@@ -1,4 +1,4 @@
-"""Which prompts of a batch are computed together."""
+"""Which prompts of a batch are computed together, and in which shape."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ MOST_PROMPTS = 8
 """As many as mlx-lm's server takes together."""
 
 MOST_TOKENS = 4096
-"""Of a group, padding included: longer prompts keep a device busy by themselves, and the memory of
-a forward pass follows this number."""
+"""Of a group, prefixes and padding included: longer prompts keep a device busy by themselves, and
+the memory of a forward pass follows this number."""
+
+MOST_ROUNDED = 2048
+"""The same of a group whose shape is rounded, which may double what is computed."""
 
 _PADDING = 4
 """A group's padding is at most a part of its tokens: one in so many."""
+
+_ALIKE = 8
+"""Prefixes are alike that differ by a part of the new tokens: one in so many. Prompts that have
+nothing else in common often share their first token."""
+
+_STEP = 32
+"""Tokens to which lengths are rounded."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +40,82 @@ class Prompt:
     prefix: int
     tokens: int
 
+    @property
+    def end(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.prefix + self.tokens
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the forward pass of a group.
+
+    Attributes:
+        rows: prompts, and copies of the first one.
+        prefix: tokens of each row that come from the pool; the rest of a longer prefix is computed.
+        tokens: tokens of each row that are computed, padding included.
+    """
+
+    rows: int
+    prefix: int
+    tokens: int
+
+    def rounded(self) -> Shape:
+        """One of fewer shapes, for a device that has to plan each new one; or this, if too long."""
+        prefix = self.prefix // _STEP * _STEP
+        tokens = -(-(self.prefix + self.tokens - prefix) // _STEP) * _STEP
+        rows = 1 << (self.rows - 1).bit_length()
+        return Shape(rows, prefix, tokens) if rows * (prefix + tokens) <= MOST_ROUNDED else self
+
 
 def groups(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Groups of two and more prompts, each with one prefix length and like numbers of tokens.
+    """Groups of two and more prompts with like prefixes and like numbers of tokens.
 
     Each prompt is in one group at most. A group holds up to `MOST_PROMPTS` prompts, and up to
-    `MOST_TOKENS` tokens of which at most a quarter are padding. Prompts that are in none are
-    computed alone.
+    `MOST_TOKENS` tokens. Of what is computed at most a quarter is padding, or in the pool already.
+    Prompts that are in none are computed alone.
     """
+    return [
+        group
+        for alike in _with_like_prefixes(prompts)
+        for group in _with_like_ends(alike)
+        if len(group) > 1
+    ]
+
+
+def shape(group: Sequence[Prompt]) -> Shape:
+    """The least shape that holds a group."""
+    prefix = min(prompt.prefix for prompt in group)
+    return Shape(len(group), prefix, max(prompt.end for prompt in group) - prefix)
+
+
+def _with_like_prefixes(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    alike: list[list[Prompt]] = []
+    for prompt in sorted(prompts, key=lambda prompt: (prompt.prefix, prompt.number)):
+        if alike and (prompt.prefix - alike[-1][0].prefix) * _ALIKE <= prompt.tokens:
+            alike[-1].append(prompt)
+        else:
+            alike.append([prompt])
+    return alike
+
+
+def _with_like_ends(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     chosen: list[list[Prompt]] = []
-    group: list[Prompt] = []
-    # Longest first, so that a group's first prompt is what the others are padded to.
-    ordered = sorted(prompts, key=lambda prompt: (prompt.prefix, -prompt.tokens, prompt.number))
-    for prompt in ordered:
-        if group and not _joins(prompt, group):
-            chosen.append(group)
-            group = []
-        group.append(prompt)
-    return [each for each in (*chosen, group) if len(each) > 1]
+    # Longest first, so that what the others are padded to is known from a group's first prompt on.
+    for prompt in sorted(prompts, key=lambda prompt: (-prompt.end, prompt.number)):
+        if chosen and _is_group([*chosen[-1], prompt]):
+            chosen[-1].append(prompt)
+        else:
+            chosen.append([prompt])
+    return chosen
 
 
-def _joins(prompt: Prompt, group: Sequence[Prompt]) -> bool:
-    longest = group[0].tokens
-    padded = longest * (len(group) + 1)
-    padding = padded - sum(each.tokens for each in group) - prompt.tokens
+def _is_group(prompts: Sequence[Prompt]) -> bool:
+    of = shape(prompts)
+    computed = of.rows * of.tokens
+    needless = computed - sum(prompt.tokens for prompt in prompts)
     return (
-        prompt.prefix == group[0].prefix
-        and len(group) < MOST_PROMPTS
-        and padded + len(group) * prompt.prefix + prompt.prefix <= MOST_TOKENS
-        and padding * _PADDING <= padded
+        of.rows <= MOST_PROMPTS
+        and of.rows * (of.prefix + of.tokens) <= MOST_TOKENS
+        and needless * _PADDING <= computed
     )

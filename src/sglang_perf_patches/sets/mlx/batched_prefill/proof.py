@@ -26,6 +26,9 @@ SCRIPTED: Batches = (
     [("g", 5, "c", 30), ("h", 6, "d", 30), ("i", 6, "c", 17), ("j", 7, "f", 17), ("k", 0, "c", 40)],
     [("l", 30, "", 0)],
     [(name, 12, "", 0) for name in "mnopqrstuv"],
+    # prefixes that are nearly of one length, and none
+    [("w", 40, "c", 2), ("x", 40, "d", 1), ("y", 41, "", 0), ("z", 36, "f", 5)],
+    [("A", 60, "f", 70), ("B", 66, "f", 64), ("C", 64, "f", 71), ("D", 20, "f", 99)],
 )
 """Batches of prompts: name, new tokens, whose prefix from the pool, and how long it is."""
 
@@ -46,6 +49,16 @@ def other_weights(inputs: Inputs) -> int:
         _same("bfloat16", [SCRIPTED], quantized=quantized)
         for quantized in some(inputs, [False, True])
     )
+
+
+def rounded_shapes(inputs: Inputs) -> int:
+    """Where cuDNN attends, groups have fewer shapes: more rows, longer ones, shorter prefixes."""
+    from unittest import mock
+
+    from . import body
+
+    with mock.patch.object(body, "attends_by_cudnn", return_value=True):
+        return _same("float32", [SCRIPTED, *inputs(random_batches)])
 
 
 def windows(inputs: Inputs) -> int:
@@ -103,9 +116,10 @@ def _drawn(chance: Random, hits: Callable[[], bool]) -> Batches:
         prefix = chance.randint(1, like)
         for at in range(chance.randint(1, 10)):
             name, new = f"r{number}.{at}", max(1, round(like * chance.uniform(0.6, 1.2)))
-            donors = [donor for donor, length in held if length >= prefix]
+            hit = prefix + chance.choice((0, 0, 1, 3))
+            donors = [donor for donor, length in held if length >= hit]
             if donors and hits():
-                batch.append((name, new, chance.choice(donors), prefix))
+                batch.append((name, new, chance.choice(donors), hit))
             else:
                 batch.append((name, new, "", 0))
         held += [(name, new) for name, new, donor, _ in batch if not donor]
@@ -157,6 +171,7 @@ CHECKS = {
     "full attention": full_attention,
     "without a pool": without_pool,
     "other weights": other_weights,
+    "rounded shapes": rounded_shapes,
     "windows": windows,
     "recurrent": recurrent,
     "sampled": sampled,

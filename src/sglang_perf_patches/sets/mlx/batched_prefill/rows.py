@@ -17,8 +17,8 @@ class Row:
 
     Attributes:
         index: its row.
-        prefix: tokens whose KV came from the pool.
-        tokens: tokens that were computed.
+        prefix: tokens whose KV is in the pool; some of them may have been computed again.
+        tokens: tokens behind them.
         layers: KV by layer; None of a layer without attention.
         logits: of the last position, (1, 1, vocabulary).
     """
@@ -51,7 +51,10 @@ class Row:
         """Whether logits and KV differ from another row's by a part of its largest at most."""
         both = [(self.logits, alone.logits)]
         for one, other in zip(self.layers, alone.layers, strict=True):
-            both += [(self._own(one.keys), other.keys), (self._own(one.values), other.values)]
+            both += [
+                (self._own(one.keys), alone._own(other.keys)),
+                (self._own(one.values), alone._own(other.values)),
+            ]
         near = []
         for mine, its in both:
             mine, its = mine.astype(core.float32), its.astype(core.float32)
@@ -100,7 +103,11 @@ class Layer:
 
 
 def compute(
-    core: Any, model: Any, layers: Sequence[Layer], prompts: Sequence[Sequence[int]]
+    core: Any,
+    model: Any,
+    layers: Sequence[Layer],
+    prompts: Sequence[tuple[int, Sequence[int]]],
+    tokens: int,
 ) -> list[Row]:
     """Build one forward pass of several prompts.
 
@@ -108,14 +115,16 @@ def compute(
         core: ``mlx.core``.
         model: mlx-lm's model, which attends by stock's wrappers.
         layers: a fresh one for each layer; their offset is the same.
-        prompts: the tokens of each row, behind its prefix.
+        prompts: each row's length of prefix in the pool, and all tokens of the prompt.
+        tokens: how many to compute in each row, padding included.
 
     Returns:
         a row for each prompt, unevaluated.
     """
-    most = max(map(len, prompts))
-    ids = core.array([[*prompt, *[0] * (most - len(prompt))] for prompt in prompts], core.int32)
-    last = core.array([len(prompt) - 1 for prompt in prompts], core.int32)[:, None, None]
+    offset = layers[0].offset
+    new = [prompt[offset:] for _, prompt in prompts]
+    ids = core.array([[*each, *[0] * (tokens - len(each))] for each in new], core.int32)
+    last = core.array([len(each) - 1 for each in new], core.int32)[:, None, None]
 
     def cut(hidden: Any) -> Any:
         return core.take_along_axis(hidden, last, axis=1)
@@ -128,10 +137,9 @@ def compute(
         with in_place_of(owner, trunk):
             logits = logits_of(model(ids, cache=layers))
         logits = logits if trunk.was_cut else cut(logits)
-    offset = layers[0].offset
     return [
-        Row(index, offset, len(prompt), layers, logits[index : index + 1])
-        for index, prompt in enumerate(prompts)
+        Row(index, prefix, len(prompt) - prefix, layers, logits[index : index + 1])
+        for index, (prefix, prompt) in enumerate(prompts)
     ]
 
 

@@ -312,8 +312,8 @@ def broken_rows() -> dict[str, Any]:
         longer = max(prompt.prefix for prompt in group) - of.prefix
         return replace(of, prefix=of.prefix + longer, tokens=of.tokens - longer)
 
-    def whole_prefix(self: Any) -> Any:
-        return replace(rounded(self), prefix=self.prefix)
+    def too_short(self: Any) -> Any:
+        return replace(rounded(self), tokens=self.tokens)
 
     broken = {
         "whole": (batched_prefill, "COUNTS", batched_prefill.COUNTS),
@@ -326,7 +326,7 @@ def broken_rows() -> dict[str, Any]:
         "a row gets another's prefix": (batches, "_layers", others_prefixes),
         "padding is a row's own": (Row, "_own", padded),
         "a longer prefix is all rows'": (batched_prefill, "shape", longest_prefix),
-        "a rounded shape keeps the whole prefix": (Shape, "rounded", whole_prefix),
+        "a shape with a rounded prefix is too short": (Shape, "rounded", too_short),
         "a row fits no call": (Row, "fits", lambda *_: False),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}

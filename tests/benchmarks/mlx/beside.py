@@ -6,6 +6,7 @@ boots the servers of the release's environment on this CPU, each as often as the
 the same model and the same prompts, and sends each boot the same loads from 1, 4 and 16 clients:
 
 - unique: prompts that have nothing in common;
+- varied: the same, from half of their length to all of it;
 - shared: prompts whose first half is the same;
 - one-long: unique prompts, of which the first client's are ``--long`` words long;
 - turns: conversations, each prompt being all that was said before and new words;
@@ -181,6 +182,8 @@ def _load(
             new = _words(f"{seed} {number} {request}", given.long if is_long else given.words)
             if load == "shared":
                 new[: len(common)] = common
+            if load == "varied":
+                new = new[random.Random(new[0] + seed).randint(0, len(new) // 2) :]
             if not talks:
                 replies.append(_asked(port, " ".join(new), given))
                 continue

@@ -46,4 +46,13 @@ def test_a_difference_counts_only_where_stock_repeats_itself(found: Callable[...
     verdicts = found("0.5.23", "restless_stock")
     unlike = verdicts.pop("stock differs")
     assert unlike == "stock gives other values each time on Device(cpu, 0) with layers as qwen3's"
-    assert verdicts == {"stock differs on a CPU": "different", "the patch differs": "different"}
+    assert verdicts.pop("results may differ where logits are near") == "equal"
+    assert verdicts == dict.fromkeys(
+        (
+            "stock differs on a CPU",
+            "the patch differs",
+            "logits are far",
+            "results may not differ on a CPU",
+        ),
+        "different",
+    )

@@ -91,6 +91,41 @@ def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     return compared
 
 
+def near(
+    patch: str,
+    model: Model,
+    play: Callable[[], Sequence[tuple[Any, Sequence[mx.array]]]],
+    part: float,
+    *,
+    ran: bool | None = True,
+) -> None:
+    """Play on stock, then patched, for a patch whose shapes select other kernels on a GPU.
+
+    Args:
+        patch: its id.
+        model: what is played.
+        play: plays it with what is live, and gives results and logits of each input.
+        part: of the largest logit, by which others may differ there. On a CPU the results must be
+            equal by bits.
+        ran: see `comparing.live`.
+
+    Raises:
+        Different: two results differ, or two logits by more.
+        Missing: as `where_stock_repeats`.
+    """
+    expected = play()
+    with live(patch, ran=ran):
+        actual = play()
+    with where_stock_repeats(model, lambda: [results for results, _ in play()]):
+        if on_cpu():
+            require_same(patch, [each for each, _ in expected], [each for each, _ in actual])
+            return
+        for (_, one), (_, other) in zip(expected, actual, strict=True):
+            for number, (logits, patched) in enumerate(zip(one, other, strict=True)):
+                is_near = mx.max(mx.abs(logits - patched)) <= part * mx.max(mx.abs(logits))
+                require(bool(is_near.item()), f"{patch}: logits {number} are not close")
+
+
 @contextmanager
 def where_stock_repeats(model: Model, play: Callable[[], Any]) -> Iterator[None]:
     """Within the block, a difference is the patch's only if stock gives the same values each time.

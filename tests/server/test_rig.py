@@ -15,7 +15,7 @@ import turns
 from engine import Replies, parsed, quartiles
 
 from linux_mlx.environments import sglang_environment, variables
-from linux_mlx.server import write_model
+from linux_mlx.server import free_port, write_model
 from sglang_perf_patches.model import releases
 
 ROOT = Path(__file__).parents[2]
@@ -53,8 +53,8 @@ def measured(tmp_path: Path, *words: str, script: str, **more: str) -> Any:
     """What a script of the rig finds out about a small model on this CPU."""
     model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
     out = tmp_path / "out.json"
-    sizes = ("device=cpu", "max_total_tokens=16384")
-    done = rig(tmp_path, out, model, *words, *sizes, script=script, **more)
+    options = ("device=cpu", "max_total_tokens=16384", f"nccl_port={free_port()}")
+    done = rig(tmp_path, out, model, *words, *options, script=script, **more)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text(encoding="utf-8"))
 

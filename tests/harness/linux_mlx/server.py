@@ -84,8 +84,8 @@ def running_server(
     When the block ends, no part of the server remains. The server has its own temporary folder,
     where it leaves sockets; the patches' records are there too, unless `runtime` is set.
     """
-    port = _free_port()
-    listening = ("--host", "127.0.0.1", "--port", str(port))
+    port, of_its_group = free_port(), free_port()
+    listening = ("--host", "127.0.0.1", "--port", str(port), "--nccl-port", str(of_its_group))
     command = [*launcher, *server_command(environment, model), *listening, *arguments]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-server-")))
@@ -134,6 +134,21 @@ def server_variables(
     )
 
 
+def free_port() -> int:
+    """A free port that no test of another worker takes.
+
+    A server opens its ports long after they were drawn, the group's last, so one that two servers
+    draw meanwhile ends the second. 0.5.23 draws the group's from 22000 to 29999 if it is not told.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    least = 12_000 + 1_000 * (worker % 10)
+    while True:
+        port = random.randrange(least, least + 1_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _READY_S
     while not _answers(f"{server.url}/health"):
@@ -151,12 +166,3 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _free_port() -> int:
-    """A free port well below 55536: 0.5.11 adds 10000 to it for a port that it never opens."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -121,6 +121,7 @@ SWITCHES = {
     "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=1": "0.5.23",
     "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1": "0.5.23",
     "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH=1": "0.5.23",
+    "MLX_USE_CUDA_GRAPHS=0": "0.5.10",
 }
 """Name → the first release that has it."""
 
@@ -132,6 +133,15 @@ def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
     assert names == {
         name for name, first in SWITCHES.items() if known.index(first) <= known.index(release)
     }
+
+
+def test_a_switch_is_named_where_it_has_something_to_switch() -> None:
+    tree = source.at(downloads.tree("0.5.23"))
+    everywhere = {each.name for each in stock_switches.of(tree)}
+    of_mlx = {"MLX_USE_CUDA_GRAPHS=0"}
+    assert {each.name for each in stock_switches.of(tree, with_mlx=False)} == everywhere - of_mlx
+    without_gpu = {each.name for each in stock_switches.of(tree, with_gpu=False)}
+    assert without_gpu == {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:

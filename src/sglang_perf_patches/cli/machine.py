@@ -23,6 +23,11 @@ def has_gpu() -> bool:
     return _has(_GPU)
 
 
+def has_mlx() -> bool:
+    """Whether MLX is installed."""
+    return _has("mlx")
+
+
 def lacking(patch: Patch) -> list[str]:
     """What this machine lacks of that."""
     return [what for what in needs(patch) if not _has(what)]

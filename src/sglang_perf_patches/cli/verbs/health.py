@@ -45,7 +45,7 @@ def run(*, as_json: bool) -> int:
     """
     selection, tree = selected(), tree_at()
     checks = [_installed(tree), _loaded(tree), *_chosen(tree, selection), *_servers()]
-    switches = stock_switches.of(tree, with_gpu=machine.has_gpu())
+    switches = stock_switches.of(tree, with_gpu=machine.has_gpu(), with_mlx=machine.has_mlx())
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from linux_mlx import tiny_model
@@ -140,13 +141,21 @@ def free_port() -> int:
     A server opens its ports long after they were drawn, the group's last, so one that two servers
     draw meanwhile ends the second. 0.5.23 draws the group's from 22000 to 29999 if it is not told.
     """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    least = 12_000 + 1_000 * (worker % 10)
     while True:
-        port = random.randrange(least, least + 1_000)
+        port = next(_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def _ports_of_this_worker() -> Iterator[int]:
+    """Each once before any comes again: a server is told two, and opens none of them yet."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    least = 12_000 + 1_000 * (worker % 10)
+    return cycle(random.sample(range(least, least + 1_000), 1_000))
+
+
+_PORTS = _ports_of_this_worker()
 
 
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:

@@ -9,12 +9,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import forked
 import released
 import tiers
 from sglang_perf_patches import sets
+
+# The same examples in each run, however slow the machine is.
+hypothesis.settings.register_profile(
+    "same",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("same")
 
 _SCRIPT = Path(__file__).parent / "harness" / "prove.py"
 

@@ -44,7 +44,7 @@ def test_a_port_is_taken_from_the_command_or_found() -> None:
     assert command.read([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
     server = command.read(LAUNCH)
     assert server.command == (*LAUNCH, "--port", str(server.port))
-    assert 20_000 <= server.port < 30_000
+    assert 12_000 <= server.port < 22_000  # below those that 0.5.23 draws itself
 
 
 def test_a_script_must_say_where_its_server_answers() -> None:

@@ -167,7 +167,7 @@ def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench, port: int)
                 break
             except OSError:
                 time.sleep(0.001)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=600)
     assert process.returncode == 1
     assert f"It stopped early: turn 3, stock: port {port} of 127.0.0.1 is in use" in " ".join(
         out.split()
@@ -259,13 +259,13 @@ def test_a_signal_in_each_phase_leaves_no_process(
         time.sleep(1)
         began = time.monotonic()
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert err.splitlines()[-1] == "sglang-perf-patches: interrupted; nothing is left running"
     assert "Traceback" not in err
     assert bench.left() == []
     if "deaf" in behaviour:
-        assert time.monotonic() - began < 10  # a signal during the asking ends the asking
+        assert time.monotonic() - began < 18  # a signal ends the asking, which takes 20 s
 
 
 def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
@@ -275,7 +275,7 @@ def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
             time.sleep(0.05)
         assert len(bench.left()) == 2
         process.kill()
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while bench.left() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert bench.left() == []
@@ -300,14 +300,14 @@ def test_a_second_signal_does_not_stop_the_ending(bench: Bench, port: int) -> No
         for _ in range(5):
             process.send_signal(signal.SIGINT)
             time.sleep(0.02)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert process.returncode == 130
     assert bench.left() == []
 
 
 def test_help_names_what_there_is() -> None:
     command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0
     for word in (
         "--a TEXT",

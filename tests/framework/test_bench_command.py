@@ -68,7 +68,7 @@ def bench(throwaway: Throwaway, how: str, *words: str) -> subprocess.CompletedPr
         env=throwaway.environment(XDG_CACHE_HOME=str(throwaway.site.parent / "cache")),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 

@@ -314,7 +314,7 @@ def test_processes_that_write_at_once_leave_a_whole_file(root: Path, home: Path)
 
     def start(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WRITER, str(root), name]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
     with ThreadPoolExecutor() as executor:
         ended = list(executor.map(start, "abab"))

@@ -52,7 +52,7 @@ def command(
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -400,7 +400,7 @@ print({state.state for state in report.patches})
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert done.stdout == "{'off'}\n"

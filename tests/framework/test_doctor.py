@@ -44,7 +44,7 @@ def doctor(
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -246,7 +246,7 @@ def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
         env=throwaway.environment(XDG_CACHE_HOME=str(tmp_path / "cache")),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -326,7 +326,7 @@ def health(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.stderr == ""
     return done.returncode, done.stdout
@@ -388,7 +388,7 @@ def test_it_says_what_to_change(
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == code, done.stderr
     assert check in done.stdout.splitlines()[0]
@@ -414,7 +414,7 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         process.stdin.write("\n")
         process.stdin.flush()
         process.stdout.readline()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while checks(throwaway)["has run"][0] != "ok":
             assert time.monotonic() < deadline
         process.stdin.close()

@@ -238,7 +238,7 @@ def test_the_file_holds_what_is_said_and_nothing_private(
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
     finally:
         server.kill()

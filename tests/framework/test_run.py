@@ -36,7 +36,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=grandchild, args=(queue,))
     process.start()
-    print("spawned", queue.get(timeout=60))
+    print("spawned", queue.get(timeout=600))
     process.join()
     print(subprocess.run([sys.executable, "child.py"], capture_output=True, text=True).stdout)
 """
@@ -57,7 +57,7 @@ def test_a_child_is_patched_and_spawned_ones_too(throwaway: Throwaway) -> None:
         env=throwaway.environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["spawned", "102", "step", "102"]
@@ -164,7 +164,7 @@ def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
             env=throwaway.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         return done.returncode, done.stderr
 
@@ -237,7 +237,7 @@ def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway) -> None:
         ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
     assert "Traceback" not in done.stderr
@@ -258,7 +258,7 @@ def test_a_python_without_the_project_says_so(throwaway: Throwaway, strict: str,
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         line = "sglang-perf-patches: no patch is applied: it is being replaced\n"
         assert (done.returncode, done.stdout) == (expected, "" if expected else "served\n")

@@ -309,7 +309,7 @@ seen = []
 def half_way():
     looking = Thread(target=lambda: seen.append(state()))
     looking.start()
-    looking.join(20)
+    looking.join(300)
 use(proven(STEP, "pages"))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments

@@ -83,7 +83,7 @@ def test_an_ascii_stdout_loses_a_character_and_no_more(
         [*COMMAND, *words],
         env=prepared.environment(PYTHONIOENCODING="ascii"),
         capture_output=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
@@ -98,7 +98,7 @@ def test_a_full_disk_is_one_sentence(prepared: Throwaway, words: tuple[str, ...]
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=600,
         )
     assert done.returncode == 2
     assert done.stderr == "sglang-perf-patches: can't write: No space left on device\n"
@@ -130,6 +130,6 @@ def test_a_shell_completes_verbs_options_and_patches(
             COMP_LINE=typed,
             COMP_POINT=str(len(typed)),
         ),
-        timeout=60,
+        timeout=600,
     )
     assert set(answer.read_text().split("\n")) == expected

@@ -101,7 +101,7 @@ def verify(
         env=throwaway.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 

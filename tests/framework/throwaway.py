@@ -261,7 +261,7 @@ class Throwaway:
             env=self.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:

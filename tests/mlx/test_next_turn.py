@@ -108,5 +108,5 @@ def _post(server: Server, path: str, content: Any) -> str:
         headers={"Content-Type": "application/json"},
         method="POST",
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=600) as reply:
         return str(reply.read().decode())

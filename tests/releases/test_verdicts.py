@@ -129,7 +129,7 @@ print(json.dumps(found))
 """
     paths = {str(downloads.tree(release)): release for release in releases.KNOWN}
     done = subprocess.run(
-        [sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr
     table = expected()

@@ -199,7 +199,7 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     script = pod["initContainers"][0]["args"][0]
     wheels, plugin = tmp_path / "wheel", tmp_path / "plugin"
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
-    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=300)
+    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=1200)
     script = script.replace("/wheel/", f"{wheels}/").replace("/plugin", str(plugin))
     image = tmp_path / "image"
     venv.create(image, with_pip=True, symlinks=True)
@@ -212,7 +212,7 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     named = {item["name"]: item["value"] for item in pod["initContainers"][0]["env"]}
     named |= {"PATH": path, "PYTHONPATH": str(plugin)}
     done = subprocess.run(
-        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=300
+        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "mamba.gdn-prefill-graph" in done.stdout
@@ -222,7 +222,7 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     assert list(plugin.glob("*.dist-info/entry_points.txt"))
     named["SGLANG_PERF_PATCHES"] = "mlx.merged-cache"  # absent here, and named in full
     done = subprocess.run(
-        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=300
+        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 1
 

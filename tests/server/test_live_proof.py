@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 _REQUESTS = workload(4)
-_PATIENCE_S = 90
+_PATIENCE_S = 300
 _MANY = ("--dp-size", "2", "--tokenizer-worker-num", "2")
 
 Process = dict[str, Any]
@@ -302,9 +302,20 @@ def _install_exporter(environment: Environment, folder: Path) -> None:
 
 def _metrics(running: Server) -> list[str]:
     """The lines of the server's ``/metrics`` that are ours, once they are up to date."""
-    time.sleep(3)
-    with urllib.request.urlopen(f"{running.url}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
+    lines: list[str] = []
+
+    def have_what_ran() -> bool:
+        with urllib.request.urlopen(f"{running.url}/metrics", timeout=600) as response:
+            lines[:] = response.read().decode().splitlines()
+        ran = [
+            f'ran{{patch="{patch["id"]}",pid="{process["pid"]}"}} 1.0'
+            for process in processes(running)
+            for patch in process["patches"]
+            if patch["ran"]
+        ]
+        return all(f"sglang_perf_patches_{series}" in lines for series in ran)
+
+    _wait_for(have_what_ran)
     return [line for line in lines if line.startswith("sglang_perf_patches")]
 
 

@@ -132,7 +132,7 @@ def _leave() -> str:
 
 
 def _wait() -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while engine.report() is not None:
         assert time.monotonic() < deadline, engine.report()
         time.sleep(0.02)

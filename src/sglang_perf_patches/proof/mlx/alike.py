@@ -97,6 +97,7 @@ def near(
     play: Callable[[], Sequence[tuple[Any, Sequence[mx.array]]]],
     part: float,
     *,
+    beside: Sequence[str] = (),
     ran: bool | None = True,
 ) -> None:
     """Play on stock, then patched, for a patch whose shapes select other kernels on a GPU.
@@ -107,6 +108,7 @@ def near(
         play: plays it with what is live, and gives results and logits of each input.
         part: of the largest logit, by which others may differ there. On a CPU the results must be
             equal by bits.
+        beside: see `comparing.live`.
         ran: see `comparing.live`.
 
     Raises:
@@ -114,7 +116,7 @@ def near(
         Missing: as `where_stock_repeats`.
     """
     expected = play()
-    with live(patch, ran=ran):
+    with live(patch, beside=beside, ran=ran):
         actual = play()
     with where_stock_repeats(model, lambda: [results for results, _ in play()]):
         if on_cpu():

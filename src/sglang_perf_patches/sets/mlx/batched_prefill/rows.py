@@ -44,8 +44,13 @@ class Row:
         return self.logits
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
-        """Whether a call of the model, for this request, asks for what was computed."""
-        return bool(input_ids.shape == (1, self.tokens) and cache[0].offset == self.prefix)
+        """Whether a call of the model, for this request, asks for what was computed.
+
+        A row holds its prefix too. Only an empty cache or one that reads the pool takes that; one
+        that holds the prefix already, as of an earlier turn, would hold it twice.
+        """
+        asked = input_ids.shape == (1, self.tokens) and cache[0].offset == self.prefix
+        return bool(asked and (not self.prefix or hasattr(cache[0], "_full_keys")))
 
     def is_near(self, alone: Row, core: Any, part: float) -> bool:
         """Whether logits and KV differ from another row's by a part of its largest at most."""

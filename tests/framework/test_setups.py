@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.model import setups
+from sglang_perf_patches.model import setups, uses
 
 FIELDS = sorted(name for name in setups.FEATURES._named if name.isidentifier())
 OLD = f"""
@@ -100,6 +100,19 @@ from sglang_perf_patches.live import engine
 def proven(patch, *features):
     return dataclasses.replace(patch, proven_with=dict.fromkeys(features, "a check"))
 
+def only(patch, *uses):
+    return dataclasses.replace(patch, only_with=uses)
+
+class Model:
+    def __init__(self, architecture="MHA", states=False, **text):
+        class Arch:
+            name = architecture
+        kind = type("Text", (), {"mamba2_cache_params": None} if states else {})
+        self.hf_text_config = kind()
+        vars(self.hf_text_config).update(text)
+        self.hf_config = type("Whole", (), {})()
+        self.attention_arch, self.is_hybrid_swa = Arch, False
+
 def state(patch="one.step"):
     found = ours.activate().of(patch)
     return found.state, found.reason
@@ -136,7 +149,7 @@ arguments.publish(arguments.ServerArgs(page_size=64, enable_lora=True))
 # At once: the reply below asks for no look.
 assert engine.report().of("one.step").state == "gated"
 assert a.Worker().step(1) == 20
-assert state() == ("gated", "LoRA is on, and it was not proven with that")
+assert state() == ("gated", "LoRA is on (--enable-lora), and it was not proven with that")
 assert state("one.ten") == state("two.helper") == ("live", "")
 arguments.publish(arguments.ServerArgs())
 assert state()[0] == "gated", "for good: what it has done so far is stock's"
@@ -159,7 +172,7 @@ def step(patching):
 throwaway_installs.step = step
 ours.activate("all")
 import sglang.srt.a as a
-assert state() == ("gated", "LoRA is on, and it was not proven with that"), state()
+assert state() == ("gated", "LoRA is on (--enable-lora), and it was not proven with that"), state()
 assert a.Worker().step(1) == 2
 """
     )
@@ -213,7 +226,8 @@ if "sglang.srt.runtime_context" in sys.modules:
     context = sys.modules["sglang.srt.runtime_context"].get_context()
     assert state() == ("live", ""), "what was given does not count where a group has it"
     context.groups["all"].inner.kv_cache_dtype = "fp8_e4m3"
-assert state() == ("gated", "the KV cache is quantised, and it was not proven with that")
+reason = "the KV cache is quantised (--kv-cache-dtype), and it was not proven with that"
+assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
 """
     )
@@ -318,7 +332,7 @@ assert seen == [("live", "")] * 2, seen
 assert state() == ("live", ""), state()
 arguments.publish(arguments.ServerArgs(enable_lora=True))
 assert seen == [("live", "")] * 3, seen
-assert state() == ("gated", "LoRA is on, and it was not proven with that")
+assert state() == ("gated", "LoRA is on (--enable-lora), and it was not proven with that")
 """
     )
 
@@ -370,6 +384,113 @@ ours.activate("all")
 assert state("one.ten")[0] == "superseded" and a.Worker().step(1) == 102
 arguments.publish(arguments.ServerArgs(enable_lora=True))
 assert state("one.ten") == ("live", "") and a.Worker().step(1) == 20
+"""
+    )
+
+
+def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
+    """Not gated either, though it was not proven with what is on."""
+    server.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+use(only(proven(STEP), "speculation"), only(TEN, "speculation"), HELPER)
+ours.activate("all")
+assert state() == ("live", "") and a.Worker().step(1) == 1020
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+assert engine.report().of("one.step").state == "not needed"
+assert state() == state("one.ten") == ("not needed", "speculation is off")
+assert state("two.helper") == ("live", "") and a.Worker().step(1) == 2
+arguments.publish(arguments.ServerArgs(speculative_algorithm="EAGLE"))
+assert state()[0] == "gated" and "EAGLE" in state()[1], "with a use it is like any other"
+assert state("one.ten") == ("live", "") and a.Worker().step(1) == 20
+arguments.publish(arguments.ServerArgs())
+assert state("one.ten") == ("live", ""), "a draft's own arguments take nothing away again"
+ours.deactivate()
+assert a.Worker().step(1) == 2
+"""
+    )
+
+
+def test_not_needed_though_its_modules_are_never_imported(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import os
+use(only(STEP, "mlx"))
+ours.activate("all")
+assert state()[0] == "pending"
+import sglang.srt.server_args as arguments
+arguments.publish(arguments.ServerArgs())
+assert state() == ("not needed", "MLX is off (SGLANG_USE_MLX)"), state()
+os.environ["SGLANG_USE_MLX"] = "1"
+import sglang.srt.a as a
+assert state() == ("live", "") and a.Worker().step(1) == 102
+"""
+    )
+
+
+def test_a_patch_that_needs_one_that_is_not_needed_is_not_either(server: Throwaway) -> None:
+    server.run(
+        HEAD
+        + """
+import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
+both = dataclasses.replace(BOTH, requires=("one.step",))
+use(only(STEP, "decode-server"), both)
+ours.activate("all")
+assert state("two.both") == ("live", "")
+arguments.publish(arguments.ServerArgs(disaggregation_mode="prefill"))
+assert state("two.both") == ("not needed", "it needs one.step, which is not needed")
+assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
+arguments.publish(arguments.ServerArgs(disaggregation_mode="decode"))
+assert state() == state("two.both") == ("live", "")
+"""
+    )
+
+
+USES = {
+    "mlx": ({}, {}),
+    "speculation": ({}, {"speculative_algorithm": "EAGLE"}),
+    "decode-server": ({"disaggregation_mode": "prefill"}, {"disaggregation_mode": "decode"}),
+    "prefills": ({"disaggregation_mode": "decode"}, {"disaggregation_mode": "null"}),
+    "prefix-cache": ({"disable_radix_cache": True}, {"disable_radix_cache": False}),
+    "one-token-pages": ({"page_size": 64}, {"page_size": 1}),
+    "host-cache": ({}, {"enable_hierarchical_cache": True}),
+    "mla": ("Model()", "Model('MLA')"),
+    "states": ("Model()", "Model(states=True)"),
+    "windows": ("Model(sliding_window=None, layer_types=['full'])", "Model(sliding_window=8)"),
+}
+"""Use → a server that is known to lack it, and one that has it; a text stands for its model."""
+
+
+def test_each_use_is_read(server: Throwaway) -> None:
+    assert set(USES) == {use.name for use in uses.USES}
+    server.run(
+        HEAD
+        + f"USES = {USES!r}"
+        + """
+import os
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+def publish(given):
+    made = arguments.ServerArgs(**({} if isinstance(given, str) else given))
+    if isinstance(given, str):
+        setattr(made, "_model_config", eval(given))
+    arguments.publish(made)
+for name, (without, having) in USES.items():
+    use(only(STEP, name))
+    publish(without)
+    ours.activate("all")
+    assert state()[0] == "not needed" and a.Worker().step(1) == 2, (name, state())
+    if name == "mlx":
+        os.environ["SGLANG_USE_MLX"] = "true"
+    publish(having)
+    assert state() == ("live", "") and a.Worker().step(1) == 102, (name, state())
+    ours.deactivate()
+    if name in {"mla", "states", "windows"}:
+        ours.activate("all")
+        publish({})
+        assert state() == ("live", ""), "nobody says what the model is"
+        ours.deactivate()
 """
     )
 

@@ -32,6 +32,8 @@ from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 from sglang_perf_patches.proof import stock, worker  # noqa: E402
 
+FEATURES.uses = ()  # the server that is published here is none that the patches are for
+
 OWN = ("pages", "draft-trees", "tracked-states")
 """What cases have on by themselves, of several sizes or with a model that has it."""
 

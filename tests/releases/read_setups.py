@@ -1,8 +1,8 @@
 """Publish servers as a release does, and say what is read of each: ``python read_setups.py``.
 
 The release is on PYTHONPATH. Prints one JSON line a server: its ``name``; the features that are
-``on``, and how often the publication was ``seen``; or, where the release refuses its arguments,
-``refused`` and why.
+``on``; the uses that it is known to be ``having`` and ``lacking``; and how often the publication
+was ``seen``; or, where the release refuses its arguments, ``refused`` and why.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
             server_args.set_global_server_args_for_scheduler(arguments)
     except (Exception, SystemExit) as error:
         return {"refused": f"{type(error).__name__}: {error}"[:200]}
-    return {"on": FEATURES.of(published.published()), "seen": len(_seen)}
+    setup = FEATURES.setup(published.published())
+    about = {"on": dict(setup.on), "lacking": sorted(setup.lacking), "having": sorted(setup.having)}
+    return {**about, "seen": len(_seen)}
 
 
 def fields(kind: Any) -> set[str]:

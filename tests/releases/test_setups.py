@@ -71,7 +71,13 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     answers = released.answers(released.tree(release), SCRIPT)
     by_name: dict[str, Any] = {line["name"]: line for line in answers}
     assert {line["seen"] for line in by_name.values() if "on" in line} == {1}
-    assert by_name.pop("plain")["on"] == {}
+    plain = by_name.pop("plain")
+    assert plain["on"] == {}
+    # A small dense model; from its memory of the model the release answers.
+    assert plain["having"] == ["one-token-pages", "prefills", "prefix-cache"]
+    assert set(plain["lacking"]) == {use.name for use in setups.FEATURES.uses} - set(
+        plain["having"]
+    )
     spelled = by_name.pop("--attn-dp-size")
     assert "absent" in spelled or "dp-attention" in spelled["on"], spelled
     assert ("absent" in spelled) == ("attn_dp_size" not in arguments(release))
@@ -95,3 +101,4 @@ def test_every_patch_declares_what_it_was_proven_with() -> None:
         assert patch.proven_with is not None, patch.id
         assert set(patch.proven_with) <= known, patch.id
         assert all(patch.proven_with.values()), f"{patch.id}: a feature without its check"
+        assert set(patch.only_with) <= {use.name for use in setups.FEATURES.uses}, patch.id

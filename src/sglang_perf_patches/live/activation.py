@@ -316,7 +316,7 @@ class Activation:
         """Take off what a plugin is about to replace, so that it meets stock's object."""
         for member in self._roster.working():
             for reference, whose in to_be_replaced(member.variant, registry):
-                if member.state in WORKING and member.end is None:
+                if member.state in WORKING - {"not needed"} and member.end is None:
                     self._removal.lose(member, "conflict", f"{reference} is replaced by {whose}")
 
     def _go_on(self) -> None:

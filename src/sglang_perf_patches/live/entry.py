@@ -73,9 +73,9 @@ class Entry:
             if state not in SERVING:
                 self._removal.lose(member, "failed", f"it needs {needed}, which is {state}")
                 return
-        unproven = self._gatekeeper.reason(member)
-        if unproven is not None:
-            self._notices.set_status(member, "gated", unproven)
+        ruled = self._gatekeeper.ruling(member)
+        if ruled is not None:
+            self._notices.set_status(member, *ruled)
             return
         try:
             wrappers, changes = self._prepare(member)

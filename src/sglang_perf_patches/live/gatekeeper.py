@@ -1,4 +1,6 @@
-"""Keeping patches off servers with features that they were not proven with.
+"""Keeping patches off servers that do not need them, or with features nobody proved them with.
+
+The rule is `model.ruling`.
 
 It asks when a patch is to go live, after each publication of the server's arguments, and at each
 look, as some are resolved later. So no patch asks by itself, and none pays for it.
@@ -6,9 +8,11 @@ look, as some are resolved later. So no patch asks by itself, and none pays for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
-from ..model.feature import Features, unproven
+from ..model.feature import Features, Setup
+from ..model.ruling import Ruling, ruling
 from .board import Board
 from .imports import Imports
 from .member import Member
@@ -18,7 +22,7 @@ from .roster import Roster
 
 
 class Gatekeeper:
-    """Gates patches, for good, in set-ups that they were not proven with."""
+    """Gates patches, for good, in set-ups that they were not proven with, or need not be in."""
 
     def __init__(
         self,
@@ -32,11 +36,12 @@ class Gatekeeper:
         self._features = features
         self._roster = roster
         self._removal = removal
+        self._had: frozenset[str] = frozenset()
         self._watch = Watch(board, on_publication)
 
     def watch(self, imports: Imports) -> None:
         """Wait for what publishes, and see publications from then on; may be repeated."""
-        if any(member.patch.proven_with is not None for member in self._roster.working()):
+        if any(self._is_ruled(member) for member in self._roster.working()):
             imports.wait_for(MODULES)
             self._watch.begin(imports)
 
@@ -45,38 +50,48 @@ class Gatekeeper:
         self._watch.leave()
 
     def act(self) -> None:
-        """Have each patch end that was not proven with what the server has on.
+        """Have each patch end that is not needed or not proven on this server.
+
+        A server that turns out to have what a patch is for gets it back.
 
         While it is being published, in whatever thread, nothing can be said: `act` is called then.
         """
         if self._watch.publishing:
             return
-        on: Mapping[str, str] | None = None
+        setup: Setup | None = None
         for member in self._roster.working():
-            if member.patch.proven_with is None or member.end is not None:
+            if not self._is_ruled(member) or member.end is not None:
                 continue
             if member.state == "gated" and not self._roster.is_on(member):
                 continue
-            on = self._features.of(published()) if on is None else on
-            reason = self._reason(member, on)
-            if reason is not None:
-                self._removal.lose(member, "gated", reason)
+            setup = self._setup() if setup is None else setup
+            ruled = self._rule(member, setup)
+            if member.state == "not needed":
+                if ruled is None or ruled[0] != "not needed":
+                    self._removal.revive(member)
+            elif ruled is not None:
+                self._removal.lose(member, *ruled)
 
-    def reason(self, member: Member) -> str | None:
+    def ruling(self, member: Member) -> Ruling | None:
         """Why a patch may not go live here; None if it may."""
-        if member.patch.proven_with is None or self._watch.publishing:
+        if not self._is_ruled(member) or self._watch.publishing:
             return None
-        return self._reason(member, self._features.of(published()))
+        return self._rule(member, self._setup())
 
-    def _reason(self, member: Member, on: Mapping[str, str]) -> str | None:
-        for patch in (
-            member.patch,
-            *(self._roster[needed].patch for needed in self._acting(member)),
-        ):
-            reason = unproven(patch.proven_with, on) if patch.proven_with is not None else None
-            if reason is not None:
-                return reason if patch is member.patch else f"it needs {patch.id}: {reason}"
-        return None
+    def _is_ruled(self, member: Member) -> bool:
+        has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
+        return has_rule or member.state == "not needed"  # one that it requires is not
+
+    def _setup(self) -> Setup:
+        """The server; what it once had it has: a draft's arguments are published in between."""
+        setup = self._features.setup(published())
+        self._had |= setup.having
+        lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
+        return replace(setup, lacking=lacking)
+
+    def _rule(self, member: Member, setup: Setup) -> Ruling | None:
+        acting = [self._roster[needed].patch for needed in self._acting(member)]
+        return ruling(member.patch, acting, setup)
 
     def _acting(self, member: Member) -> list[str]:
         """The patches that it needs and that upstream does not have built in."""

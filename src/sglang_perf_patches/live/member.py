@@ -16,8 +16,8 @@ from .swap import Slot
 logger = logging.getLogger("sglang_perf_patches")
 
 WAITING = frozenset({"pending", "superseded"})
-WORKING = frozenset({"live", "pending", "gated"})
-SERVING = frozenset({"live", "pending", "built-in", "superseded", "gated"})
+WORKING = frozenset({"live", "pending", "gated", "not needed"})
+SERVING = frozenset({"live", "pending", "built-in", "superseded", "gated", "not needed"})
 """States that satisfy a requirement."""
 
 

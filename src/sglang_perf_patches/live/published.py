@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..model.feature import MISSING, Server
+from . import model_config
 from .board import Board
 from .identity import raw
 from .imports import Imports, is_loaded
@@ -43,11 +45,19 @@ class Published:
         self._context = context
 
     def read(self, name: str) -> Any:
-        """As `model.feature.Server.read`; also ``is_…`` of ``sglang.srt.utils``."""
+        """As `model.feature.Server.read`.
+
+        Also ``is_…`` of ``sglang.srt.utils``, ``model.…`` (`model_config`), and, in capitals, the
+        environment.
+        """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
         if self._arguments is None:
             return MISSING
+        if name.isupper():
+            return os.environ.get(name)
+        if name.startswith("model."):
+            return model_config.read(self._arguments, name.partition(".")[2])
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)

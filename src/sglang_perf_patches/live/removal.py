@@ -15,6 +15,9 @@ from .member import WAITING, WORKING, Member
 from .notices import Notices
 from .roster import Roster, with_dependents
 
+_RULED = frozenset({"gated", "not needed"})
+"""States that are no fault of a patch."""
+
 
 @dataclass(eq=False)
 class Removal:
@@ -30,6 +33,10 @@ class Removal:
             self.go_on()
         else:
             self._end({member: (state, reason)})
+
+    def revive(self, member: Member) -> None:
+        """Let a patch wait again that turned out to be needed."""
+        self._notices.set_status(member, "pending", "")
 
     def end_all(self, state: State, reason: str, *, whatever: bool) -> None:
         """Have every patch end so; to be taken off by the next `go_on`.
@@ -94,12 +101,12 @@ class Removal:
         for member, (state, reason) in ends.items():
             member.end = None
             self._notices.set_status(member, state, reason)
-            if state not in {"off", "gated"}:
+            if state not in _RULED | {"off"}:
                 self._notices.complain(member)
         for member, (state, _) in ends.items():
             for other in self._roster.working():
                 if member.patch.id in other.patch.requires:
-                    so: State = "gated" if state == "gated" else "failed"
+                    so: State = state if state in _RULED else "failed"
                     self.lose(other, so, f"it needs {member.patch.id}, which is {state}")
 
 

@@ -115,6 +115,8 @@ class Patch:
             live, this one stays out.
         proven_with: feature of a server (see `model.setups`) → the check that plays the patch with
             it. With any other feature on the patch is gated. None: no server gates it.
+        only_with: what the patch is for (see `model.uses`). On a server that is known to
+            lack one of these the patch is not needed (see `model.ruling`).
     """
 
     id: str
@@ -131,6 +133,7 @@ class Patch:
     requires: tuple[str, ...] = ()
     superseded_by: tuple[str, ...] = ()
     proven_with: Mapping[str, str] | None = None
+    only_with: tuple[str, ...] = ()
 
     @property
     def is_default(self) -> bool:

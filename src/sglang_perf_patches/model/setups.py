@@ -13,6 +13,7 @@ from typing import Any
 
 from .feature import NOTHING, Feature, Features
 from .immaterial import makes_no_difference
+from .uses import USES
 
 _ONE = (None, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")
@@ -412,5 +413,6 @@ FEATURES = Features(
         ),
     ),
     makes_no_difference,
+    USES,
 )
 """All that this project knows of. What nobody has classed is on where it is not as by default."""

@@ -12,6 +12,7 @@ State = Literal[
     "off",
     "superseded",
     "gated",
+    "not needed",
     "conflict",
     "failed",
     "built-in",

@@ -10,6 +10,7 @@ _STRONGEST_FIRST = (
     "failed",
     "conflict",
     "refused",
+    "not needed",
     "live",
     "gated",
     "pending",

@@ -30,6 +30,7 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
+    only_with=("states", "prefills"),
     proven_with=dict.fromkeys((*ALL, "hierarchical-cache"), "verify"),
     summary="capture gated-delta-net layers in the breakable prefill graph",
     worth=Worth(

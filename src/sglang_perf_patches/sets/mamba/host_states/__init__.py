@@ -48,6 +48,7 @@ def _variant(first: str, last: str, install: str) -> Variant:
 
 PATCH = Patch(
     id="mamba.host-states",
+    only_with=("states", "host-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel", "hierarchical-cache"), "verify"),
     kind="policy",
     summary="the host holds as many states as the KV there needs to be found again",

@@ -37,6 +37,7 @@ def _variant(
 
 PATCH = Patch(
     id="mamba.lightning-rows",
+    only_with=("states", "prefills"),
     proven_with=dict.fromkeys(ALL, "verify"),
     summary="select the tracked rows of a lightning-attention prefill on the host, once a forward",
     worth=Worth(

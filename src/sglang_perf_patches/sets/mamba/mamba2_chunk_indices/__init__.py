@@ -22,6 +22,7 @@ def _variant(releases: tuple[str, ...], install: str) -> Variant:
 
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
+    only_with=("states", "prefills"),
     proven_with=dict.fromkeys(ALL, "verify"),
     summary="compute Mamba2's logical chunks on the host, without a sync",
     worth=Worth(

@@ -80,6 +80,7 @@ _GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 PATCH = Patch(
     id="mamba.slot-exhaustion",
     # Whoever comes before another is played by nobody, nor who decodes in a prefill.
+    only_with=("states", "prefix-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel"), "verify"),
     summary="a request that finds no slot for its state waits, where stock's scheduler dies",
     worth=Worth(

@@ -19,6 +19,7 @@ FLA = f"{ATTENTION}.fla"
 
 PATCH = Patch(
     id="mamba.zero-sync",
+    only_with=("states", "prefills"),
     proven_with=dict.fromkeys((*ALL, "mixed-chunks", "no-radix-cache"), "verify"),
     summary="build a prefill's mamba metadata from the host's lists, without a sync",
     worth=Worth("c", "sgl-project/sglang#20522"),

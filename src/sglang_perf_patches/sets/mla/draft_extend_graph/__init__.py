@@ -34,6 +34,7 @@ def _variant(first: str, last: str, install: str, *targets: str) -> Variant:
 
 PATCH = Patch(
     id="mla.draft-extend-graph",
+    only_with=("speculation",),
     proven_with=dict.fromkeys((*SPECULATION, "forward-metrics"), "verify"),
     kind="policy",
     summary="FlashAttention's draft-extend is replayed from a graph instead of launched eagerly",

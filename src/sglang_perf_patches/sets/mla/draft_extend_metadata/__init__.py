@@ -7,6 +7,7 @@ from ..references import EXTEND_GRAPH, EXTEND_KERNEL, FLASH_MODULE, RUNNER
 
 PATCH = Patch(
     id="mla.draft-extend-metadata",
+    only_with=("speculation",),
     proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
     summary="the graph of FlashAttention's draft-extend builds its metadata once, not twice",
     worth=Worth(

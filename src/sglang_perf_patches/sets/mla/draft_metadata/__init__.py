@@ -45,6 +45,7 @@ def _out_graph(first: str, last: str, *heirs: str) -> Variant:
 
 PATCH = Patch(
     id="mla.draft-metadata",
+    only_with=("speculation", "mla"),
     proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
     summary="the TRT-LLM MLA draft prepares what its kernel reads, once for all steps",
     worth=Worth("c", "sgl-project/sglang#26241"),

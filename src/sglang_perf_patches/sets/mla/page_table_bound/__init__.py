@@ -37,6 +37,7 @@ def _variant(
 
 PATCH = Patch(
     id="mla.page-table-bound",
+    only_with=("speculation",),
     proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
     summary="FlashAttention's page tables have room for a speculative step at the context limit",
     worth=Worth("b", "a server near its context limit dies of an illegal memory access in stock"),

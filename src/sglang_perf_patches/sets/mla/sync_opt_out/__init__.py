@@ -80,6 +80,7 @@ def _variant(first: str, last: str, install: str, *depends: str) -> Variant:
 
 PATCH = Patch(
     id="mla.sync-opt-out",
+    only_with=("speculation",),
     proven_with=dict.fromkeys(METADATA, "verify"),
     summary="no wait for sequence lengths that no backend of a speculative step reads",
     worth=Worth("c", "sgl-project/sglang#26824"),

@@ -13,6 +13,7 @@ FORWARD = f"{RUNNER}._forward_lazy_token"
 
 PATCH = Patch(
     id="mlx.batched-prefill",
+    only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     kind="policy",
     summary="prompts of like length that wait together are computed together",

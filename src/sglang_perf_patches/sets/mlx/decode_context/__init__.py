@@ -6,6 +6,7 @@ from ..references import BATCHED_DECODE, CORE, USERS, WRAPPER
 
 PATCH = Patch(
     id="mlx.decode-context",
+    only_with=("mlx",),
     proven_with=ANY | WITHOUT_CACHE,
     summary=(
         "for one unreleased commit only, and without gain: arrays of the sequence lengths are "

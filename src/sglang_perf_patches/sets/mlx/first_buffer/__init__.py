@@ -42,6 +42,7 @@ def _variant(first: str, last: str, install: str, cache: str, *, grows: bool = T
 
 PATCH = Patch(
     id="mlx.first-buffer",
+    only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     summary="a request's buffers start with room for its prompt, not for 4096 tokens",
     worth=Worth(

@@ -41,6 +41,7 @@ def _variant(first: str, last: str, install: str, cache: str, *targets: str, not
 
 PATCH = Patch(
     id="mlx.kv-arena",
+    only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     summary="a batch's KV stays in one buffer per layer across decode steps",
     worth=Worth(

@@ -23,6 +23,7 @@ def _variant(first: str, last: str, install: str, *starts: str, note: str = "") 
 
 PATCH = Patch(
     id="mlx.last-row",
+    only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     summary="prefill runs the model's head for the last position only",
     worth=Worth(

@@ -7,6 +7,7 @@ from ..references import BATCHED_DECODE, USERS
 
 PATCH = Patch(
     id="mlx.length-groups",
+    only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     kind="policy",
     summary="short requests are not padded to the length of a long one beside them",

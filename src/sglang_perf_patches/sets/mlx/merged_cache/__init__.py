@@ -11,6 +11,7 @@ EXTRACT = f"{MLX}.model_runner:_extract_kv_cache"
 PATCH = Patch(
     id="mlx.merged-cache",
     # Without mixed chunks 0.5.10 loses requests that decode; with a radix cache it is wrong.
+    only_with=("mlx",),
     proven_with=ANY | WITHOUT_CACHE | {"mixed-chunks": "tests/server/test_live_proof.py"},
     summary="the merged cache of a batch is kept across decode steps",
     worth=Worth(

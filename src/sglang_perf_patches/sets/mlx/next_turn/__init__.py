@@ -48,6 +48,7 @@ _WINDOWS = "also with a sliding window, where stock prefills the whole conversat
 PATCH = Patch(
     id="mlx.next-turn",
     # Without the radix cache no prompt continues a turn.
+    only_with=("mlx",),
     proven_with=ANY | SAMPLING,
     kind="policy",
     summary="a finished request's caches wait for the next turn of its conversation",

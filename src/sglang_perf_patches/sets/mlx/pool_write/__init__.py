@@ -34,6 +34,7 @@ def _variant(first: str, last: str, install: str, pool: str, *depends: str) -> V
 
 PATCH = Patch(
     id="mlx.pool-write",
+    only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     summary="the radix cache's pool gets a copy of a request's tokens, and keeps no buffers alive",
     worth=Worth(

@@ -7,6 +7,7 @@ from ..references import BATCH, COMMON, EVICT_WINDOWS, EVICTS, REQUEST
 
 PATCH = Patch(
     id="swa.evict-before-retract",
+    only_with=("windows",),
     proven_with=DECODING | DRAFTS,
     kind="policy",
     summary="KV behind the window is freed before a running request is retracted",

@@ -42,6 +42,7 @@ def _component(full: str, tree_component: str, mamba: str) -> tuple[str, ...]:
 
 PATCH = Patch(
     id="swa.eviction-heap",
+    only_with=("prefix-cache",),
     proven_with=PREFIXES,
     summary="an eviction asks a heap of leaves that lives on, where stock makes one of all leaves",
     worth=Worth(

@@ -14,6 +14,7 @@ _DECODES = (
 
 PATCH = Patch(
     id="swa.idle-admission",
+    only_with=("windows", "decode-server"),
     proven_with=DECODING | TREES,
     summary="an idle server admits a request that fits its sliding-window pool",
     worth=Worth("b", "requests that fit an idle decode server's pool are never answered in stock"),

@@ -73,6 +73,7 @@ def _variant(first: str, last: str, install: str, allocates: str, *copies: str) 
 
 PATCH = Patch(
     id="swa.page-size-1",
+    only_with=("windows", "decode-server", "one-token-pages"),
     proven_with=DECODING | RANKS | TREES,
     summary="at page size 1, a request in transfer holds sliding-window KV for its window alone",
     worth=Worth(

@@ -11,6 +11,7 @@ CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
 PATCH = Patch(
     id="swa.pool-ratio",
     # What stock calls no window pool may be one that `swa.window-pool` gives.
+    only_with=("windows",),
     proven_with=BESIDE | dict.fromkeys(("pages", "no-radix-cache", "no-window-pool"), "verify"),
     kind="policy",
     summary="the sliding-window pool is sized by running requests and window",

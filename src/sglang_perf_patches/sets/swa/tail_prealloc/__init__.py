@@ -51,6 +51,7 @@ def _fixes(releases: tuple[str, ...], install: str, note: str, *targets: str) ->
 PATCH = Patch(
     id="swa.tail-prealloc",
     # Up to 0.5.11 it leaves pipelines to stock by itself.
+    only_with=("windows", "decode-server"),
     proven_with=DECODING | RANKS | TREES,
     summary="a request in transfer holds sliding-window KV for its window, not for its prompt",
     worth=Worth("c", "sgl-project/sglang#24857"),

@@ -97,8 +97,8 @@ def _install_capacity(patching: Patching) -> None:
                 self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 bound = signature.bind(self, *args, **kwargs).arguments
                 leaving.keep_limit(self, bound["max_total_num_tokens"], self.max_total_num_tokens)
-            else:
-                patching.gate(unserved(self) or "the page size is 1")
+            elif (reason := unserved(self)) is not None:
+                patching.gate(reason)
 
         return __init__
 

@@ -15,6 +15,7 @@ _CHANGED = of(
 
 PATCH = Patch(
     id="swa.window-bounded-admission",
+    only_with=("windows", "decode-server"),
     proven_with=DECODING,
     kind="policy",
     summary="admission counts a request by what its window lets it hold",

@@ -43,6 +43,7 @@ def _variant(first: str, last: str, install: str) -> Variant:
 
 PATCH = Patch(
     id="swa.window-metadata",
+    only_with=("windows",),
     proven_with=WINDOWS,
     summary="Triton attention's windows are translated without the host's waiting for their length",
     worth=Worth(

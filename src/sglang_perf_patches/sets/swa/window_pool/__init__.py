@@ -37,6 +37,7 @@ _BACKENDS = (
 
 PATCH = Patch(
     id="swa.window-pool",
+    only_with=("windows",),
     proven_with=POOLED,
     kind="policy",
     summary="Gemma 2 and 3, EXAONE 4 and Olmo 3 get a window pool, for text",

@@ -1,0 +1,50 @@
+"""What a server's set-up means for a patch: one rule, in a server and before its boot.
+
+A running server asks it after each publication of its arguments (`live.gatekeeper`). A question
+before boot asks the same, for arguments that the release has resolved and published:
+
+    setup = setups.FEATURES.setup(published())        # or any other `feature.Server`
+    ruling(patch, needed, setup)                      # ("gated", "tensor parallelism is on …")
+
+The words are those of `state.State`: ``not needed`` and ``gated``. None means that the set-up lets
+the patch go live; what its own code asks when it is installed or called may still gate it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from .feature import Setup, unproven
+from .patch import Patch
+
+Ruling = tuple[Literal["not needed", "gated"], str]
+"""A state, and why."""
+
+
+def ruling(patch: Patch, needed: Iterable[Patch], setup: Setup) -> Ruling | None:
+    """Why a patch does not go live on a server; None if it may.
+
+    A patch is ``not needed`` if the server is known to lack something that the patch is for
+    (`Patch.only_with`): MLX, speculation, a model with windows or states. That comes first, because
+    then a feature that nobody tested makes no difference. Else it is ``gated`` if the server has a
+    feature on that the patch was not proven with (`Patch.proven_with`).
+
+    Args:
+        patch: its declaration.
+        needed: the patches that it requires and that apply there, so act with it.
+        setup: the server, as `feature.Features.setup` reads it.
+    """
+    for each in (patch, *needed):
+        lacking = next((setup.lacking[use] for use in each.only_with if use in setup.lacking), None)
+        if lacking is not None:
+            return "not needed", _whose(each, patch) + lacking
+    for each in (patch, *needed):
+        reason = unproven(each.proven_with, setup.on) if each.proven_with is not None else None
+        if reason is not None:
+            return "gated", _whose(each, patch) + reason
+    return None
+
+
+def _whose(each: Patch, patch: Patch) -> str:
+    return "" if each is patch else f"it needs {each.id}: "

@@ -1,0 +1,62 @@
+"""What patches may be for: a server that lacks it does not need them (`Patch.only_with`).
+
+A use is not a feature (`setups`): a feature gates the patches that were not tested with it, and the
+absence of a use makes a patch ``not needed``. `ruling` has the rule for both.
+"""
+
+from __future__ import annotations
+
+from .feature import NOTHING, Use
+
+USES = (
+    Use(
+        name="mlx",
+        lacking="MLX is off (SGLANG_USE_MLX)",
+        off={"SGLANG_USE_MLX": (None, False, "0", "false", "no", "n")},
+    ),
+    Use(
+        name="speculation",
+        lacking="speculation is off",
+        off={"speculative_algorithm": NOTHING, "decoupled_spec_role": NOTHING},
+    ),
+    Use(name="mla", lacking="the model has no MLA", off={"model.has_mla": NOTHING}),
+    Use(
+        name="states",
+        lacking="the model has no recurrent states",
+        off={"model.has_states": NOTHING},
+    ),
+    Use(
+        name="windows",
+        lacking="the model has no sliding windows",
+        off={"model.has_windows": NOTHING},
+    ),
+    Use(
+        name="decode-server",
+        lacking="the server is not a decode server",
+        off={"disaggregation_mode": (*NOTHING, "prefill"), "enable_pd_role_switch": NOTHING},
+    ),
+    Use(
+        name="prefills",
+        lacking="a decode server gets its prompts computed",
+        off={"disaggregation_mode": ("decode",), "enable_pd_role_switch": NOTHING},
+    ),
+    Use(
+        name="prefix-cache",
+        lacking="the radix cache is off",
+        on={"disable_radix_cache": NOTHING},
+    ),
+    Use(
+        name="one-token-pages",
+        lacking="a KV page has several tokens",
+        on={"page_size": (None, 1)},
+    ),
+    Use(
+        name="host-cache",
+        lacking="the hierarchical cache is off",
+        off={"enable_hierarchical_cache": NOTHING},
+    ),
+)
+"""What a patch may be for (`Patch.only_with`). A server that is known to lack it has no use for it.
+
+``model.…`` is what the release's ``ModelConfig`` answers (`live.model_config`).
+"""

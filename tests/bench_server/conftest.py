@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,3 +36,11 @@ def throwaway_of_server(tmp_path: Path) -> Throwaway:
     package.put("sglang/bench_serving.py", (here / "client.py").read_text())
     package.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
     return package
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ parser.add_argument("--pids")
 parser.add_argument("--behaviour", default="")
 parser.add_argument("--admin-api-key")
 parser.add_argument("--told-ms", type=int)
-given = parser.parse_args()
+given, _ = parser.parse_known_args()
 behaviours = given.behaviour.split(",")
 is_patched = os.environ["SGLANG_PERF_PATCHES"] != "none"
 
@@ -47,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.reply({})
         elif self.path == "/model_info":
-            self.reply({"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": True})
+            path = "https://bob:Zq7@hub/m" if "url-model" in behaviours else "tiny"
+            self.reply({"model_path": path, "tokenizer_path": "tiny", "is_generation": True})
         elif self.path == "/server_info":
             self.reply({"version": "1.0", "max_total_num_tokens": 4096})
         else:
@@ -89,6 +90,10 @@ import sglang.srt.a  # noqa: E402 - where a patch goes live
 worker = sglang.srt.a.Worker()
 if "crash-boot" in behaviours or ("crash-patched" in behaviours and is_patched):
     sys.exit("RuntimeError: no such model")
+with open(given.pids, encoding="utf-8") as file:
+    boots = len(file.readlines())
+if "tell-environment" in behaviours and boots % 4 == 0:
+    sys.exit(f"RuntimeError: bad token {os.environ['ONLY_HERE']}")
 if "deaf" in behaviours:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "family" in behaviours:

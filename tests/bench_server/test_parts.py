@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from sglang_perf_patches.bench.server import (
     outcome,
     patches,
     processes,
-    secrets,
     sides,
 )
 from sglang_perf_patches.bench.server import page as server_page
@@ -48,7 +46,7 @@ def test_a_port_is_taken_from_the_command_or_found() -> None:
 
 
 def test_a_script_must_say_where_its_server_answers() -> None:
-    with pytest.raises(UsageError, match=r"where will `sh start\.sh` answer"):
+    with pytest.raises(UsageError, match=r"where will `sh \.\.\.` answer"):
         command.read(["sh", "start.sh"])
     server = command.read(["sh", "start.sh"], "http://localhost:8000/")
     assert (server.command, server.url) == (("sh", "start.sh"), "http://localhost:8000")
@@ -57,7 +55,7 @@ def test_a_script_must_say_where_its_server_answers() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--port", "http"], "--port http: not a port"),
+        (["--port", "http"], "--port takes a number"),
         (["--ssl-certfile", "c"], "plain HTTP"),
         (["--disaggregation-mode", "decode"], "a decode server can't be measured alone"),
     ],
@@ -88,16 +86,16 @@ def test_the_order_favours_no_side() -> None:
 
 
 def test_a_side_has_variables_and_flags_of_its_own() -> None:
-    texts = ["SGLANG_PERF_PATCHES=none", "X=1 Y='2 3' --tp 2 --z=Q=1", None, "--w"]
+    texts = ["SGLANG_PERF_PATCHES=none", "X=1 Y='2 3' --tp 2 --z=Q=1", None, "--tp 4"]
     a, b, d = sides.described(texts, "mlx", LAUNCH)
     assert (a.selection, a.is_patched, a.needs_live) == ("none", False, False)
     assert (b.variables, b.flags) == ({"X": "1", "Y": "2 3"}, ("--tp", "2", "--z=Q=1"))
     assert (b.environment["SGLANG_PERF_PATCHES"], b.environment["Y"]) == ("mlx", "2 3")
-    assert (d.name, d.flags, d.needs_live) == ("d", ("--w",), False)
+    assert (d.name, d.flags, d.needs_live) == ("d", ("--tp", "4"), False)
     (_, named) = sides.described([None, "SGLANG_PERF_PATCHES=mla", None, None], "all", LAUNCH)
     assert (named.selection, named.needs_live) == ("mla", True)
     assert [side.said for side in (a, d, named)] == [
-        *("SGLANG_PERF_PATCHES=none", "--w", "SGLANG_PERF_PATCHES=mla")
+        *("SGLANG_PERF_PATCHES=none", "--tp 4", "SGLANG_PERF_PATCHES=mla")
     ]
 
 
@@ -105,7 +103,7 @@ def test_a_side_has_variables_and_flags_of_its_own() -> None:
     ("texts", "said"),
     [
         (["X=1", None, None, None], "give --b as well"),
-        ([None, "tp 2", None, None], "--b: tp is neither NAME=VALUE nor a flag"),
+        ([None, "tp 2", None, None], "--b: word 1 is neither NAME=VALUE nor a flag"),
         ([None, "X=1 --port 3", None, None], "--b: --port belongs to the command"),
         ([None, "'", None, None], "--b: No closing quotation"),
         (["X=1", "--y", "X=1", None], "--a and --c are the same server"),
@@ -124,18 +122,18 @@ def test_flags_do_not_go_to_the_end_of_a_script() -> None:
 
 
 def test_described_sides_are_named_everywhere() -> None:
-    a, b = sides.described([None, "--kv 'fp8'", None, None], "none", LAUNCH)
+    a, b = sides.described([None, "--dtype 'half'", None, None], "none", LAUNCH)
     described = made(sides=(a, b), live=[])
     assert outcome.conclusion(described).startswith("Better with b than with a: TPOT 30 % less")
     text = to_text(described)
-    assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --kv fp8" in text
+    assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --dtype half" in text
     assert re.search(r"^figure +unit +a +b +b is", text, re.MULTILINE)
     page = server_page.to_html(described, replace(described, sides=(a, replace(b, name="c"))))
     assert "<td data-label='side'>b</td>" in page
     assert "Better with c than with a" in page
     data = json.loads(outcome.to_json(described, described))
     assert [side["name"] for side in data["sides"]] == ["a", "b"]
-    assert data["more"][0]["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --kv fp8"
+    assert data["more"][0]["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --dtype half"
 
 
 def test_patches_of_both_sides_are_shown_by_side() -> None:
@@ -186,7 +184,7 @@ def made(**more: Any) -> Outcome:
         for turn in range(3)
     ]
     base = Outcome(
-        sglang="0.5.23 at /x",
+        sglang="0.5.23",
         machine={"processor": "one"},
         model="tiny",
         command="serve <tiny>",
@@ -287,61 +285,6 @@ def test_a_restless_machine_is_named() -> None:
     restless = {"throughput": noise.change([100.0, 150.0, 120.0], [140.0, 141.0, 139.0])}
     text = " ".join(to_text(made(changes=restless)).split())
     assert "Stock's own boots differ: throughput by 50 %." in text
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("serve --api-key k1 --port 1", "serve --api-key ... --port 1"),
-        ("serve --api-key=k1 'a b'", "serve --api-key=... 'a b'"),
-        ("serve --admin-api-key k1 --tp 2", "serve --admin-api-key ... --tp 2"),
-        ("env HF_TOKEN=hf_1 DB=x serve", "env HF_TOKEN=... DB=... serve"),
-        ("env SGLANG_USE_MLX=1 serve", "env SGLANG_USE_MLX=1 serve"),
-        ("env SGLANG_API_KEY=k1 serve", "env SGLANG_API_KEY=... serve"),
-        ("serve --redis-password a b --auth x", "serve --redis-password ... ... --auth ..."),
-        ("serve --tokenizer-path me/t --max-total-tokens 99", None),
-        ("serve --tokens k1 --skip-tokenizer-init", "serve --tokens ... --skip-tokenizer-init"),
-        ('serve --extra \'{"api_key": "k1"}\'', "serve --extra ..."),
-        ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
-        ("serve --model https://me:k1@host/m", "serve --model https://...@host/m"),
-        ("serve --url https://host/m?k=k1&x=1", "serve --url 'https://host/m?...'"),
-        ("serve --extra '{\"layers\": [2, true, null]}'", None),
-        ('serve --extra \'{"t": "k1"}\'', "serve --extra ..."),
-        ("serve --extra '{\"key\": 1}'", "serve --extra ..."),
-        ("curl -H 'X-Api-Key: k1'", "curl -H 'X-Api-Key: ...'"),
-        ("curl -H 'Authorization: Bearer k1 k2'", "curl -H 'Authorization: ...'"),
-        ("curl -u me:k1", "curl -u ..."),
-        ("serve hf_abcdefghijkl", "serve ..."),
-        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b 'X=... --admin-api-key ...'"),
-        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '--admin-api-key ... --tp 2'"),
-        ("bench --b 'SGLANG_X=1 --seed 2'", None),
-        ("bench --load '--seed 1' -- serve --speculative-eagle-topk 1", None),
-    ],
-)
-def test_secrets_are_not_shown(words: str, expected: str | None) -> None:
-    assert secrets.shown(shlex.split(words)) == (expected or words)
-
-
-def test_secrets_of_the_command_are_not_in_what_the_server_said_last() -> None:
-    words = ["serve", "--admin-api-key", "top-secret", "--port", "30000"]
-    line = secrets.without("ServerArgs(admin_api_key='top-secret', port=30000)", words)
-    assert line == "ServerArgs(admin_api_key='...', port=30000)"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        'serve --extra \'{"aws_secret": "top-secret"}\'',
-        "serve s3://me:top-secret@host/m",
-        "serve 'https://host/m?k=top-secret'",
-        "bash -c 'export A=1; export HF_TOKEN=top-secret; serve --redis-password other-one'",
-        'python -c \'os.environ["HF_TOKEN"] = "top-secret"\'',
-        "serve --admin-api-key 'top-secret two'",
-        "curl -H 'X-Api-Key: top-secret'",
-    ],
-)
-def test_nor_are_parts_of_what_is_hidden(words: str) -> None:
-    assert "top-secret" not in secrets.without("no such key: top-secret", shlex.split(words))
 
 
 def test_json_has_the_rule_and_the_conclusion() -> None:

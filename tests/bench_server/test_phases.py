@@ -18,14 +18,6 @@ pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for pro
 URL = "--url"
 
 
-@pytest.fixture
-def port() -> int:
-    """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def with_port(command: list[str], port: int) -> list[str]:
     return [*command, "--port", str(port)]
 
@@ -208,7 +200,7 @@ def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: in
         (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
         (("mlx",), {}, "choose patches with SGLANG_PERF_PATCHES"),
         (("--b", "SGLANG_PERF_PATCHES=frob"), {}, "unknown"),
-        (("--b", "frob"), {}, "--b: frob is neither NAME=VALUE nor a flag"),
+        (("--b", "frob"), {}, "--b: word 1 is neither NAME=VALUE nor a flag"),
         (("--a", "--disable-radix-cache"), {}, "give --b as well"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),
         (("--load", "'"), {}, "--load: No closing quotation"),
@@ -279,16 +271,6 @@ def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
     while bench.left() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert bench.left() == []
-
-
-def test_secrets_are_in_no_result(bench: Bench, port: int, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    command = with_port(bench.command("--turns", "1", "--json", "--html", str(page)), port)
-    at = command.index("--") + 1
-    command[at:at] = ["env", "HF_TOKEN=hf-is-private"]
-    done = bench.run([*command, "--admin-api-key", "key-is-private"])
-    assert data_of(done)["command"].endswith("--admin-api-key ...")  # type: ignore[attr-defined]
-    assert "is-private" not in done.stdout + done.stderr + page.read_text(encoding="utf-8")
 
 
 def test_a_second_signal_does_not_stop_the_ending(bench: Bench, port: int) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from throwaway import Throwaway
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import published, words
-from sglang_perf_patches.cli.flags import shown_flags
+from sglang_perf_patches.bench import vocabulary
+from sglang_perf_patches.bench.server.flags import shown_flags
+from sglang_perf_patches.cli import published
 from sglang_perf_patches.model.patch import by_id
 
 SERVER = """
@@ -149,16 +150,16 @@ def test_anything_in_the_wrong_place_is_no_error(value: Any) -> None:
     ],
 )
 def test_what_stays(text: str) -> None:
-    assert words.sentence(text) == text
+    assert vocabulary.sentence(text) == text
 
 
 def test_what_stays_of_a_refusal_and_of_an_error() -> None:
     (reference, *_) = by_id(sets.load())["mlx.kv-arena"].references()
     reason = f"{reference} is not the code we know: body changed (nearest known release: 0.5.22)"
-    assert words.sentence(reason) == (
+    assert vocabulary.sentence(reason) == (
         f"{reference} is not the code we know: body changed nearest known release: 0.5.22"
     )
-    assert words.sentence("ImportError: no secret7b here") == "ImportError: no hidden here"
+    assert vocabulary.sentence("ImportError: no secret7b here") == "ImportError: no hidden here"
 
 
 def test_why_a_bench_stopped_without_what_the_server_said() -> None:
@@ -172,13 +173,13 @@ def test_why_a_bench_stopped_without_what_the_server_said() -> None:
 
 
 def test_versions_and_machines() -> None:
-    assert [words.version(text) for text in ("0.5.10.post1", "2.9.1+cu128", "1.0+acme")] == [
+    assert [vocabulary.version(text) for text in ("0.5.10.post1", "2.9.1+cu128", "1.0+acme")] == [
         *("0.5.10.post1", "2.9.1+cu128", "1.0+hidden")
     ]
-    assert words.version("10.1.2.3") == "other"
-    assert words.gpus("NVIDIA H200, NVIDIA L40S-48C, Acme 1") == "H200, L40S, other"
-    assert words.processor("AMD EPYC 9654 96-Core Processor") == "AMD EPYC"
-    assert words.selection("all,-mla,mlx.kv-arena,acme") == "all,-mla,mlx.kv-arena,other"
+    assert vocabulary.version("10.1.2.3") == "other"
+    assert vocabulary.gpus("NVIDIA H200, NVIDIA L40S-48C, Acme 1") == "H200, L40S, other"
+    assert vocabulary.processor("AMD EPYC 9654 96-Core Processor") == "AMD EPYC"
+    assert vocabulary.selection("all,-mla,mlx.kv-arena,acme") == "all,-mla,mlx.kv-arena,other"
 
 
 def test_flags_without_what_their_values_tell() -> None:
@@ -208,9 +209,9 @@ def test_flags_without_what_their_values_tell() -> None:
 
 
 def test_roles() -> None:
-    assert words.role("scheduler_DP1_TP0") == "scheduler_DP1_TP0"
-    assert words.role("run_secret_model.py") == "other"
-    assert words.role("scheduler_for_acme.py") == "other"
+    assert vocabulary.role("scheduler_DP1_TP0") == "scheduler_DP1_TP0"
+    assert vocabulary.role("run_secret_model.py") == "other"
+    assert vocabulary.role("scheduler_for_acme.py") == "other"
 
 
 def test_the_file_holds_what_is_said_and_nothing_private(

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any, get_args
 
 from .. import sets
-from ..bench.server import noise
+from ..bench import vocabulary
+from ..bench.server import flags, noise
 from ..bench.server.outcome import FIGURES
+from ..bench.vocabulary import HIDDEN, OTHER
 from ..judge.verdict import Word
 from ..model.state import State
-from . import flags, words
-from .shape import HIDDEN, OTHER, by_name, each, fields, hidden, number, one_of, text, truth
+from .shape import by_name, each, fields, hidden, number, one_of, text, truth
 from .shape import unless_missing as maybe
 
 DISTRIBUTIONS = (
@@ -53,30 +54,30 @@ def _words_of(command: str) -> str:
 
 def _release(said: str) -> str:
     """``0.5.23`` of ``0.5.23 at /path``."""
-    return words.version(said.partition(" ")[0])
+    return vocabulary.version(said.partition(" ")[0])
 
 
 def _conclusion(said: str) -> str:
     # What stopped it is said at the end, in words of the server's; `stopped` has it too.
-    return words.sentence(said.partition(" It stopped early")[0], with_numbers=True)
+    return vocabulary.sentence(said.partition(" It stopped early")[0], with_numbers=True)
 
 
-_sentence = text(words.sentence)
-_counted = text(partial(words.sentence, with_numbers=True))
-_version = text(words.version)
-_names = one_of(words.names())
+_sentence = text(vocabulary.sentence)
+_counted = text(partial(vocabulary.sentence, with_numbers=True))
+_version = text(vocabulary.version)
+_names = one_of(vocabulary.names())
 _FIGURE_NAMES = [figure.name for figure in FIGURES]
 _SIDE = by_name(_FIGURE_NAMES, number)
 
 _MACHINE = fields(
     {
-        "system": text(words.system),
-        "processor": text(words.processor),
+        "system": text(vocabulary.system),
+        "processor": text(vocabulary.processor),
         "cores": text(lambda said: said if re.fullmatch(r"\d{1,4}", said, re.ASCII) else OTHER),
         "python": _version,
         "sglang-perf-patches": _version,
-        "measured": text(words.date),
-        "gpu": text(words.gpus),
+        "measured": text(vocabulary.date),
+        "gpu": text(vocabulary.gpus),
     }
 )
 _VERDICT = fields(
@@ -91,9 +92,9 @@ _PROCESS = fields(
     {
         "pid": number,
         "server": number,
-        "role": text(words.role),
+        "role": text(vocabulary.role),
         "sglang": _version,
-        "selection": text(words.selection),
+        "selection": text(vocabulary.selection),
         "patches": each(
             fields(
                 {
@@ -126,7 +127,7 @@ def _cell(value: Any) -> Any:
     if isinstance(value, dict):
         return fields(dict.fromkeys(("stock", "patched", "ratio", "low", "high"), number))(value)
     if isinstance(value, str):
-        return words.sentence(value, with_numbers=True)
+        return vocabulary.sentence(value, with_numbers=True)
     return value if value is None or isinstance(value, bool) else number(value)
 
 
@@ -152,7 +153,7 @@ _LAST_BENCH = fields(
         # of `bench server`
         "model": hidden,
         "repeat": hidden,
-        "selection": text(words.selection),
+        "selection": text(vocabulary.selection),
         "load": text(_words_of),
         "turns": number,
         "changes": by_name(_FIGURE_NAMES, _CHANGE),
@@ -168,9 +169,9 @@ _LAST_BENCH = fields(
             )
         ),
         "live": each(
-            fields({"patch": _names, "role": text(words.role), "live": number, "ran": number})
+            fields({"patch": _names, "role": text(vocabulary.role), "live": number, "ran": number})
         ),
-        "failed": by_name(words.names(), _sentence),
+        "failed": by_name(vocabulary.names(), _sentence),
         "lost": each(_names),
         "stopped": maybe(
             fields({"turn": number, "side": one_of(("stock", "patched")), "reason": text(_stop)})
@@ -184,17 +185,17 @@ _LAST_BENCH = fields(
 
 report = fields(
     {
-        "made": text(words.date),
+        "made": text(vocabulary.date),
         "versions": fields(
             {
                 "sglang-perf-patches": _version,
                 "python": _version,
-                "system": text(words.system),
+                "system": text(vocabulary.system),
                 **dict.fromkeys(DISTRIBUTIONS, _version),
             }
         ),
         "machine": _MACHINE,
-        "selection": text(words.selection),
+        "selection": text(vocabulary.selection),
         "sglang": maybe(_version),
         "verdicts": each(_VERDICT),
         "processes": each(_PROCESS),

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-HIDDEN, OTHER = "hidden", "other"
-"""Instead of text that says something, and instead of a name that is not on a list."""
+from ..bench.vocabulary import HIDDEN, OTHER
 
 Rule = Callable[[Any], Any]
 _LARGEST = 10**12

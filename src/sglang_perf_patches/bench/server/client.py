@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from . import BenchError
+from . import BenchError, secrets
 from .command import ServerCommand
 
 _HEALTH_S = 30
@@ -54,10 +54,10 @@ def _json(served: ServerCommand, path: str, body: Mapping[str, Any] | None) -> A
         with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        text = error.read(400).decode(errors="replace").strip()
+        text = secrets.said(error.read(400).decode(errors="replace"))
         raise BenchError(f"{path} answered {error.code}: {text}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise BenchError(f"{path} did not answer: {error}") from error
+        raise BenchError(f"{path} did not answer: {secrets.said(str(error))}") from error
 
 
 def _request(

@@ -74,7 +74,7 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
     named = option(words, "--port")
     if named is not None:
         if not named.isdigit():
-            raise UsageError(f"--port {named}: not a port")
+            raise UsageError("--port takes a number")
         return ServerCommand(tuple(words), host, int(named), api_key)
     if not _takes_options_of_sglang(words):
         raise UsageError(
@@ -141,11 +141,11 @@ def _is_free(host: str, port: int) -> bool:
 def _at_url(words: list[str], url: str, api_key: str | None) -> ServerCommand:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
-        raise UsageError(f"--url {url}: write it as http://HOST:PORT")
+        raise UsageError("--url: write it as http://HOST:PORT")
     try:
         port = parts.port or 80
     except ValueError as error:
-        raise UsageError(f"--url {url}: {error}") from error
+        raise UsageError("--url: its port is not one") from error
     return ServerCommand(tuple(words), parts.hostname, port, api_key)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...judge.source import Tree as Source
-from . import BenchError, UsageError, processes
+from . import BenchError, UsageError, processes, secrets
 from .command import ServerCommand
 
 _MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
@@ -58,8 +58,9 @@ def check(name: str, options: Sequence[str]) -> None:
         UsageError: it does not, or has not, or this tool sets one of them itself.
     """
     for word in options:
-        if word.partition("=")[0] in _OURS:
-            raise UsageError(f"{word}: bench server sets this option of bench_serving itself")
+        name_of = word.partition("=")[0]
+        if name_of in _OURS:
+            raise UsageError(f"{name_of}: bench server sets this option of bench_serving itself")
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", name, "--help"],
@@ -123,13 +124,13 @@ def read(result: Path, log: Path) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, cut to one line of a terminal."""
+    """The last line that is not empty, without what may be private, for one line of a terminal."""
     lines = [
         line.strip()
         for line in text.splitlines()
         if re.search(r"\w", line) and "warnings.warn(" not in line and "Warning: " not in line
     ]
-    return lines[-1][:200] if lines else "no output"
+    return secrets.said(lines[-1][:200]) if lines else "no output"
 
 
 def _environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...model.selection import Selection
-from . import noise, patches, tokens
+from . import noise, patches, secrets, tokens
 from .boot import Boot
 from .noise import Change
 from .sides import Side
@@ -49,10 +49,10 @@ class Outcome:
     """The whole result.
 
     Attributes:
-        sglang: the release and its path.
+        sglang: the release.
         machine: as `report.machine` gives it.
-        model: what the server served.
-        command: the operator's own.
+        model: the last name of the model's path.
+        command: the operator's own, as `secrets` shows it.
         repeat: the command that does this comparison again.
         selection: `SGLANG_PERF_PATCHES` of the second side.
         load: bench_serving's options.
@@ -120,7 +120,7 @@ def compared(
             changes[figure.name] = noise.change(*figures)
     records = [boot.records for boot in patched]
     return {
-        "model": stock[0].labels.get("model", "") if stock else "",
+        "model": secrets.model_name(stock[0].labels.get("model", "")) if stock else "",
         "changes": changes,
         "tokens": tokens.compare(
             [b.tokens for b in stock], [b.tokens for b in patched], sides[0].name

@@ -39,9 +39,8 @@ def to_html(outcome: Outcome, *others: Outcome) -> str:
 
 def _about(outcome: Outcome) -> str:
     """The model, the release and the machine, for the first screen."""
-    release = outcome.sglang.partition(" at ")[0]
     machine = outcome.machine.get("gpu") or outcome.machine.get("processor", "")
-    named = [outcome.model or "a model", f"sglang {release}", machine]
+    named = [outcome.model or "a model", f"sglang {outcome.sglang}", machine]
     return ", ".join(filter(None, [*named, outcome.machine.get("measured", "")]))
 
 

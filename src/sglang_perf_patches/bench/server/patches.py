@@ -9,7 +9,8 @@ from typing import Any
 
 from ...model.selection import Selection
 from ...seen import records
-from . import BenchError
+from .. import vocabulary
+from . import BenchError, secrets
 from .sides import Side
 
 _PATIENCE_S = 6.0
@@ -84,7 +85,7 @@ def summary(boots: Sequence[Sequence[dict[str, Any]]]) -> list[Of]:
 def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
     """Patch → why it was refused, in conflict or failed in some process."""
     return {
-        state["id"]: f"{state['state']}: {state['reason']}"
+        state["id"]: f"{state['state']}: {secrets.said(state['reason'])}"
         for state in _states(boots)
         if state["state"] in _FAILED
     }
@@ -97,8 +98,8 @@ def lost(boots: Sequence[Sequence[dict[str, Any]]], selection: Selection) -> lis
 
 
 def role(title: str) -> str:
-    """The kind of a process: ``scheduler`` of ``scheduler_TP0``."""
-    return title.partition("_")[0].lower()
+    """The kind of a process: ``scheduler`` of ``scheduler_TP0``; a script's name is not shown."""
+    return vocabulary.role(title).partition("_")[0].lower()
 
 
 def _states(boots: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -1,155 +1,118 @@
-"""Commands as they are typed, for a page that may be sent on: without keys and passwords.
+"""A command, a model and a server's words, as a page may show them that is sent on.
 
-The value of an option or a variable is hidden where its name says that it is a secret. So is that
-of any variable that is not known to hold a setting, the value of a header, what a URL asks with,
-JSON that holds text, and any text that looks like a known kind of token.
+What is private can't be recognized, so only what is known is shown: flags and values of sglang's
+own, numbers where a flag takes one, the last name of a model's path, and common words.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+from .. import vocabulary
+from . import flags
 
 HIDDEN = "..."
-_SHORTEST = 6
-_MEANT = ("key", "token", "secret", "passw", "passphrase", "pwd", "auth", "credential", "cookie")
-_MEANT_ALONE = {"pass", "bearer", "jwt", "sas", "pat", "pin", "private", "signature", "header"}
-_NOT_MEANT = re.compile(r"tokeniz|routing.key|token.map")
-_SETTINGS = (
-    *(
-        "SGLANG_",
-        "SGL_",
-        "CUDA_",
-        "NCCL_",
-        "NVSHMEM_",
-        "TORCH_",
-        "PYTORCH_",
-        "TRITON_",
-        "FLASHINFER_",
-    ),
-    *("MLX_", "OMP_", "MKL_", "HIP_", "ROCR_", "VLLM_", "TOKENIZERS_", "UCX_", "GLOO_", "NUMEXPR_"),
-)
 OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})
 """The options of a shell that take a script."""
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """A variable of the environment and its value, as ``env`` and shells take it."""
 
-_TAKE_SCRIPTS = OF_SHELLS | {"--load"}
-_TAKE_SIDES = {"--a", "--b", "--c", "--d"}
-_TAKE_LOGINS = {"-u", "--user"}
-_HEADER = re.compile(r"[A-Za-z][\w-]*:\s+(?=\S)")
-_URL = re.compile(r"[A-Za-z][\w+.-]*://\S*")
-_PIECES = re.compile(r"[\w+/.~-]+={0,2}(?!\w)")
-_TOKEN = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{8,}"
-    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*|(?<=://)[^/@\s]+(?=@)|(?<=\?)[\w.~%-]+=\S*|(?<=\bBearer )\S+",
-    re.IGNORECASE,
+_OF_MODELS = {"--model", "--model-path", "--tokenizer-path", "--tokenizer"}
+_OF_MODELS |= {"--speculative-draft-model-path", "--speculative-draft-model"}
+_TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d", "--load"}
+"""Options whose value holds words itself."""
+_NUMBERS = {"--port", "--boot-timeout", "--load-timeout"}
+_OTHERS = {"--keep", "--url", "-m", "--"}
+_PROGRAMS = re.compile(
+    r"python(?:3(?:\.\d{1,2})?)?|sglang(?:-perf-patches|(?:\.[a-z_]{1,20}){0,3})|sglang|serve|env"
+    r"|sh|bash|exec|bench|server|run|curl|nohup|numactl|launch_server\.py|[|;&]{1,2}",
+    re.ASCII,
 )
+_NAME = re.compile(
+    r"(?:SGLANG|SGL|CUDA|NCCL|NVSHMEM|TORCH|PYTORCH|TRITON|FLASHINFER|MLX|OMP|MKL|HIP|ROCR|UCX|GLOO"
+    r"|TOKENIZERS|NUMEXPR|PYTHON|HF|HUGGING_FACE_HUB|LD)_?[A-Z][A-Z0-9_]{0,60}",
+    re.ASCII,
+)
+_NUMBER = re.compile(r"-?\d{1,9}(?:[.,]\d{1,6}){0,15}", re.ASCII)
+_NOT_A_NUMBER = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS|PWD|AUTH|PIN|CRED|COOKIE")
+_WORDS = {"true", "false", "True", "False", "yes", "no", "on", "off", "auto"}
+_MODEL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,19}(?:[-_.][A-Za-z0-9]{1,20}){0,12}", re.ASCII)
+_KINDS_OF_TOKENS = re.compile(r"hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|eyJ")
 
 
 def shown(words: Sequence[str]) -> str:
-    """A command without its secrets.
+    """A command of which only known words, flags and values are shown.
 
-    >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--admin-api-key", "k", "--tp=2"])
+    >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--admin-api-key", "k", "--pw", "k", "--tp=2"])
     'env HF_TOKEN=... serve --admin-api-key ... --tp=2'
     """
-    return shlex.join(word for word, _ in _each(words))
+    kept: list[str] = []
+    for word in _each(words):
+        if word != HIDDEN or kept[-1:] != [HIDDEN]:
+            kept.append(word)
+    return shlex.join(kept)
 
 
-def without(text: str, words: Sequence[str]) -> str:
-    """Text without the secrets of a command, which a server may repeat whole or in part."""
-    hidden = {each for _, secret in _each(words) for each in (secret, *_PIECES.findall(secret))}
-    for each in sorted(hidden, key=len, reverse=True):
-        if len(each) >= _SHORTEST:
-            text = text.replace(each, HIDDEN)
-    return _TOKEN.sub(HIDDEN, text)
+def model_name(path: str) -> str:
+    """The last name of a model's path or id; of an address or a token, nothing.
+
+    >>> model_name("/home/me/models/Qwen3-8B"), model_name("https://me:key@hub/m")
+    ('Qwen3-8B', '...')
+    """
+    name = path.rstrip("/").rpartition("/")[2]
+    is_name = _MODEL.fullmatch(name) and not _KINDS_OF_TOKENS.match(name)
+    return name if not path or (is_name and not re.search(r"://|[@?\s]", path)) else HIDDEN
 
 
-def _each(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word as it is shown, and what is hidden of it."""
-    option = before = ""
+def said(text: str) -> str:
+    """What a server or a client of it said last, without the words that are not common ones."""
+    return vocabulary.sentence(text)
+
+
+def _each(words: Sequence[str]) -> Iterator[str]:
+    """Each word as it is shown."""
+    option = ""
     for word in words:
         if re.match(r"-(?!\d)\S*$", word):
             option, has_value, value = word.partition("=")
-            masked, secret = _value(option, value)
-            yield (f"{option}={masked}", secret) if has_value else (option, "")
-            option = "" if has_value else option
-            continue
-        yield _value(option, word) if option else _word(word)
-        # Several words may follow a secret option; after another one, a program and its own may.
-        # What is not an option is given something in a script: ``a["key"] = "..."``.
-        name = option or (before if word == "=" else "")
-        option = name if name and _is_secret(name, word) else ""
-        before = word
+            if not (flags.is_known(option) or option in _TEXTS | _NUMBERS | _OTHERS):
+                option = ""
+                yield HIDDEN
+            else:
+                yield f"{option}={_value(option, value)}" if has_value else option
+                option = "" if has_value or option in {"-m", "--"} else option
+        else:
+            yield _value(option, word) if option and not flags.takes_none(option) else _word(word)
+            option = "" if option in _TEXTS else option
 
 
-def _value(name: str, value: str) -> tuple[str, str]:
-    if _is_secret(name, value) or (name in _TAKE_LOGINS and ":" in value):
-        return HIDDEN, value
-    if name in _TAKE_SIDES:  # variables and flags as one word
-        pairs = list(_each(_split(value)))
-        return shlex.join(one for one, _ in pairs), " ".join(
-            hidden for _, hidden in pairs if hidden
-        )
-    return _word(value, is_script=name in _TAKE_SCRIPTS)
+def _value(option: str, value: str) -> str:
+    if option in _OF_MODELS:
+        return model_name(value)
+    if option in _TEXTS:
+        try:
+            return shown(shlex.split(value))
+        except ValueError:  # no closing quotation
+            return HIDDEN
+    if option in _NUMBERS:
+        return value if _NUMBER.fullmatch(value) else HIDDEN
+    return value if flags.may_show(option, value) else HIDDEN
 
 
-def _word(word: str, *, is_script: bool = False) -> tuple[str, str]:
-    """A word that is no option's name."""
-    if word.lstrip()[:1] in ("{", "["):
-        return (word, "") if _is_harmless_json(word) else (HIDDEN, word)
-    header = _HEADER.match(word)
-    if header and not is_script:
-        return f"{header[0]}{HIDDEN}", word[header.end() :]
+def _word(word: str) -> str:
+    """A word that is neither an option nor its value."""
     variable = VARIABLE.fullmatch(word)
-    if variable and not is_script:
-        name = variable[1]
-        is_setting = name.startswith(_SETTINGS) and not _is_secret(name, variable[2])
-        return (word, "") if is_setting else (f"{name}={HIDDEN}", variable[2])
-    if re.search(r"\s", word):
-        inner = _split(word)
-        if len(inner) > 1:  # a script, or options as one word
-            pairs = list(_each(inner))
-            secrets = " ".join(secret for _, secret in pairs if secret)
-            return (shlex.join(one for one, _ in pairs), secrets) if secrets else (word, "")
-    if re.search(r"[{}\[\]:=\"']", word) and _is_secret(_URL.sub("", word), ""):
-        return HIDDEN, word
-    masked = _TOKEN.sub(HIDDEN, word)
-    return masked, "" if masked == word else word
+    if variable and _NAME.fullmatch(variable[1]):
+        return f"{variable[1]}={_setting(variable[1], variable[2])}"
+    name = word.rpartition("/")[2]
+    return name if _PROGRAMS.fullmatch(name) else HIDDEN
 
 
-def _is_harmless_json(word: str) -> bool:
-    """Whether it holds numbers and truth values alone, under names that tell of no secret."""
-
-    def is_harmless(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(not _is_secret(key, "") and is_harmless(one) for key, one in value.items())
-        if isinstance(value, list):
-            return all(map(is_harmless, value))
-        return value is None or isinstance(value, bool | int | float)
-
-    try:
-        return is_harmless(json.loads(word))
-    except (ValueError, RecursionError):
-        return False
-
-
-def _split(word: str) -> list[str]:
-    try:
-        return shlex.split(word)
-    except ValueError:
-        return word.split()
-
-
-def _is_secret(name: str, value: str) -> bool:
-    """Whether the name of an option or a variable says that its value is secret."""
-    bare = _NOT_MEANT.sub("", name.lower())
-    if re.fullmatch(r"-?[\d.]{1,9}", value):
-        bare = bare.replace("tokens", "")  # how many
-    return any(part in bare for part in _MEANT) or bool(
-        _MEANT_ALONE & set(re.split(r"[^a-z]+", bare))
-    )
+def _setting(name: str, value: str) -> str:
+    if name == "SGLANG_PERF_PATCHES":
+        return vocabulary.selection(value)
+    is_number = _NUMBER.fullmatch(value) and not _NOT_A_NUMBER.search(name)
+    return value if is_number or value in _WORDS | {""} or flags.is_name(value) else HIDDEN

@@ -101,7 +101,7 @@ def _side(name: str, text: str, selection: str) -> Side:
         del words[0]
     if words and not words[0].startswith("-"):
         raise UsageError(
-            f"--{name}: {secrets.shown(words[:1])} is neither NAME=VALUE nor a flag of the server"
+            f"--{name}: word {len(variables) + 1} is neither NAME=VALUE nor a flag of the server"
         )
     for word in words:
         if word.partition("=")[0] in _OF_BOTH:

@@ -26,13 +26,13 @@ from ...bench.server import (
 )
 from ...bench.server import outcome as outcomes
 from ...bench.server.boot import Plan
+from ...bench.server.flags import shown_flags
 from ...bench.server.outcome import Outcome
 from ...bench.server.page import to_html
 from ...bench.server.shown import to_text
 from ...judge import source
 from ...model.selection import Selection
 from .. import entry_point, last_bench, render
-from ..flags import shown_flags
 from . import add_json, selected, tree_at
 
 _EPILOG = """
@@ -137,14 +137,14 @@ def _compare(
         progress.say(f"{len(compared) * args.turns} boots; logs are in {folder.path}")
         taken, stopped = turns.take(plan, args.turns, progress.say)
         if stopped is not None:
-            typed = [*words, *(word for text in texts for word in shlex.split(text or ""))]
-            stopped = replace(stopped, reason=secrets.without(stopped.reason, typed))
-        if stopped is not None and not taken:
-            raise BenchError(str(stopped))
+            if not taken:
+                raise BenchError(str(stopped))
+            print(f"sglang-perf-patches: {stopped}", file=sys.stderr)
+            stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
         machine = report.machine()
         results = [
             Outcome(
-                sglang=f"{tree.version} at {tree.root}",
+                sglang=tree.version,
                 machine=machine,
                 command=secrets.shown(words),
                 repeat=_repeat(default, all_words),

@@ -1,11 +1,11 @@
-"""The flags of a server's command that a report may show, with those values that it may."""
+"""The flags of a server's command that may be shown to others, with those values that may."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from .shape import HIDDEN, OTHER
+from ..vocabulary import HIDDEN, OTHER
 
 
 def _listed(names: str) -> frozenset[str]:
@@ -113,18 +113,35 @@ def shown_flags(words: Sequence[str]) -> list[str]:
     for word in words[1:]:
         name, has_value, value = word.partition("=")
         if word.startswith("-") and not _NUMBER.fullmatch(word):
-            is_known = name in _WITH_NUMBER | _WITH_NAME | _ALONE | _SILENT
-            flags.append(name if is_known else OTHER)
-            if has_value and is_known:
+            flags.append(name if is_known(name) else OTHER)
+            if has_value and is_known(name):
                 flags[-1] += f" {_value(name, value)}"
         elif flags and flags[-1] != OTHER:
             flags[-1] += f" {_value(flags[-1].partition(' ')[0], word)}"
     return flags
 
 
-def _value(name: str, value: str) -> str:
+def is_known(name: str) -> bool:
+    """Whether it is a flag on one of the lists."""
+    return name in _WITH_NUMBER | _WITH_NAME | _ALONE | _SILENT
+
+
+def takes_none(name: str) -> bool:
+    """Whether it is a known flag without a value."""
+    return name in _ALONE
+
+
+def is_name(value: str) -> bool:
+    """Whether it is one of sglang's own names."""
+    return value in _NAMES
+
+
+def may_show(name: str, value: str) -> bool:
+    """Whether a value of a known flag is of the type that the flag takes, and not private."""
     if name in _WITH_NUMBER:
-        is_shown = bool(_NUMBER.fullmatch(value) or _NUMBERS.fullmatch(value))
-    else:
-        is_shown = name in _WITH_NAME and value in _NAMES
-    return value if is_shown else HIDDEN
+        return bool(_NUMBER.fullmatch(value) or _NUMBERS.fullmatch(value))
+    return name in _WITH_NAME and value in _NAMES
+
+
+def _value(name: str, value: str) -> str:
+    return value if may_show(name, value) else HIDDEN

@@ -1,4 +1,4 @@
-"""The names and words that a report may contain. Whatever else a text says is hidden.
+"""The names and words that a report and a page may contain. Whatever else a text says is hidden.
 
 What is private can't be listed: a model, a host, a token may look like anything. So the lists are
 of what is public: this project's own names and sentences, versions, and kinds of machines.
@@ -13,7 +13,9 @@ from functools import cache
 from .. import sets
 from ..model import releases
 from ..model.patch import by_id
-from .shape import HIDDEN, OTHER
+
+HIDDEN, OTHER = "hidden", "other"
+"""Instead of text that says something, and instead of a name that is not on a list."""
 
 _VERSION = re.compile(
     r"(?P<public>\d{1,4}\.\d{1,4}(?:\.\d{1,8})?(?:(?:a|b|rc)\d{1,3})?(?:\.post\d{1,3})?"
@@ -87,6 +89,16 @@ _OURS = """
     wheel wheels when where which while whole whose wide window windows with within without work
     worked works worse would wrapper write writes written wrong x xpu yet zero
 """
+_OF_SERVERS = """
+    access address allocate arguments assertion available bad capture checkpoint closed config
+    connection converting could couldn't cudagraph decoder detected directory disk does doesn't
+    empty enough error errors exception exceeded exist exists expected failed fails found gib
+    illegal installed invalid key loading match memory mib missing module must nccl needed not
+    null occurred ok option out path permission denied port range reached ready refused reset
+    runtime shape shards size space such timed timeout token tokenizer too traceback unable
+    unexpected unrecognized unsupported usage warmup weight weights
+"""
+"""Common words of what a server says last."""
 """What this project's own sentences and the headings of its tables consist of."""
 
 
@@ -177,7 +189,7 @@ def _is_known(word: str) -> bool:
 
 @cache
 def _words() -> frozenset[str]:
-    return frozenset(_OURS.split())
+    return frozenset([*_OURS.split(), *_OF_SERVERS.split()])
 
 
 @cache

@@ -1,0 +1,250 @@
+"""No secret and no path of a command, its environment or its server is in a result."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from served import Bench, data_of
+from test_parts import made
+
+from sglang_perf_patches.bench.server import outcome, secrets, sides
+from sglang_perf_patches.bench.server.boot import Boot
+from sglang_perf_patches.bench.server.page import to_html
+from sglang_perf_patches.bench.server.shown import to_text
+from sglang_perf_patches.bench.server.turns import Stopped
+from sglang_perf_patches.model.selection import parse
+
+CANARY = "Zq7"
+
+
+def results(
+    words: list[str], *, model: str = "tiny", said: str = "it crashed", adds: str = "X=1"
+) -> str:
+    """JSON, page and terminal of a comparison with such a command, model, last line and side."""
+    a, b = sides.described([None, adds, None, None], "none", ["serve"])
+    boots = tuple(
+        Boot(
+            side.name,
+            {"TPOT": 1.0},
+            ((1,),),
+            [
+                {
+                    "role": said,
+                    "patches": [
+                        {"id": "mlx.kv-arena", "state": "live", "ran": True},
+                        {"id": "mlx.last-row", "state": "failed", "reason": said},
+                    ],
+                }
+            ],
+            {"model": model},
+        )
+        for side in (a, b)
+    )
+    stopped = Stopped(2, "b", f"the server ended with 1 while starting: {secrets.said(said)}")
+    fields = outcome.compared([(boots[0], boots[1])] * 2, parse("none", {}), stopped, (a, b))
+    whole = replace(
+        made(),
+        command=secrets.shown(words),
+        repeat=secrets.shown(["sglang-perf-patches", "bench", "server", "--b", adds, "--", *words]),
+        load=secrets.shown(words),
+        **fields,
+    )
+    return "\n".join([outcome.to_json(whole), to_html(whole), to_text(whole)])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("serve --api-key k1 --port 1", "serve --api-key ... --port 1"),
+        ("serve --api-key=k1 'a b'", "serve --api-key=... ..."),
+        ("serve --admin-api-key k1 --tp 2", "serve --admin-api-key ... --tp 2"),
+        ("env HF_TOKEN=hf_1 DB=x serve", "env HF_TOKEN=... ... serve"),
+        ("env SGLANG_USE_MLX=1 serve", None),
+        ("env CUDA_VISIBLE_DEVICES=0,1 serve", None),
+        ("env SGLANG_API_KEY=1234 serve", "env SGLANG_API_KEY=... serve"),
+        ("env SGLANG_X=aGVsbG8= aGVsbG8= serve", "env SGLANG_X=... ... serve"),
+        ("env SGLANG_PERF_PATCHES=all,-mla,mlx.kv-arena serve", None),
+        (
+            "serve --tokenizer-path me/t --max-total-tokens 99",
+            "serve --tokenizer-path t --max-total-tokens 99",
+        ),
+        ("serve --tokens k1 --skip-tokenizer-init", "serve ... --skip-tokenizer-init"),
+        ("serve --trust-remote-code k1 --tp=2", "serve --trust-remote-code ... --tp=2"),
+        ("serve --cuda-graph-bs 1 2 4 --dtype half --random-seed -1", None),
+        ("serve --dtype k1 --tp k1", "serve --dtype ... --tp ..."),
+        (
+            "serve --json-model-override-args '{\"layers\": 2}'",
+            "serve --json-model-override-args ...",
+        ),
+        ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
+        (
+            "/home/me/venv/bin/python3.11 -m sglang.launch_server --model-path /srv/me/Qwen3-8B/",
+            "python3.11 -m sglang.launch_server --model-path Qwen3-8B",
+        ),
+        ("sglang serve --model-path Qwen/Qwen3-8B", "sglang serve --model-path Qwen3-8B"),
+        ("serve --model-path hf_abcdefghijkl", "serve --model-path ..."),
+        ("serve --model-path https://me:k1@host/m", "serve --model-path ..."),
+        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b '... --admin-api-key ...'"),
+        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '--admin-api-key ... --tp 2'"),
+        ("bench --b 'SGLANG_X=1 --random-seed 2'", None),
+        ("bench --load '--seed 1' -- serve --speculative-eagle-topk 1", None),
+        ('bench --b "\'" serve', "bench --b ... serve"),
+    ],
+)
+def test_a_command_shows_known_flags_with_known_values(words: str, expected: str | None) -> None:
+    assert secrets.shown(shlex.split(words)) == (expected or words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env SGLANG_PROXY=http://bob:PW-Zq7@proxy serve",
+        "env NCCL_CONF=PW-Zq7 SGLANG_WEIGHTS=https://h/m?sig=Zq7 serve",
+        "serve --x AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/Zq7",
+        "serve s3://AKIAIOSFODNN7EXAMPLE:Zq7@bucket/m",
+        "curl -ubob:PW-Zq7 http://h",
+        "curl -u bob:Zq7",
+        "curl -H 'X-Api-Key: Zq7'",
+        "serve bob:PW-Zq7@host",
+        "serve --pw PW-Zq7",
+        "serve --pw=PW-Zq7",
+        "serve --psk PW-Zq7",
+        "serve --license PW-Zq7",
+        "serve --log https://hooks.slack.com/services/T000/B000/Zq7",
+        "sshpass -p PW-Zq7 ssh host",
+        "sshpass -pZq7 ssh host",
+        "sh -c 'huggingface-cli login Zq7 && serve --tp 2'",
+        "huggingface-cli login Zq7",
+        "huggingface-cli login --token Zq7",
+        "serve --model-path /home/Zq7/models/Qwen3-8B",
+        "serve --lora-paths a=/srv/Zq7",
+        'python -c \'os.environ["HF_TOKEN"] = "Zq7"\'',
+        "bash -c 'export A=1; export HF_TOKEN=Zq7; serve --redis-password Zq7'",
+        'serve --extra \'{"t": "Zq7"}\'',
+        "serve --html /home/Zq7/x.html --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
+        "/opt/Zq7/bin/python serve.py",
+        "Zq7 serve",
+    ],
+)
+def test_what_is_secret_is_in_no_result(words: str) -> None:
+    assert CANARY not in results(shlex.split(words))
+
+
+@pytest.mark.parametrize(
+    ("adds", "shown"),
+    [
+        (
+            "SGLANG_PROXY=http://b:Zq7@h --tp 2",
+            "SGLANG_PROXY=... SGLANG_PERF_PATCHES=none --tp 2",
+        ),
+        ("HF_TOKEN=Zq7 --pw Zq7", "HF_TOKEN=... SGLANG_PERF_PATCHES=none ..."),
+        ("--model-path /home/Zq7/Qwen3-8B", "SGLANG_PERF_PATCHES=none --model-path Qwen3-8B"),
+    ],
+)
+def test_nor_is_it_in_what_a_side_adds(adds: str, shown: str) -> None:
+    text = results(["serve"], adds=adds)
+    assert CANARY not in text
+    assert f'"{shown}"' in text
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen3-8B"),
+        ("/home/Zq7/models/gpt-oss-20b/", "gpt-oss-20b"),
+        ("https://bob:PW-Zq7@hub/m", "..."),
+        ("s3://AKIAIOSFODNN7EXAMPLE:Zq7@bucket", "..."),
+        ("https://hub/m?sig=Zq7", "..."),
+        ("hf_Zq7abcdefghij", "..."),
+        ("Zq7/wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY", "..."),
+        (r"C:\Zq7\models", "..."),
+        ("", ""),
+    ],
+)
+def test_a_model_is_its_last_name(model: str, shown: str) -> None:
+    assert secrets.model_name(model) == shown
+    assert CANARY not in results(["serve"], model=model)
+
+
+def test_what_a_server_said_keeps_known_words() -> None:
+    said = "RuntimeError: no such model: /home/bob/Zq7 with token Zq7"
+    text = results(["serve"], said=said)
+    assert CANARY not in text
+    assert "ended with 1 while starting: RuntimeError: no such model" in " ".join(text.split())
+
+
+_AROUND = (
+    *("{}", "--pw={}", "-ubob:{}", "bob:{}@host", "hf_{}", "AKIAIOSFODNN7EXAMPLE:{}"),
+    *("https://bob:{}@hub/m", "https://hub/m?sig={}", "SGLANG_PROXY={}", "NCCL_X={}", "{}=1"),
+    *("--api-key={}", "--tp={}", "--dtype={}", '{{"k": "{}"}}', "X-Key: {}", "/home/{}/Qwen3-8B"),
+    *("SGLANG_PERF_PATCHES={}", "--model-path=/srv/{}/Qwen3-8B", "--model=s3://{}@b/m", "--{}"),
+)
+_BEFORE = (
+    *("serve", "--pw", "--tp", "--dtype", "--trust-remote-code", "-p", "-u", "-c", "login", "--b"),
+    *("--load", "--api-key", "--port", "--served-model-name", "--html", "-m", "env", "--", "sh"),
+)
+# What a word or a hidden place may hold; a secret is found again by what stands in its middle.
+_SECRET = st.builds(lambda a, b: f"{a}{CANARY}{b}", st.text(max_size=12), st.text(max_size=12))
+
+
+@given(
+    secret=_SECRET,
+    words=st.lists(st.tuples(st.sampled_from(_BEFORE), st.sampled_from(_AROUND)), max_size=4),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_no_secret_comes_through_anywhere(secret: str, words: list[tuple[str, str]]) -> None:
+    hidden = [around.format(secret) for _, around in words]
+    command = [
+        word for (before, _), one in zip(words, hidden, strict=True) for word in (before, one)
+    ]
+    of_both = ("--api-key", "--port", "--host", "--ssl")  # which a side may not add
+    added = [word for word in command if not word.startswith(of_both)]
+    adds = shlex.join(["X=1", "--pw", *added])
+    text = results(
+        command,
+        model=f"https://{secret}/m",
+        said=f"ValueError: {' '.join(hidden)} token {secret}",
+        adds=adds,
+    )
+    assert CANARY not in text
+
+
+@given(digits=st.from_regex(r"[1-9]\d{9,15}", fullmatch=True), before=st.sampled_from(_BEFORE))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_nor_does_a_secret_of_digits(digits: str, before: str) -> None:
+    text = results([before, digits, f"{before}={digits}"], said=f"token {digits}", model=digits)
+    assert digits not in text
+
+
+def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_path: Path) -> None:
+    """In JSON and page, then on the terminal: the command's, the environment's, the server's."""
+    page = tmp_path / "page.html"
+    server = [
+        *("env", "HF_TOKEN=hf-Zq7", "SGLANG_PROXY=http://bob:Zq7@h", "NCCL_CONF=Zq7"),
+        *(sys.executable, "program.py", "--pids", str(bench.pids), "--port", str(port)),
+        *("--behaviour", "url-model,tell-environment", "--pw", "Zq7", "-ubob:Zq7"),
+        *("--admin-api-key", "Zq7", "--model-path", "/home/Zq7/tiny"),
+    ]
+    ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--turns", "2"]
+    for more in (("--json", "--html", str(page)), ()):
+        done = bench.run([*ours, *more, "--", *server], ONLY_HERE="Zq7-only")
+        assert done.returncode == 1  # the fourth boot crashes
+        text = done.stdout + done.stderr
+        if more:
+            data: Any = data_of(done)
+            assert data["stopped"]["reason"].endswith(
+                "while starting: RuntimeError: bad token hidden"
+            )
+            assert data["model"] == "..."
+            assert data["command"].endswith("--model-path tiny")
+            text += page.read_text(encoding="utf-8")
+            for private in (str(tmp_path), str(bench.throwaway.site), sys.prefix):
+                assert private not in done.stdout + page.read_text(encoding="utf-8")
+        assert CANARY not in text

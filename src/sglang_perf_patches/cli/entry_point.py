@@ -12,18 +12,24 @@ GROUP = "sglang.srt.plugins"
 NAME = "perf_patches"
 """The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
 
+FILTERED = f"SGLANG_PLUGINS does not name {NAME}, so sglang will not load this plugin"
+_BY_RUN = "start the server with `sglang-perf-patches run COMMAND ...`"
+
 
 def obstacle(tree: Tree) -> str:
     """What keeps a server of the installed sglang from loading it by itself; empty for nothing."""
-    if tree.path(GROUP) is None:
-        return (
-            "This release loads no plugins: start the server with "
-            "`sglang-perf-patches run COMMAND ...`."
-        )
-    allowed = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")]
-    if any(allowed) and NAME not in allowed:
-        return (
-            f"SGLANG_PLUGINS does not name {NAME}, so sglang will not load this plugin: "
-            "add the name, or start the server with `sglang-perf-patches run COMMAND ...`."
-        )
+    if not is_loaded_by(tree):
+        return f"This release loads no plugins: {_BY_RUN}."
+    if is_filtered(os.environ.get("SGLANG_PLUGINS", "")):
+        return f"{FILTERED}: add the name, or {_BY_RUN}."
     return ""
+
+
+def is_loaded_by(tree: Tree) -> bool:
+    """Whether this sglang loads plugins."""
+    return tree.path(GROUP) is not None
+
+
+def is_filtered(allowed: str) -> bool:
+    """Whether a value of ``SGLANG_PLUGINS`` leaves this plugin out; an empty one is no filter."""
+    return bool(allowed) and NAME not in (name.strip() for name in allowed.split(","))

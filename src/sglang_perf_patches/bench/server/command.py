@@ -76,7 +76,7 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
         if not named.isdigit():
             raise UsageError("--port takes a number")
         return ServerCommand(tuple(words), host, int(named), api_key)
-    if not _takes_options_of_sglang(words):
+    if not is_of_sglang(words):
         raise UsageError(
             f"where will `{secrets.shown(words)}` answer? It names no --port: "
             "give --url http://127.0.0.1:PORT before --"
@@ -149,7 +149,7 @@ def _at_url(words: list[str], url: str, api_key: str | None) -> ServerCommand:
     return ServerCommand(tuple(words), parts.hostname, port, api_key)
 
 
-def _takes_options_of_sglang(words: Sequence[str]) -> bool:
+def is_of_sglang(words: Sequence[str]) -> bool:
     """Whether options at the end of the command are the server's own."""
     names = [os.path.basename(word) for word in words]
     return (

@@ -30,9 +30,10 @@ from ...bench.server.flags import shown_flags
 from ...bench.server.outcome import Outcome
 from ...bench.server.page import to_html
 from ...bench.server.shown import to_text
+from ...bench.server.sides import Side
 from ...judge import source
 from ...model.selection import Selection
-from .. import entry_point, last_bench, render
+from .. import entry_point, interpreter, last_bench, render
 from . import add_json, selected, tree_at
 
 _EPILOG = """
@@ -118,6 +119,8 @@ def _compare(
         report.require_writable(args.html)
     tree = tree_at()
     served = command.read(words, args.url)
+    prefix = _prefix(tree)
+    _require_patches(compared, served.command, prefix)
     command.require_free(served)
     with _Folder(args.keep) as folder:
         module = load.module(tree)
@@ -126,7 +129,7 @@ def _compare(
         load.check(module, options)
         plan = Plan(
             served=served,
-            prefix=_prefix(tree),
+            prefix=prefix,
             sides=compared,
             module=module,
             options=tuple(load.completed(options)),
@@ -224,10 +227,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prefix(tree: source.Tree) -> tuple[str, ...]:
-    """What brings patches into a release, or a server, that does not load this plugin."""
-    if not entry_point.obstacle(tree):
+    """What brings patches into a release that loads no plugins."""
+    if entry_point.is_loaded_by(tree):
         return ()
     return (sys.executable, "-m", "sglang_perf_patches", "run")
+
+
+def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Sequence[str]) -> None:
+    """Check before a boot that the command's Python would give its server patches.
+
+    Raises:
+        UsageError: it would not, and a side needs them.
+    """
+    if not command.is_of_sglang(words):
+        return  # what another program starts, and how, is not known
+    for side in compared:
+        why = interpreter.obstacle(words, side.environment, prefix) if side.is_patched else ""
+        if why and side.needs_live:
+            raise UsageError(f"{side.name}: {why}")
+        if why:
+            print(f"sglang-perf-patches: {side.name}: {why}", file=sys.stderr)
 
 
 def _repeat(selection: Selection, words: Sequence[str]) -> str:

@@ -9,10 +9,13 @@ from typing import Any
 
 from ... import bootstrap
 from ...model import switch
+from .. import entry_point, interpreter
 from . import judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
-    "description": "Works on any release, also on those that load no plugins (before 0.5.11)."
+    "description": "Works on any release, also on those that load no plugins (before 0.5.11). A "
+    "Python that is started with -I, -E or -S gets no patches: it ignores what `run` sets in the "
+    "environment. With SGLANG_PERF_PATCHES_STRICT=1 such a COMMAND is not started."
 }
 
 
@@ -29,12 +32,24 @@ def run(args: argparse.Namespace) -> int:
     environment = dict(os.environ)
     selection = selected()
     if selection.ids:
-        verdicts = judged(tree_at())
+        tree = tree_at()
+        verdicts = judged(tree)
         lost = [one for one in verdicts if selection.is_lost(one.patch.id, one.word)]
         if lost and switch.strict_from_environment():
             line = f"{lost[0].patch.id} is {lost[0].word}: {lost[0].reason}"
             print(f"sglang-perf-patches: {line}", file=sys.stderr)
             return 1
+        option = interpreter.cutting_off(interpreter.of(command))
+        if option:
+            line = f"this Python ignores what `run` sets, so it gets no patches: remove {option}"
+            print(f"sglang-perf-patches: {line}", file=sys.stderr)
+            if switch.strict_from_environment():
+                return 1
+        if entry_point.is_loaded_by(tree) and entry_point.is_filtered(
+            environment.get("SGLANG_PLUGINS", "")
+        ):
+            line = f"{entry_point.FILTERED}; `run` activates its patches all the same"
+            print(f"sglang-perf-patches: {line}", file=sys.stderr)
         environment["PYTHONPATH"] = _python_path(environment.get("PYTHONPATH", ""))
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606

@@ -1,0 +1,163 @@
+"""The Python that an operator's command starts, and whether a server in it gets the patches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import entry_point
+
+_LIMIT_S = 60
+_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
+_PYTHON = re.compile(r"python[\d.]*")
+_CUTS_OFF = re.compile(r"-[A-Za-z]*[IES]")
+_PROBE = f"""
+import importlib.util, json, os, sys
+from importlib.metadata import entry_points
+watched = any(type(finder).__name__ == "_Watcher" for finder in sys.meta_path)
+sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "_Watcher"]
+spec = importlib.util.find_spec("sglang")
+places = (spec and spec.submodule_search_locations) or ()
+parts = {entry_point.GROUP!r}.split(".")[1:]
+print(json.dumps({{
+    "watched": watched,
+    "sglang": bool(spec),
+    "package": importlib.util.find_spec("sglang_perf_patches") is not None,
+    "loads": any(os.path.exists(os.path.join(place, *parts, "__init__.py")) for place in places),
+    "entry": any(entry_points(group={entry_point.GROUP!r}, name={entry_point.NAME!r})),
+    "allowed": os.environ.get("SGLANG_PLUGINS", ""),
+}}))
+"""
+
+
+def of(command: Sequence[str], path: str | None = None) -> list[str]:
+    """The first words of a command, up to its Python and the options of that.
+
+    Args:
+        command: ``python …`` or the script ``sglang``; also after ``env`` or our ``run``.
+        path: where programs are looked for; None means PATH.
+
+    Returns:
+        words that start that Python if ``-c SCRIPT`` follows; empty if it can't be told.
+    """
+    words = list(command)
+    before: list[str] = []
+    while taken := _taken(words):
+        before += taken
+        words = words[len(taken) :]
+    if not words or (program := shutil.which(words[0], path=path)) is None:
+        return []
+    if _PYTHON.fullmatch(os.path.basename(words[0])):
+        return [*before, words[0], *_options(words[1:])]
+    python = _of_script(Path(program)) if os.path.basename(program) == "sglang" else []
+    return [*before, *python] if python else []
+
+
+def cutting_off(words: Sequence[str]) -> str:
+    """The option among those of a Python by which it does not see what ``run`` sets; or nothing."""
+    options = (word for word in words if word.startswith("-") and not word.startswith("--"))
+    return next((word for word in options if _CUTS_OFF.match(word)), "")
+
+
+def obstacle(
+    command: Sequence[str], environment: Mapping[str, str], prefix: Sequence[str] = ()
+) -> str:
+    """Why a server of this command would run without patches; empty for nothing that is seen.
+
+    Starts the command's Python once, with a script that imports neither sglang nor a patch.
+
+    Args:
+        command: the operator's own.
+        environment: of its server.
+        prefix: what is put before it.
+    """
+    python = of(command, environment.get("PATH"))
+    seen = _probed([*prefix, *python], environment) if python else None
+    if seen is None or not seen["sglang"] or (seen["watched"] and seen["package"]):
+        return ""
+    name = next(word for word in python if _PYTHON.fullmatch(os.path.basename(word)))
+    if not seen["package"]:
+        return f"`{name}` can't import sglang_perf_patches: install it beside that sglang"
+    if not seen["loads"]:
+        option = cutting_off(python)
+        why = f" {option} keeps `sglang-perf-patches run` out." if option else ""
+        return f"the sglang of `{name}` loads no plugins.{why}"
+    if not seen["entry"]:
+        return (
+            f"`{name}` sees no entry point {entry_point.NAME}: install this package there with pip"
+        )
+    if entry_point.is_filtered(seen["allowed"]):
+        return (
+            f"{entry_point.FILTERED}: add the name, or put `sglang-perf-patches run` before the "
+            "server's command"
+        )
+    return ""
+
+
+def _taken(words: Sequence[str]) -> Sequence[str]:
+    """``env`` or our ``run`` at the start, with what belongs to it; nothing for another word."""
+    name = os.path.basename(words[0]) if words else ""
+    if name == "sglang-perf-patches" and words[1:2] == ["run"]:
+        return words[:2]
+    if words[1:4] == ["-m", "sglang_perf_patches", "run"]:
+        return words[:4]
+    at = 1
+    while name == "env" and at < len(words):
+        if words[at] in {"-u", "--unset"}:
+            at += 2
+        elif words[at] in {"-", "-i", "--ignore-environment"} or "=" in words[at]:
+            at += 1
+        else:
+            return words if words[at].startswith("-") else words[:at]
+    return words if name == "env" else ()
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """The options of a Python itself, before a script, ``-m`` or ``-c``."""
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in _WITH_VALUE:
+            options += [word, next(rest, "")]
+        elif re.fullmatch(r"-[bBdEhiIOPqRsSuvVx?]+|-[WX].+", word):
+            options.append(word)
+        else:
+            joined = re.fullmatch(r"(-[bBdEhiIOPqRsSuvVx?]+)[mc].*", word)  # ``-Im MODULE``
+            return [*options, joined[1]] if joined else options
+    return options
+
+
+def _of_script(program: Path) -> list[str]:
+    """The Python in the first lines of a script that pip or uv made."""
+    try:
+        with program.open("rb") as file:
+            lines = file.read(2000).decode(errors="replace").splitlines()[:2]
+    except OSError:
+        return []
+    named = re.match(r"#!(?!/bin/sh)(?:\S*/env )?(\S+)", lines[0]) if lines else None
+    if named is None and len(lines) > 1:  # of a path too long for a first line
+        named = re.match(r"'''exec' (?:\"(?=[^\"]+\"))?([^\"]+?)\"? \"\$0\"", lines[1])
+    is_python = named and _PYTHON.fullmatch(os.path.basename(named[1]))
+    return [named[1]] if named and is_python else []
+
+
+def _probed(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
+    """What that Python sees; None if it can't be asked."""
+    try:
+        done = subprocess.run(
+            [*words, "-c", _PROBE],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        seen: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return seen

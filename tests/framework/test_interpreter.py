@@ -1,0 +1,145 @@
+"""The Python of a command: found without running it, and asked whether a server gets patches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from throwaway import REPOSITORY, Throwaway, distribution
+
+from sglang_perf_patches.cli import interpreter
+
+RUN = [sys.executable, "-m", "sglang_perf_patches", "run"]
+SERVER = ["-m", "sglang.launch_server", "--model-path", "M"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python3 -m sglang.launch_server --tp 2", "python3"),
+        ("python3 -u -W ignore -X dev serve.py -I", "python3 -u -W ignore -X dev"),
+        ("python3 -Im sglang.launch_server", "python3 -I"),
+        ("env -u A B=1 python3 -c pass", "env -u A B=1 python3"),
+        ("sglang-perf-patches run python3 -m x", "sglang-perf-patches run python3"),
+        (f"{' '.join(RUN)} python3 -u x", f"{' '.join(RUN)} python3 -u"),
+        ("env -S python3", ""),
+        ("sh -c python3", ""),
+        ("no-such-program", ""),
+        ("env", ""),
+    ],
+)
+def test_the_first_words_start_the_python(command: str, words: str) -> None:
+    assert interpreter.of(command.split()) == words.split()
+
+
+@pytest.mark.parametrize(
+    ("lines", "python"),
+    [
+        ("#!/opt/venv/bin/python3.11\n", "/opt/venv/bin/python3.11"),
+        ("#!/usr/bin/env python3\n", "python3"),
+        ("#!/bin/sh\n'''exec' /opt/long/bin/python \"$0\" \"$@\"\n' '''\n", "/opt/long/bin/python"),
+        ('#!/bin/sh\n\'\'\'exec\' "/opt/a b/bin/python" "$0" "$@"\n', "/opt/a b/bin/python"),
+        ("#!/bin/sh\nexec python3 -m sglang\n", ""),
+        ("\x7fELF", ""),
+        ("", ""),
+    ],
+)
+def test_the_script_of_sglang_names_its_python(tmp_path: Path, lines: str, python: str) -> None:
+    script = tmp_path / "sglang"
+    script.write_text(lines)
+    script.chmod(0o755)
+    found = interpreter.of(["env", "A=1", "sglang", "serve"], str(tmp_path) + ":/usr/bin:/bin")
+    assert found == (["env", "A=1", python] if python else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [("-u -I", "-I"), ("-sE", "-sE"), ("-S", "-S"), ("-s -u -W error", "")]
+)
+def test_an_option_that_cuts_off_what_run_sets(options: str, found: str) -> None:
+    assert interpreter.cutting_off(["python", *options.split()]) == found
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python of its own whose site-packages has a throwaway sglang with a plugin loader."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    package = Throwaway.write(folder)
+    package.lend_plugin_loader("0.5.23")
+    (package.site / "sglang").rename(site / "sglang")
+    return folder / "venv"
+
+
+def why(elsewhere: Path, *paths: Path, words: tuple[str, ...] = ("",), **more: str) -> str:
+    """What keeps patches out of a server in that Python, with some folders on its path."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG")}
+    kept |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), **more}
+    *prefix, options = words
+    python = [str(elsewhere / "bin" / "python"), *options.split()]
+    return interpreter.obstacle([*python, *SERVER], kept, prefix)
+
+
+def test_a_python_says_what_keeps_patches_out(elsewhere: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"  # REPOSITORY's has the metadata of an editable install
+    source.mkdir()
+    (source / "sglang_perf_patches").symlink_to(REPOSITORY / "src" / "sglang_perf_patches")
+    entry = "perf_patches = sglang_perf_patches.plugin:load"
+    installed = distribution(tmp_path / "ours", "sglang-perf-patches", entry)
+    assert "can't import sglang_perf_patches: install" in why(elsewhere)
+    assert "sees no entry point perf_patches" in why(elsewhere, source)
+    assert why(elsewhere, source, installed) == ""
+    for allowed, is_refused in (("other", True), (" , ", True), ("x, perf_patches", False)):
+        said = why(elsewhere, source, installed, SGLANG_PLUGINS=allowed)
+        assert said.startswith("SGLANG_PLUGINS does not name perf_patches") == is_refused
+
+
+def test_run_reaches_no_python_that_ignores_its_environment(elsewhere: Path) -> None:
+    (site,) = elsewhere.glob("lib/python*/site-packages")
+    (site / "ours.pth").write_text(f"{REPOSITORY / 'src'}\n")  # in it also with -I
+    loader = site / "sglang" / "srt" / "plugins" / "__init__.py"
+    text = loader.read_text()
+    loader.unlink()
+    try:
+        assert "loads no plugins." in why(elsewhere)
+        assert why(elsewhere, site, words=(*RUN, "")) == ""  # on the path, `run` sees sglang
+        said = why(elsewhere, site, words=(*RUN, "-I"))
+        assert said.endswith("loads no plugins. -I keeps `sglang-perf-patches run` out.")
+    finally:
+        loader.write_text(text)
+        (site / "ours.pth").unlink()
+
+
+def started(
+    throwaway: Throwaway, *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """``run`` with a Python and some words."""
+    return subprocess.run(
+        [*RUN, sys.executable, *words],
+        env=throwaway.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_run_names_an_option_that_keeps_it_out(throwaway: Throwaway) -> None:
+    done = started(throwaway, "-I", "-c", "print('ran')")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "gets no patches: remove -I" in done.stderr
+    strict = started(throwaway, "-I", "-c", "print('ran')", SGLANG_PERF_PATCHES_STRICT="1")
+    assert (strict.returncode, strict.stdout) == (1, "")
+    off = started(throwaway, "-I", "-c", "print('ran')", SGLANG_PERF_PATCHES="none")
+    assert (off.stdout, off.stderr) == ("ran\n", "")
+
+
+def test_run_says_that_it_passes_by_the_filter(throwaway: Throwaway) -> None:
+    throwaway.lend_plugin_loader("0.5.23")
+    assert started(throwaway, "-c", "").stderr == ""
+    done = started(throwaway, "-c", "", SGLANG_PLUGINS="other")
+    assert "`run` activates its patches all the same" in done.stderr
+    assert done.returncode == 0

@@ -320,9 +320,11 @@ for line in sys.stdin:
 """
 
 
-def health(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[int, str]:
+def health(
+    throwaway: Throwaway, *words: str, script: str = HEALTH, **variables: str | None
+) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", HEALTH, *words],
+        [sys.executable, "-c", script, *words],
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
@@ -561,3 +563,87 @@ def test_a_model_that_says_too_little_is_exit_2(
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert said in done.stderr
+
+
+ARGUMENTS = """
+_published = None
+
+class ServerArgs:
+    speculative_algorithm = None
+
+def set_global_server_args_for_scheduler(server_args):
+    global _published
+    _published = server_args
+
+def get_global_server_args():
+    if _published is None:
+        raise ValueError("Global server args is not set yet!")
+    return _published
+"""
+RULED_PATCHES = """
+import dataclasses
+step = dataclasses.replace(STEP, only_with=("speculation",))
+gated = [declare(id, install="gates", targets=(f"{A}:helper",)) for id in ("one.a", "one.b")]
+use(step, *gated)
+"""
+RULED = (
+    """
+import os, sys, throwaway_installs
+from throwaway_patches import *
+from sglang_perf_patches.model.patching import Gated
+def gates(patching):
+    raise Gated(os.environ["WHY"])
+throwaway_installs.gates = gates
+"""
+    + RULED_PATCHES
+    + """
+import sglang_perf_patches
+sglang_perf_patches.activate()
+import sglang.srt.a, sglang.srt.server_args as arguments
+arguments.set_global_server_args_for_scheduler(arguments.ServerArgs())
+print("up", flush=True)
+sys.stdin.read()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why", "found"),
+    [
+        (
+            "all",
+            "tensor parallelism is on (--tp-size), and it was not proven with that",
+            ("bad", "gated by tensor parallelism (--tp-size): one.a, one.b", 1),
+        ),
+        ("one.b", "cuDNN attends", ("bad", "gated because cuDNN attends: one.b", 1)),
+        ("one.step", "-", ("-", "", 0)),
+    ],
+)
+def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
+    throwaway: Throwaway, chosen: str, why: str, found: tuple[str, str, int]
+) -> None:
+    """What is not needed there is none, also where nothing else is chosen."""
+    throwaway.put("sglang/srt/plugins/__init__.py", "")
+    throwaway.put("sglang/srt/server_args.py", ARGUMENTS)
+    word, change, code = found
+    script = HEALTH.replace("use(STEP, POLICY)", RULED_PATCHES)
+    with subprocess.Popen(
+        [sys.executable, "-c", RULED],
+        env=throwaway.environment(WHY=why, SGLANG_PERF_PATCHES=chosen),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        deadline = time.monotonic() + 60
+        while True:
+            done, out = health(throwaway, "--json", script=script)
+            by_check = {each["check"]: each for each in json.loads(out)["checks"]}
+            if by_check["live"]["word"] == word:
+                break
+            assert time.monotonic() < deadline, by_check
+        assert (done, by_check["live"]["change"]) == (code, change)
+        assert "has run" not in by_check, "nothing is live, so nobody waits for a request"
+        process.stdin.close()

@@ -495,15 +495,79 @@ for name, (without, having) in USES.items():
     )
 
 
-def test_a_gate_is_no_loss_under_strict(server: Throwaway) -> None:
+STRICTLY = {
+    "when the server publishes": """
+ours.activate(CHOSEN, strict=True)
+import sglang.srt.a
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+""",
+    "before it acts": """
+arguments.publish(arguments.ServerArgs(enable_lora=True))
+ours.activate(CHOSEN, strict=True)
+import sglang.srt.a
+""",
+    "by its install function": """
+step = declare("one.step", install="gates", targets=(f"{A}:Worker.step",))
+use(step, HELPER)
+ours.activate(CHOSEN, strict=True)
+import sglang.srt.a
+""",
+    "in a call": """
+import throwaway_installs
+def step(patching):
+    def make(inner):
+        def step(self, x):
+            patching.gate("not for this argument")
+            return inner(self, x)
+        return step
+    patching.override(f"{A}:Worker.step", make)
+throwaway_installs.step = step
+ours.activate(CHOSEN, strict=True)
+import sglang.srt.a as a
+assert a.Worker().step(1) == 2
+ours.activate()
+""",
+}
+
+
+@pytest.mark.parametrize("server", ["new"], indirect=True)
+@pytest.mark.parametrize("how", STRICTLY)
+def test_under_strict_a_gate_of_what_was_named_ends_with_one_line(
+    server: Throwaway, how: str
+) -> None:
+    script = (
+        HEAD
+        + """
+import os
+import sglang.srt.server_args as arguments
+CHOSEN = os.environ["CHOSEN"]
+use(proven(STEP), HELPER)
+"""
+        + STRICTLY[how]
+        + """
+print("served", state()[0])
+"""
+    )
+    for chosen in ("one.step", "one"):
+        done = server.process(script, CHOSEN=chosen)
+        assert (done.returncode, done.stdout) == (1, ""), (chosen, done.stderr)
+        assert done.stderr.startswith("sglang-perf-patches: one.step is gated: "), done.stderr
+        assert done.stderr.count("\n") == 1
+    for chosen in ("all", "two"):
+        done = server.run(script, CHOSEN=chosen)
+        assert done.stdout == f"served {'gated' if chosen == 'all' else 'off'}\n"
+        assert "one.step is gated" not in done.stderr
+
+
+def test_under_strict_what_is_not_needed_is_no_loss(server: Throwaway) -> None:
     done = server.run(
         HEAD
         + """
 import sglang.srt.a, sglang.srt.server_args as arguments
-use(proven(STEP))
+use(only(proven(STEP), "speculation"))
 ours.activate("one.step", strict=True)
 arguments.publish(arguments.ServerArgs(enable_lora=True))
-assert state()[0] == "gated"
+assert state()[0] == "not needed"
 """
     )
     assert not done.stderr

@@ -19,10 +19,11 @@ from throwaway import Throwaway
 from sglang_perf_patches.seen import procfs, records
 
 SERVE = """
-import sys
+import os, sys
 from throwaway_patches import *
 import sglang_perf_patches as ours
-use(STEP, declare("one.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
+how = os.environ.get("BAD", "breaks")
+use(STEP, declare("one.bad", install=how, targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
 import logging
 logging.basicConfig(level=logging.INFO)
 ours.activate()
@@ -111,7 +112,7 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert states(by_pid[one.pid]) == {"one.step": ("live", True), "one.bad": ("failed", False)}
         assert states(by_pid[two.pid]) == {"one.step": ("live", False), "one.bad": ("off", False)}
         code, text, _ = status(throwaway)
-        assert code == 0  # nothing was chosen by name
+        assert code == 1  # `all` chose what failed
         assert f"process {one.pid}: live 1, pending 0, refused 0, failed 1 (1 process)" in text
         assert "one.bad is failed: ZeroDivisionError: broken on purpose" in text
         row = next(line for line in text.splitlines() if f" {one.pid} " in line)
@@ -210,13 +211,24 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
             server.communicate()
 
 
-def test_exit_code_tells_what_was_chosen_by_name_and_failed(throwaway: Throwaway) -> None:
-    process = start(throwaway, SGLANG_PERF_PATCHES="one")
+@pytest.mark.parametrize(
+    ("chosen", "how", "code"),
+    [
+        *(("one.bad", "gates", 1), ("one", "gates", 1), ("all", "gates", 1), ("all", "breaks", 1)),
+        *(("one.step", "gates", 0), ("all,-one.bad", "breaks", 0)),
+    ],
+)
+def test_exit_code_1_tells_that_a_chosen_patch_does_not_do_its_work(
+    throwaway: Throwaway, chosen: str, how: str, code: int
+) -> None:
+    """Whether its name chose it, or ``all``."""
+    process = start(throwaway, SGLANG_PERF_PATCHES=chosen, BAD=how)
     try:
-        wait_for(lambda: states(processes(throwaway)[0])["one.bad"][0] == "failed")
-        code, text, _ = status(throwaway)
-        assert code == 1
-        assert "broken on purpose" in text
+        word = {"gates": "gated", "breaks": "failed"}[how] if code else "off"
+        wait_for(lambda: states(processes(throwaway)[0])["one.bad"][0] == word)
+        found, text, _ = status(throwaway)
+        assert found == code
+        assert (f"one.bad is {word}" in text) == bool(code)
     finally:
         process.kill()
         process.communicate()
@@ -793,6 +805,37 @@ def test_a_server_logs_one_line_when_it_is_ready_and_no_other(throwaway: Throwaw
         r"live on sglang 1.0: one.step, two.helper",
         lines[1],
     )
+
+
+GATED = """
+import throwaway_installs
+from sglang_perf_patches.model.patching import Gated
+def gates(patching):
+    raise Gated(REASONS.pop(0))
+throwaway_installs.gates = gates
+tensors, lora = "tensor parallelism is on (--tp-size)", "requests have priorities"
+unproven = ", and it was not proven with that"
+REASONS = [tensors + unproven, lora + unproven, "it needs one.a: " + tensors + unproven]
+target = (f"{A}:Worker.step",)
+use(STEP, HELPER, *(declare(name, install="gates", targets=target) for name in NAMES))
+"""
+
+
+def test_a_server_logs_what_is_gated_once_by_its_cause(throwaway: Throwaway) -> None:
+    """At boot, and again in the line of the server that is ready, though something is live."""
+    names = "NAMES = ('one.a', 'one.b', 'two.c')\n"
+    done = throwaway.run(SERVER.replace("use(STEP, HELPER)\n", names + GATED))
+    lines = [line for line in done.stderr.splitlines() if "sglang" in line or line == "READY"]
+    causes = (
+        "gated by tensor parallelism: one.a, two.c",
+        "gated because requests have priorities: one.b",
+    )
+    assert lines[:3] == [
+        *(f"WARNING:sglang_perf_patches:sglang-perf-patches: {cause}" for cause in causes),
+        "READY",
+    ]
+    assert len(lines) == 4, lines
+    assert lines[3].endswith(f"; live on sglang 1.0: one.step, two.helper; {'; '.join(causes)}")
 
 
 def test_status_where_all_but_the_runtime_folder_is_read_only(throwaway: Throwaway) -> None:

@@ -38,6 +38,8 @@ class Notices:
         """Note what became of a patch."""
         if member.status != (state, reason):
             member.status = (state, reason)
+            if state == "gated" and member.patch.id in self._demanded:
+                self.complain(member)
             self.tell(self._on_change)
 
     def tell(self, observers: Callable[[], None]) -> None:

@@ -224,10 +224,19 @@ def cause(reason: str) -> str:
     'by tensor parallelism'
     >>> cause("requests have priorities (--enable-priority-scheduling)")
     'because requests have priorities'
+    >>> cause("it needs mlx.kv-arena: LoRA is on (--enable-lora)")
+    'by LoRA'
     """
-    clause = reason.removesuffix(_UNPROVEN).partition(" (--")[0]
+    _, is_of_needed, rest = reason.partition(": ") if reason.startswith("it needs ") else ("",) * 3
+    clause = (rest if is_of_needed else reason).removesuffix(_UNPROVEN).partition(" (--")[0]
     short = clause.removesuffix(" is on")
     return f"by {short}" if short != clause else f"because {clause}"
+
+
+def flag_in(reason: str) -> str:
+    """The flag that a reason names: ``--tp-size``; "" if it names none."""
+    _, found, rest = reason.partition(" (--")
+    return f"--{rest.partition(')')[0]}" if found else ""
 
 
 def plain(value: Any) -> Any:

@@ -16,6 +16,9 @@ from .errors import OperatorError
 from .patch import Patch
 from .switch import OFF, is_off
 
+TROUBLE = frozenset({"gated", "refused", "conflict", "failed"})
+"""Words for a patch that does not do its work where it was wanted."""
+
 
 class SelectionError(OperatorError, ValueError):
     """The selection is malformed, or names something that does not exist."""
@@ -48,7 +51,16 @@ class Selection:
         """
         if word == "absent":  # a set's name selects only patches with an effect there
             return patch_id in self.in_full
-        return word in {"refused", "conflict", "failed"} and patch_id in self.by_name
+        return word in TROUBLE and patch_id in self.by_name
+
+    def is_in_trouble(self, patch_id: str, state: str) -> bool:
+        """Whether a chosen patch, also one that only ``all`` chose, does not do its work.
+
+        Args:
+            patch_id: the patch.
+            state: of it in a running process.
+        """
+        return self.is_lost(patch_id, state) or (state in TROUBLE and patch_id in self.ids)
 
 
 def parse(text: str, patches: Mapping[str, Patch]) -> Selection:

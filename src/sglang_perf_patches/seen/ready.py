@@ -1,4 +1,7 @@
-"""One line in a server's log when it is ready for requests: what is live in all its processes."""
+"""Lines in a server's log: what is gated, and, when it is ready for requests, what is live.
+
+They are about all processes of the server, and logged by the topmost.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ class Announcement:
 
     def __init__(self) -> None:
         self.is_made = False
+        self._told: set[str] = set()
         self._before: Mapping[str, str] = {}
         self._looks = 0
 
@@ -39,6 +43,7 @@ class Announcement:
         """
         if self.is_made:
             return
+        self._tell_gated(processes)
         states = summary.over_processes(processes)
         role = processes[0]["role"]
         is_ready = _is_ready(role)
@@ -59,20 +64,29 @@ class Announcement:
             self.is_made = True
             logger.info(line(processes, states))
 
+    def _tell_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        """Log each gated patch once, those of one reason in one line."""
+        by_cause = {
+            cause: new
+            for cause, ids in summary.gated(processes).items()
+            if (new := [patch_id for patch_id in ids if patch_id not in self._told])
+        }
+        for one in summary.gated_lines(by_cause):
+            logger.warning("sglang-perf-patches: %s", one)
+        self._told.update(*by_cause.values())
+
 
 def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> str:
     """The line that is logged."""
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
     others = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
-    live, gated = summary.in_state(states, "live"), summary.in_state(states, "gated")
-    names = ", ".join(live) or "none"
-    if gated and not live:
-        reason = summary.reason(processes, gated[0], "gated")
-        names += f"; {gated[0]} is gated: {reason}"
+    names = ", ".join(summary.in_state(states, "live")) or "none"
+    gated = summary.gated_lines(summary.gated(processes))
     return (
         f"sglang-perf-patches: {what} {first['pid']}{others}: {summary.counts(states)}; "
-        f"live on sglang {first['sglang']}: {names}"
+        f"live on sglang {first['sglang']}: "
+        f"{'; '.join([names, *gated])}"
     )
 
 

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..model.feature import cause
+
 _STRONGEST_FIRST = (
     "failed",
     "conflict",
     "refused",
+    "gated",
     "not needed",
     "live",
-    "gated",
     "pending",
     "superseded",
     "built-in",
@@ -25,6 +27,9 @@ _COUNTED_IF_ANY = ("conflict", "failed", "gated")
 
 def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Patch → its state in a server: trouble in one process is trouble, else live in one is live.
+
+    What one process has no use for, all of them have no use for: they have the same arguments, and
+    some never publish them.
 
     Args:
         processes: records, as `records.read_all` gives them.
@@ -54,6 +59,25 @@ def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) ->
     patches = (patch for process in processes for patch in process["patches"])
     reasons = (p["reason"] for p in patches if (p["id"], p["state"]) == (patch_id, state))
     return next(reasons, "")
+
+
+def gated(processes: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Cause → the patches that are gated for it in any process, in declared order.
+
+    Causes are worded as `model.feature.cause` does it.
+    """
+    by_cause: dict[str, list[str]] = {}
+    for process in processes:
+        for patch in process["patches"]:
+            if patch["state"] == "gated":
+                ids = by_cause.setdefault(cause(patch["reason"]), [])
+                ids += [] if patch["id"] in ids else [patch["id"]]
+    return by_cause
+
+
+def gated_lines(by_cause: Mapping[str, Sequence[str]]) -> list[str]:
+    """``gated by tensor parallelism: a, b``, for each cause; from what `gated` returns."""
+    return [f"gated {why}: {', '.join(ids)}" for why, ids in by_cause.items()]
 
 
 def _strength(state: str) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Literal
 
 from ... import __version__
 from ...judge.source import Tree
-from ...model.selection import Selection
+from ...model.feature import flag_in
+from ...model.selection import TROUBLE, Selection
 from ...seen import records, summary
 from .. import entry_point, machine, render
 from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at
@@ -25,7 +26,7 @@ class Check:
 
     Attributes:
         check: its name.
-        word: ``ok``; ``look``: an operator may want to; ``bad``: something named is missing;
+        word: ``ok``; ``look``: an operator may want to; ``bad``: something chosen is missing;
             ``-``: nothing to see here.
         said: what was found.
         change: what to do about it; empty for nothing.
@@ -38,7 +39,7 @@ class Check:
 
 
 def run(*, as_json: bool) -> int:
-    """Print the checks; 1 if something chosen by name is not available, here or in a server.
+    """Print the checks; 1 if a patch named is not available, or a chosen one not in a server.
 
     Raises:
         TreeError: there is no sglang.
@@ -117,10 +118,13 @@ def _servers() -> Iterator[Check]:
         trouble = [
             f"{name} is {word}: {summary.reason(one.members, name, word)}"
             for name, word in states.items()
-            if word in {"failed", "conflict", "refused"}
+            if word in TROUBLE - {"gated"}
         ]
+        trouble += _gates(one.members)
         if servers.lacks_something(one.members):
             yield Check("live", "bad", line, "; ".join(trouble))
+        elif not live and not trouble and _concerns_none(states):
+            yield Check("live", "-", f"{one.name}: none of the chosen patches is for this server")
         elif trouble or not live:
             why = "; ".join(trouble) or "nothing is live: sglang-perf-patches status --all"
             yield Check("live", "look", line, why)
@@ -128,6 +132,19 @@ def _servers() -> Iterator[Check]:
             yield Check("live", "ok", line)
         if live:
             yield _has_run(one, live)
+
+
+def _concerns_none(states: Mapping[str, str]) -> bool:
+    """Whether a server has no use for any chosen patch."""
+    words = {*states.values()}
+    return "not needed" in words and "pending" not in words
+
+
+def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each cause of a gate, with the flag that switches it on."""
+    for cause, ids in summary.gated(members).items():
+        flag = flag_in(summary.reason(members, ids[0], "gated"))
+        yield f"gated {cause}{flag and f' ({flag})'}: {', '.join(ids)}"
 
 
 def _has_run(one: servers.Running, live: Any) -> Check:

@@ -59,7 +59,7 @@ def of(records: Sequence[dict[str, Any]]) -> list[Running]:
 
 
 def lacks_something(members: Sequence[dict[str, Any]]) -> bool:
-    """Whether a process lacks what was chosen for it by name."""
+    """Whether a chosen patch, also one that only ``all`` chose, does not do its work somewhere."""
     return any(_lacks(data) for data in members)
 
 
@@ -68,7 +68,7 @@ def _lacks(data: dict[str, Any]) -> bool:
         choice = selection.parse(data.get("selection", "all"), by_id(sets.load()))
     except SelectionError:
         return False
-    return any(choice.is_lost(state["id"], state["state"]) for state in data["patches"])
+    return any(choice.is_in_trouble(state["id"], state["state"]) for state in data["patches"])
 
 
 def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from ...model.selection import TROUBLE
 from ...seen import records, summary
 from .. import render
 from . import add_json, servers
 
 PARSER: dict[str, Any] = {
-    "epilog": "Exit code 1: a patch that you named is refused, in conflict or failed."
+    "epilog": "Exit code 1: a chosen patch, also one that only `all` chose, is gated, refused, in "
+    "conflict or failed in a process. One that is `not needed` there is fine."
 }
-_TROUBLE = {"refused", "conflict", "failed", "gated"}
-_COLOURS = {"live": "green", "refused": "red", "conflict": "red", "failed": "red"}
+_COLOURS = {"live": "green", **dict.fromkeys(TROUBLE, "red")}
 _EVERY_S = 2.0
 _BAD_SHOWN = 10
 
@@ -47,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the records say; 1 if a process lacks what was chosen for it by name."""
+    """Print what the records say; 1 if a chosen patch does not do its work in some process."""
     if args.watch is None:
         return _once(args)
     if args.json:
@@ -137,7 +138,7 @@ def _troubles(members: Sequence[Record]) -> list[str]:
         (patch["id"], patch["state"], patch["reason"]): None
         for data in members
         for patch in data["patches"]
-        if patch["state"] in _TROUBLE
+        if patch["state"] in TROUBLE
     }
     return [
         f"  {patch_id} is {render.paint(state, _COLOURS.get(state, ''))}: {reason}"

@@ -1,5 +1,7 @@
 """Each constant that a patch's definitions read, and each class header around them, counts.
 
+So do the enumerations and settings that they name, and the constants of their classes' bases.
+
 Which these are is found here by other means than the judge's: by what the compiled code loads, and
 by the lines of the file.
 """
@@ -20,7 +22,7 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.judge.definition import Definition
 from sglang_perf_patches.judge.verdict import judge, judge_each
-from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of
+from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of, room_of
 
 RELEASES = ("0.5.9", "0.5.17", "0.5.23")
 BUILD = "git-5b9fbc51dcff"
@@ -30,8 +32,12 @@ APART = 5
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_NAME"}
 
-_Change = tuple[str, int, str]
-"""A module, the index of a line in its file, and what that line is to be."""
+HOW = ("around", "enumeration", "predicate", "setting", "base")
+_MODE = "sglang.srt.model_executor.forward_batch_info"
+_SETTINGS = "sglang.srt.environ"
+
+_Change = tuple[str, int, str, str]
+"""A module, the index of a line in its file, what that line is to be, and one of `HOW`."""
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -47,12 +53,15 @@ def test_a_changed_constant_or_header_refuses(
                 concerned.setdefault(change, set()).add(verdict.patch.id)
     assert len(concerned) > 20
     assert {id for ids in concerned.values() for id in ids} == {each.patch.id for each in applying}
+    # No method of 0.5.9 that counts reads a constant of a base.
+    assert {how for _, _, _, how in concerned} == set(HOW[: 4 if release == "0.5.9" else 5])
 
     root = copy_of(whole, tmp_path)
     known = {patch.id: (patch, each.known) for each in sets.load() for patch in each.patches}
     apart = 1 if tiers.is_whole(pytestconfig) else APART
-    for change in sorted(concerned)[::apart]:
-        module, index, text = change
+    by_kind = [[each for each in sorted(concerned) if each[3] == how] for how in HOW]
+    for change in [each for kind in by_kind for each in kind[::apart]]:
+        module, index, text, _ = change
         path = root / whole_path(whole, module).relative_to(whole.root)
         kept = path.read_bytes()
         lines = source.lines_of(path)
@@ -101,6 +110,46 @@ def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
         assert judge(patch, known, source.Tree(root)).word == "refused"
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_settings_and_modes_that_our_own_code_reads_count(release: str) -> None:
+    tree = source.Tree(source.find(downloads.tree(release)))
+    found = 0
+    for verdict in judge_each(sets.load(), tree):
+        if verdict.word != "applies":
+            continue
+        text = "\n".join(path.read_text("utf-8") for path in files_of(verdict.patch))
+        named = {f"{_SETTINGS}:Envs.{name}" for name in re.findall(r"\benvs\.([A-Z]\w*)", text)}
+        named |= {f"{_MODE}:ForwardMode"} if "forward_mode" in text else set()
+        there = {reference for reference in named if tree.definition(reference)}
+        counting = set(verdict.definitions or ())
+        for definition in (verdict.definitions or {}).values():
+            counting |= {*definition.imports, *definition.classes}
+        assert there <= counting, verdict.patch.id
+        found += len(there)
+    assert found > 1
+
+
+def files_of(patch: Patch) -> set[Path]:
+    """What runs of a patch: the modules of its folder, and what those import of its set's."""
+    folder = Path(sets.__file__).parent.joinpath(*room_of(patch.id).split("."))
+    waiting = [path for path in folder.glob("*.py") if path.name != "proof.py"]
+    files: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in files:
+            continue
+        files.add(path)
+        for dots, module, names in re.findall(
+            r"^ *from (\.+)([\w.]*) import ([\w, ]+)", path.read_text("utf-8"), re.MULTILINE
+        ):
+            base = path.parents[len(dots) - 1].joinpath(*module.split(".") if module else ())
+            for each in (base, *(base / name for name in names.split(", "))):
+                shared = each.with_suffix(".py")
+                if shared.is_file() and folder.parent in shared.parents:
+                    waiting.append(shared)
+    return files
+
+
 def copy_of(whole: source.Tree, folder: Path) -> Path:
     """What verdicts read of a tree, to be changed and restored."""
     root = folder / "sglang"
@@ -128,19 +177,76 @@ def changes(tree: source.Tree, definition: Definition) -> Iterator[_Change]:
         for index, line in enumerate(lines):
             if re.match(rf"class {name}\b", line):
                 text = re.sub(r"^class \w+", rf"\g<0>(Other{'' if '(' in line else ')'}", line)
-                yield module, index, re.sub(r"(\(Other)\(", r"\1, ", text)
+                yield module, index, re.sub(r"(\(Other)\(", r"\1, ", text), "around"
                 yield from fields(module, lines, index, names_read(definition, _ATTRIBUTES))
     read = names_read(definition, _GLOBALS)
     for index, line in enumerate(lines):
         match = re.match(r"(\w+)(\s*:[^=]+)?\s*=(?!=)", line)
         if match and match[1] in read and match[1] != last:
-            yield module, index, f"{match[0]} None if None else{line[match.end() :]}"
+            yield module, index, f"{match[0]} None if None else{line[match.end() :]}", "around"
     for whence, name in imported(lines):
         path = tree.path(whence) if name in read else None
         for index, line in enumerate(source.lines_of(path) if path else ()):
             if re.match(rf"{name}(\s*:[^=]+)?\s*=(?!=)", line):
                 tree._parsed(whence, whole_path(tree, whence))
-                yield whence, index, re.sub("=", "= None if None else", line, count=1)
+                yield whence, index, re.sub("=", "= None if None else", line, count=1), "around"
+    yield from changes_of_enumerations(tree, definition, lines)
+    if definition.is_function and classes:
+        yield from changes_of_bases(tree, definition, module, classes[-1])
+
+
+def changes_of_enumerations(
+    tree: source.Tree, definition: Definition, lines: list[str]
+) -> Iterator[_Change]:
+    """A change to a member of each enumeration, to a predicate, and to the defaults of settings."""
+    for name, member in sorted(set(re.findall(r"\b(_*[A-Z]\w*)\.([A-Z]\w*)\b", definition.text))):
+        for whence, there, index in class_of(tree, module_of(definition.reference), name):
+            if re.search(r"\(.*(Enum|Flag)\b", there[index]):
+                for change in fields(whence, there, index, {member}):
+                    yield *change[:3], "enumeration"
+    if "forward_mode." in definition.text and tree.path(_MODE):
+        there = source.lines_of(whole_path(tree, _MODE))
+        first = there.index("class ForwardMode(IntEnum):")
+        index = next(i for i in range(first, len(there)) if "return self ==" in there[i])
+        yield _MODE, index, there[index].replace("self ==", "self !="), "predicate"
+    if f"from {_SETTINGS} import envs" in lines:
+        there = source.lines_of(whole_path(tree, _SETTINGS))
+        tree._parsed(_SETTINGS, whole_path(tree, _SETTINGS))
+        for name in set(re.findall(r"\benvs\.([A-Z]\w*)", definition.text)):
+            index = next(i for i, line in enumerate(there) if line.startswith(f"    {name} = "))
+            yield _SETTINGS, index, there[index].replace("=", "= None or", 1), "setting"
+
+
+def changes_of_bases(
+    tree: source.Tree, definition: Definition, module: str, name: str
+) -> Iterator[_Change]:
+    """A change to each constant of a class's bases that a method reads of its own object."""
+    waiting = list(class_of(tree, module, name))
+    read = set(re.findall(r"\bself\.(\w+)\b(?!: [^=]+ =|, self|\s*=[^=])", definition.text))
+    while waiting:
+        whence, lines, index = waiting.pop()
+        body = "\n".join(lines[index + 1 :]).partition("\nclass ")[0]
+        if whence != module or not re.match(rf"class {name}\b", lines[index]):
+            for change in fields(whence, lines, index, read):
+                yield *change[:3], "base"
+        read -= set(re.findall(r"^    (?:async )?(?:def )?(\w+)", body, re.MULTILINE))
+        bases = re.match(r"class \w+\(([\w, ]+)\):", lines[index])
+        for base in bases[1].split(", ") if bases else ():
+            waiting += class_of(tree, whence, base)
+
+
+def class_of(tree: source.Tree, module: str, name: str) -> Iterator[tuple[str, list[str], int]]:
+    """Where a class is that a file calls so: its module, the lines there, and the index of its."""
+    lines = source.lines_of(whole_path(tree, module))
+    places = [whence for whence, imported_name in imported(lines, r"\w+") if imported_name == name]
+    for whence in [module, *places]:
+        path = tree.path(whence)
+        there = source.lines_of(path) if path else []
+        for index, line in enumerate(there):
+            if re.match(rf"class {name}\b", line) and path:
+                tree._parsed(whence, path)
+                yield whence, there, index
+                return
 
 
 def fields(module: str, lines: list[str], first: int, read: set[str]) -> Iterator[_Change]:
@@ -150,7 +256,8 @@ def fields(module: str, lines: list[str], first: int, read: set[str]) -> Iterato
             return
         match = re.match(r"    (\w+)(\s*:[^=]+)?\s*=(?!=)", lines[index])
         if match and match[1] in read:
-            yield module, index, f"{match[0]} None if None else{lines[index][match.end() :]}"
+            text = f"{match[0]} None if None else{lines[index][match.end() :]}"
+            yield module, index, text, "around"
 
 
 def names_read(definition: Definition, how: set[str]) -> set[str]:
@@ -167,11 +274,11 @@ def names_read(definition: Definition, how: set[str]) -> set[str]:
     return names
 
 
-def imported(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Constants that a file imports by name at its beginning, and from where."""
+def imported(lines: list[str], names: str = r"_?[A-Z][A-Z0-9_]+") -> Iterator[tuple[str, str]]:
+    """Constants, or other names, that a file imports at its beginning, and from where."""
     text = "\n".join(lines)
     for whence, group, single in re.findall(
         r"^from (sglang[\w.]+) import (?:\(([^)]*)\)|(.*))$", text, re.MULTILINE
     ):
-        for name in re.findall(r"\b_?[A-Z][A-Z0-9_]+\b", group or single):
+        for name in re.findall(rf"\b{names}\b", group or single):
             yield whence, name

@@ -29,6 +29,11 @@ NOTHING: Any = object()
 _TREES = 32
 """How many trees are kept: those that were written last."""
 
+_MAKERS = (
+    *("cache", "definition", "elsewhere", "parsing", "source", "statements", "surroundings"),
+)
+"""The modules on which it depends what is kept."""
+
 _Stamp = str
 """What identifies the content of a file."""
 
@@ -112,7 +117,7 @@ def _stamp(path: Path) -> _Stamp | None:
 def _made_by() -> str:
     """What a file must have been made by to be read: this code, in a Python with this syntax."""
     here = Path(__file__)
-    files = ("cache.py", "definition.py", "parsing.py", "source.py", "surroundings.py")
+    files = [f"{name}.py" for name in _MAKERS]
     stamps = [_stamp(here.with_name(name)) for name in files]
     return f"{__version__} {sys.implementation.cache_tag} {stamps}"
 

@@ -39,6 +39,8 @@ class Surroundings:
             name.
         imports: the constants of other files that it reads: reference → the name that its own
             module has for one, "" where only a function has it.
+        classes: the classes of sglang that it names an attribute of, or inherits from: reference →
+            what it reads of each.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +48,27 @@ class Surroundings:
     defaults: Mapping[str, str] = field(default_factory=dict)
     bases: tuple[str, ...] = ()
     imports: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClassBody:
+    """A class as other code reads it, or an import that passes one on.
+
+    Attributes:
+        own: the part digest of its source.
+        bases: a reference for each base that is a class of sglang, for others the last name.
+        constants: the names that its body assigns → the part digest of the assignments.
+    """
+
+    own: str
+    bases: tuple[str, ...] = ()
+    constants: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_enumeration(self) -> bool:
+        """Whether one of its own bases is, by its name, one of the standard library's."""
+        return any(":" not in base and base.endswith(("Enum", "Flag")) for base in self.bases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +156,7 @@ def differing(known: str, actual: str) -> str:
 PARTS = {
     "header": "the header of a class around it",
     "values": "a value that it reads",
-    "imported": "a value that it reads from another file",
+    "imported": "a value that it reads from a class or another file",
     "later": "what later lines of its file put in its place",
     "override": "which classes of its file override it",
 }

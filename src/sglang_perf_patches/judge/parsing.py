@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..model.patch import qualname_of
-from .definition import Definition, TreeError, digest_of, lines_of, text_of
+from ..model.patch import module_of, qualname_of
+from .definition import ClassBody, Definition, TreeError, digest_of, lines_of, text_of
+from .elsewhere import Names, class_body
+from .statements import Function, Named, span
 from .surroundings import rebound_names, surroundings
 
 _Scope = ast.Module | ast.ClassDef
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Named = _Function | ast.ClassDef
 
 
 class Module:
@@ -31,21 +31,18 @@ class Module:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise TreeError(f"{path} can't be parsed{where}: {type(error).__name__}") from error
+        self._names: Names | None = None
         self._rebound = rebound_names(self.lines, self.syntax)
 
     def definition(self, reference: str) -> Definition | None:
         """What the file has under a reference of its module; None if it has no such name."""
-        nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
-        for name in qualname_of(reference).split("."):
-            scopes = [node for node in nodes if isinstance(node, _Scope)]
-            nodes = [bound for scope in scopes for bound in _bindings(scope.body, name)]
-        pieces = [node for node in nodes if isinstance(node, ast.stmt)]
+        pieces = self._pieces(reference)
         if not pieces:
             return None
         last = pieces[-1]
         members: list[Definition | None] = []
         if isinstance(last, ast.ClassDef):
-            functions = [node for node in last.body if isinstance(node, _Function)]
+            functions = [node for node in last.body if isinstance(node, Function)]
             names = dict.fromkeys(node.name for node in functions)
             members = [self.definition(f"{reference}.{name}") for name in names]
         around = surroundings(
@@ -54,20 +51,42 @@ class Module:
             self._rebound,
             reference,
             pieces,
-            is_package=self.path.name == "__init__.py",
+            self._names_of(reference),
         )
-        spans = tuple((_first_line(node), node.end_lineno or node.lineno) for node in pieces)
+        spans = tuple(map(span, pieces))
         return Definition(
             reference=reference,
             path=self.path,
             lines=spans,
             own=digest_of(text_of(self.lines, spans)),
-            decorators=len(last.decorator_list) if isinstance(last, _Named) else 0,
+            decorators=len(last.decorator_list) if isinstance(last, Named) else 0,
             is_class=isinstance(last, ast.ClassDef),
-            is_function=isinstance(last, _Function),
+            is_function=isinstance(last, Function),
             members=tuple(member for member in members if member),
             **vars(around),
         )
+
+    def class_body(self, reference: str) -> ClassBody | None:
+        """What the file has of a class, or of an import that passes one on; None if neither."""
+        pieces = self._pieces(reference)
+        name = qualname_of(reference)
+        return (
+            class_body(self.lines, pieces[-1], name, self._names_of(reference)) if pieces else None
+        )
+
+    def _pieces(self, reference: str) -> list[ast.stmt]:
+        """The statements that bind a name."""
+        nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
+        for name in qualname_of(reference).split("."):
+            scopes = [node for node in nodes if isinstance(node, _Scope)]
+            nodes = [bound for scope in scopes for bound in _bindings(scope.body, name)]
+        return [node for node in nodes if isinstance(node, ast.stmt)]
+
+    def _names_of(self, reference: str) -> Names:
+        if self._names is None:
+            is_package = self.path.name == "__init__.py"
+            self._names = Names(self.syntax, module_of(reference), is_package=is_package)
+        return self._names
 
 
 def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
@@ -75,7 +94,7 @@ def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
     for node in body:
         if name in _bound_by(node):
             yield node
-        elif not isinstance(node, _Named):
+        elif not isinstance(node, Named):
             for block in ("body", "orelse", "finalbody"):
                 yield from _bindings(getattr(node, block, ()), name)
             for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
@@ -84,7 +103,7 @@ def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
 
 def _bound_by(node: ast.stmt) -> Iterator[str]:
     """The names that a statement binds by itself, not those that statements inside it bind."""
-    if isinstance(node, _Named):
+    if isinstance(node, Named):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
@@ -95,8 +114,3 @@ def _bound_by(node: ast.stmt) -> Iterator[str]:
             if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
                 yield part.id
         yield from (handler.name for handler in getattr(node, "handlers", ()) if handler.name)
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = node.decorator_list if isinstance(node, _Named) else []
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])

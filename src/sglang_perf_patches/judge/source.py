@@ -10,15 +10,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..model.patch import module_of
 from .cache import NOTHING, Cache
 from .definition import (
+    ClassBody,
     Definition,
     NoSourceError,
     TreeError,
@@ -30,6 +32,8 @@ from .definition import (
 
 if TYPE_CHECKING:
     from .parsing import Module
+
+_Found = TypeVar("_Found")
 
 __all__ = [
     "Definition",
@@ -153,7 +157,7 @@ class Tree:
             self._definitions[reference] = None  # what imports itself is not there
             try:
                 definition = self._look_up(reference)
-                self._definitions[reference] = definition and self._with_imported(definition)
+                self._definitions[reference] = definition and self._with_read(definition)
             except BaseException:
                 del self._definitions[reference]
                 raise
@@ -182,28 +186,53 @@ class Tree:
         return None
 
     def _look_up(self, reference: str) -> Definition | None:
+        def restored(path: Path, kept: Any) -> Definition | None:
+            return None if kept is None else _from_kept(reference, path, kept)
+
+        def to_keep(definition: Definition | None) -> Any:
+            return None if definition is None else _to_keep(definition)
+
+        return self._read("definition", reference, restored, to_keep)
+
+    def _class_body(self, reference: str) -> ClassBody | None:
+        def restored(path: Path, kept: Any) -> ClassBody | None:
+            return None if kept is None else ClassBody(kept[0], tuple(kept[1]), dict(kept[2]))
+
+        def to_keep(body: ClassBody | None) -> Any:
+            return None if body is None else [body.own, body.bases, body.constants]
+
+        return self._read("class_body", reference, restored, to_keep)
+
+    def _read(
+        self,
+        what: str,
+        reference: str,
+        restored: Callable[[Path, Any], _Found | None],
+        to_keep: Callable[[_Found | None], Any],
+    ) -> _Found | None:
+        """What a method of `Module` finds under a reference, from the cache where it is there."""
         module = module_of(reference)
         path = self.path(module)
         if path is None:
             return None
-        name = f"definition:{reference}"
+        name = f"{what}:{reference}"
         if self.cache is not None:
             kept = self.cache.get(path, name)
             if kept is not NOTHING:
                 try:
-                    return None if kept is None else _from_kept(reference, path, kept)
+                    return restored(path, kept)
                 except (TypeError, ValueError, LookupError, AttributeError):
                     pass  # treat it as missing
         try:
-            definition = self._parsed(module, path).definition(reference)
+            found: _Found | None = getattr(self._parsed(module, path), what)(reference)
         except RecursionError as error:
             raise TreeError(f"{path} is nested too deep") from error
         if self.cache is not None:
-            self.cache.put(path, name, None if definition is None else _to_keep(definition))
-        return definition
+            self.cache.put(path, name, to_keep(found))
+        return found
 
-    def _with_imported(self, definition: Definition) -> Definition:
-        """With the constants that it reads from other files among its parts and values."""
+    def _with_read(self, definition: Definition) -> Definition:
+        """With what it reads of classes and of other files among its parts and values."""
         parts, values = [], dict(definition.values)
         for reference, name in sorted(definition.imports.items()):
             constant = self.definition(reference)
@@ -213,10 +242,30 @@ class Tree:
             values |= constant.values
             if name and reference in constant.values:
                 values[f"{module_of(definition.reference)}:{name}"] = constant.values[reference]
+        for reference, names in definition.classes.items():
+            parts += self._read_of_class(reference, names)
         if not parts:
             return definition
         digest = part_digest_of("\n".join(parts))
         return replace(definition, parts={**definition.parts, "imported": digest}, values=values)
+
+    def _read_of_class(self, reference: str, names: Collection[str]) -> Iterator[str]:
+        """An enumeration as a whole; of another class, the constants that it and its bases have."""
+        family: dict[str, ClassBody] = {}
+        waiting = [reference]
+        while waiting:
+            name = waiting.pop()
+            body = None if name in family or ":" not in name else self._class_body(name)
+            if body is not None:
+                family[name] = body
+                waiting += body.bases
+        is_enumeration = any(body.is_enumeration for body in family.values())
+        for name, body in family.items():
+            if is_enumeration:
+                yield f"{name} {body.own}"
+            else:
+                found = sorted(set(names) & set(body.constants))
+                yield from (f"{name}.{each} {body.constants[each]}" for each in found)
 
     def _parsed(self, module: str, path: Path) -> Module:
         from .parsing import Module
@@ -238,6 +287,7 @@ def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
     lists = {
         "lines": tuple((int(first), int(last)) for first, last in kept["lines"]),
         "bases": tuple(kept["bases"]),
+        "classes": {name: tuple(read) for name, read in kept["classes"].items()},
         "members": tuple(_from_kept(name, path, each) for name, each in kept["members"].items()),
     }
     return Definition(**{**kept, **lists, "reference": reference, "path": path})

@@ -8,14 +8,11 @@ a definition, without being declared.
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from . import elsewhere
 from .definition import OF_NAME, Span, Surroundings, part_digest_of, text_of
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Named = _Function | ast.ClassDef
-_CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
+from .statements import Function, Named, assigned, dotted, statements
 
 
 def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
@@ -32,8 +29,7 @@ def surroundings(
     rebound: frozenset[str],
     reference: str,
     own: Sequence[ast.stmt],
-    *,
-    is_package: bool,
+    of_file: elsewhere.Names,
 ) -> Surroundings:
     """What is around a definition.
 
@@ -43,7 +39,7 @@ def surroundings(
         rebound: what `rebound_names` gives of it.
         reference: the definition's.
         own: the definition's statements.
-        is_package: whether the file is a package's ``__init__.py``.
+        of_file: what the file's names mean.
     """
     module, _, qualname = reference.partition(":")
     *names, last = qualname.split(".")
@@ -72,63 +68,29 @@ def surroundings(
         for name, bindings in (constants | fields).items()
         if name not in rebound
     }
-    if not isinstance(own[-1], _Named):
+    if not isinstance(own[-1], Named):
         literals[qualname] = _literal(own)
-    package = module if is_package else module.rpartition(".")[0]
     return Surroundings(
         parts={name: part_digest_of(text) for name, text in texts.items()},
         values={f"{module}:{name}": text for name, text in literals.items() if text is not None},
         defaults=_defaults(own[-1]),
         bases=_base_names([*classes, own[-1]]),
-        imports=_imported(syntax, own, read, package, module),
+        imports=elsewhere.constants(own, read, of_file),
+        classes=elsewhere.classes(own, classes, of_file),
     )
-
-
-def _imported(
-    syntax: ast.Module, own: Sequence[ast.stmt], read: set[str], package: str, module: str
-) -> dict[str, str]:
-    """Constants, by the convention for their names, that come from other files of sglang."""
-    constants: dict[str, str] = {}
-    local = [each for node in own for each in ast.walk(node) if isinstance(each, ast.ImportFrom)]
-    there = [each for each in _statements(syntax.body) if isinstance(each, ast.ImportFrom)]
-    for is_local, nodes in ((True, local), (False, there)):
-        for node in nodes:
-            whence = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                whence = ".".join([*above, *whence.split(".")]).rstrip(".")
-            if whence == module or whence.partition(".")[0] != "sglang":
-                continue
-            for alias in node.names:
-                name = alias.asname or alias.name
-                # A definition that is itself an import passes on what it imports.
-                if _CONSTANT.fullmatch(alias.name) and (name in read or node in own):
-                    constants[f"{whence}:{alias.name}"] = "" if is_local else name
-    return constants
 
 
 def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
     enclosing: list[ast.ClassDef] = []
     scope: ast.Module | ast.ClassDef = syntax
     for name in names:
-        classes = (each for each in _statements(scope.body) if isinstance(each, ast.ClassDef))
+        classes = (each for each in statements(scope.body) if isinstance(each, ast.ClassDef))
         bound = [each for each in classes if each.name == name]
         if not bound:
             break
         scope = bound[-1]
         enclosing.append(bound[-1])
     return enclosing
-
-
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a body at any depth, but in other scopes."""
-    for node in body:
-        yield node
-        if not isinstance(node, _Named):
-            for block in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(node, block, ()))
-            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                yield from _statements(part.body)
 
 
 def _read_by(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
@@ -145,42 +107,29 @@ def _read_by(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
 
 def _assignments(scope: ast.Module | ast.ClassDef, names: set[str]) -> dict[str, list[ast.stmt]]:
     """A scope's own assignments to names, and to those that they read in turn."""
-    assigned: dict[str, list[ast.stmt]] = {}
-    for node in _statements(scope.body):
-        for name in _targets(node):
-            assigned.setdefault(name, []).append(node)
+    of_name: dict[str, list[ast.stmt]] = {}
+    for node in statements(scope.body):
+        for name in assigned(node):
+            of_name.setdefault(name, []).append(node)
     reached: dict[str, list[ast.stmt]] = {}
-    waiting = sorted(names & set(assigned))
+    waiting = sorted(names & set(of_name))
     while waiting:
         name = waiting.pop()
         if name not in reached:
-            reached[name] = assigned[name]
-            names_in_turn, _ = _read_by(assigned[name])
-            waiting += sorted(names_in_turn & set(assigned))
+            reached[name] = of_name[name]
+            names_in_turn, _ = _read_by(of_name[name])
+            waiting += sorted(names_in_turn & set(of_name))
     return reached
-
-
-def _targets(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value):
-        targets = [node.target]
-    else:
-        return
-    for target in targets:
-        for each in ast.walk(target):
-            if isinstance(each, ast.Name):
-                yield each.id
 
 
 def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt]:
     """Statements that put something in the place of a definition or of a class around it."""
     qualname = [*names, last]
     replacing: list[ast.stmt] = []
-    for node in _statements(syntax.body):
-        chains = [chain for target in _stored(node) if (chain := _chain(target))]
-        if names and isinstance(node, _Function | ast.Assign | ast.AnnAssign):
-            bound = [node.name] if isinstance(node, _Function) else list(_targets(node))
+    for node in statements(syntax.body):
+        chains = [chain for target in _stored(node) if (chain := dotted(target))]
+        if names and isinstance(node, Function | ast.Assign | ast.AnnAssign):
+            bound = [node.name] if isinstance(node, Function) else list(assigned(node))
             if names[0] in bound:
                 replacing.append(node)
                 continue
@@ -199,28 +148,19 @@ def _stored(node: ast.stmt) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
 
 
-def _chain(node: ast.expr) -> list[str]:
-    """``A.b.c`` as its names; none where it is something else."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
-        node = node.value
-    return [node.id, *names] if isinstance(node, ast.Name) else []
-
-
 def _sets_attribute(call: ast.expr, name: str) -> bool:
     return (
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Name)
         and call.func.id in {"setattr", "delattr"}
         and bool(call.args)
-        and _chain(call.args[0])[:1] == [name]
+        and dotted(call.args[0])[:1] == [name]
     )
 
 
 def _overriding(syntax: ast.Module, base: str, method: str) -> set[str]:
     """The file's subclasses of a class that define a method of its again."""
-    classes = [node for node in _statements(syntax.body) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in statements(syntax.body) if isinstance(node, ast.ClassDef)]
     family = {base}
     while subclasses := {each.name for each in classes if family & _bases(each)} - family:
         family |= subclasses
@@ -228,18 +168,18 @@ def _overriding(syntax: ast.Module, base: str, method: str) -> set[str]:
         each.name
         for each in classes
         if each.name in family - {base}
-        and any(isinstance(node, _Function) and node.name == method for node in each.body)
+        and any(isinstance(node, Function) and node.name == method for node in each.body)
     }
 
 
 def _bases(node: ast.ClassDef) -> set[str]:
-    return {chain[-1] for base in node.bases if (chain := _chain(base))}
+    return {chain[-1] for base in node.bases if (chain := dotted(base))}
 
 
 def _base_names(nodes: Iterable[ast.stmt]) -> tuple[str, ...]:
     """Of the innermost class."""
     *_, bases = [[], *(node.bases for node in nodes if isinstance(node, ast.ClassDef))]
-    return tuple(chain[-1] if (chain := _chain(base)) else "" for base in bases)
+    return tuple(chain[-1] if (chain := dotted(base)) else "" for base in bases)
 
 
 def _header(node: ast.ClassDef) -> Span:
@@ -274,7 +214,7 @@ def _repr(node: ast.expr | None) -> str | None:
 
 
 def _defaults(node: ast.stmt) -> dict[str, str]:
-    if not isinstance(node, _Function):
+    if not isinstance(node, Function):
         return {}
     of = node.args
     positional = [*of.posonlyargs, *of.args]
@@ -289,5 +229,5 @@ def _default(node: ast.expr) -> str:
     text = _repr(node)
     if text is not None:
         return text
-    names = _chain(node)
+    names = dotted(node)
     return f"{OF_NAME}{'.'.join(names)}" if names else ""

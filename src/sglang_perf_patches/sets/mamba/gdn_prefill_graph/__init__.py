@@ -63,6 +63,8 @@ PATCH = Patch(
                 )
             ),
             depends=(
+                "sglang.srt.environ:Envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND",
+                "sglang.srt.environ:Envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS",
                 f"{HYBRID_BACKEND}.linear_extend_in_graph",
                 f"{HYBRID_BACKEND}.init_forward_metadata_for_breakable_cuda_graph_capture",
                 f"{HYBRID_BACKEND}.prepare_forward_metadata_for_breakable_cuda_graph_replay",

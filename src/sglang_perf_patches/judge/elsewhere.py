@@ -1,0 +1,132 @@
+"""What a definition reads of classes and of other files. Only what has to be parsed imports it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..model.patch import module_of, qualname_of
+from .definition import ClassBody, Span, part_digest_of, text_of
+from .statements import Named, assigned, dotted, origins, span, statements
+
+FORWARD_MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"
+"""The enumeration whose members everything called ``forward_mode`` in stock is one of."""
+SETTINGS, DEFAULTS = "sglang.srt.environ:envs", "sglang.srt.environ:Envs"
+"""Stock's environment variables, and the class that has the default of each."""
+
+_CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
+_CLASS = re.compile("_*[A-Z]")
+
+
+class Names:
+    """What the names of a file mean, as its imports and class statements have it.
+
+    Attributes:
+        module: the file's.
+        imported: names with the reference in another file of sglang that they lead to.
+    """
+
+    def __init__(self, syntax: ast.Module, module: str, *, is_package: bool) -> None:
+        """Read the statements of a file."""
+        self.module = module
+        self._package = module if is_package else module.rpartition(".")[0]
+        there = list(statements(syntax.body))
+        self.imported = self.origins(there)
+        self._references = dict(self.imported)
+        for node in there:
+            if isinstance(node, ast.ClassDef):
+                self._references[node.name] = f"{module}:{node.name}"
+
+    def origins(self, nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
+        """As `imported`, of some statements."""
+        found = origins(nodes, self._package)
+        return [(name, each) for name, each in found if module_of(each) != self.module]
+
+    def reference(self, name: str, local: Mapping[str, str]) -> str:
+        """What a name leads to, "" if it is neither imported from sglang nor a class of the file.
+
+        Args:
+            name: as the file has it.
+            local: what the imports of a definition bind.
+        """
+        return local.get(name) or self._references.get(name, "")
+
+
+def constants(own: Sequence[ast.stmt], read: set[str], names: Names) -> dict[str, str]:
+    """Constants, by the convention for their names, and settings that come from other files.
+
+    Returns:
+        reference → the name that the file has for one, "" where only a definition has it.
+    """
+    local = names.origins(each for node in own for each in ast.walk(node))
+    # A definition that is itself an import passes on what it imports.
+    passed = {name for name, _ in names.origins(own)}
+    found = {reference: "" for name, reference in local if name in read | passed}
+    found |= {reference: name for name, reference in names.imported if name in read | passed}
+    found = {each: found[each] for each in found if _CONSTANT.fullmatch(qualname_of(each))}
+    for base, name in _attributes(own):
+        if names.reference(base, dict(local)) == SETTINGS:
+            found[f"{DEFAULTS}.{name}"] = ""
+    return found
+
+
+def classes(
+    own: Sequence[ast.stmt], around: Sequence[ast.ClassDef], names: Names
+) -> dict[str, tuple[str, ...]]:
+    """The classes of sglang that a definition reads, and what of each.
+
+    Args:
+        own: the definition's statements.
+        around: the classes that it stands in, outermost first.
+        names: of its file.
+    """
+    local = dict(names.origins(each for node in own for each in ast.walk(node)))
+    read: dict[str, set[str]] = {}
+    inherited = set()
+    for base, name in _attributes(own):
+        if base in {"self", "cls", "super", "type"}:
+            inherited.add(name)
+        elif _CLASS.match(base) and base not in {each.name for each in around}:
+            read.setdefault(names.reference(base, local), set()).add(name)
+        if base.endswith("forward_mode") or name.endswith("forward_mode"):
+            read.setdefault(FORWARD_MODE, set())
+    inner = own[-1] if isinstance(own[-1], ast.ClassDef) else (around[-1] if around else None)
+    if inner:
+        inherited -= set(_bound_in(inner))
+        for each in inner.bases:
+            read.setdefault(names.reference(".".join(dotted(each)), {}), set()).update(inherited)
+    return {name: tuple(sorted(read[name])) for name in sorted(read) if name}
+
+
+def class_body(lines: Sequence[str], node: ast.stmt, name: str, names: Names) -> ClassBody | None:
+    """What a statement that binds a name has of a class; None if it is no class or import."""
+    if isinstance(node, ast.ImportFrom):
+        origin = dict(names.origins([node])).get(name)
+        return ClassBody(part_digest_of(origin), (origin,)) if origin else None
+    if not isinstance(node, ast.ClassDef):
+        return None
+    bases = [dotted(base) for base in node.bases]
+    assignments: dict[str, list[Span]] = {}
+    for each in statements(node.body):
+        for target in assigned(each):
+            assignments.setdefault(target, []).append(span(each))
+    return ClassBody(
+        part_digest_of(text_of(lines, [span(node)])),
+        tuple(names.reference(".".join(base), {}) or base[-1] for base in bases if base),
+        {each: part_digest_of(text_of(lines, spans)) for each, spans in assignments.items()},
+    )
+
+
+def _attributes(own: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """The attributes that code reads of something that it names, with that name."""
+    for node in own:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
+                of = each.value.func if isinstance(each.value, ast.Call) else each.value
+                yield (of.id if isinstance(of, ast.Name) else ""), each.attr
+
+
+def _bound_in(node: ast.ClassDef) -> Iterator[str]:
+    for each in statements(node.body):
+        yield from [each.name] if isinstance(each, Named) else assigned(each)

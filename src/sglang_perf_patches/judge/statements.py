@@ -1,0 +1,71 @@
+"""Statements of a scope, and the names in them. Only what has to be parsed imports this."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from .definition import Span
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Named = Function | ast.ClassDef
+
+
+def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a body at any depth, but in other scopes."""
+    for node in body:
+        yield node
+        if not isinstance(node, Named):
+            for block in ("body", "orelse", "finalbody"):
+                yield from statements(getattr(node, block, ()))
+            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                yield from statements(part.body)
+
+
+def span(node: ast.stmt) -> Span:
+    """The lines of a statement, those of its decorators too."""
+    decorators = node.decorator_list if isinstance(node, Named) else []
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return first, node.end_lineno or node.lineno
+
+
+def assigned(node: ast.stmt) -> Iterator[str]:
+    """The names to which a statement assigns a value."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value):
+        targets = [node.target]
+    else:
+        return
+    for target in targets:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name):
+                yield each.id
+
+
+def dotted(node: ast.expr) -> list[str]:
+    """``A.b.c`` as its names; none where it is something else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) else []
+
+
+def origins(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, str]]:
+    """What imports from sglang bind, each with its reference there.
+
+    Args:
+        nodes: the imports, among others.
+        package: of their file, where relative imports begin.
+    """
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            whence = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                whence = ".".join([*above, *whence.split(".")]).rstrip(".")
+            if whence.partition(".")[0] == "sglang":
+                yield from (
+                    (each.asname or each.name, f"{whence}:{each.name}") for each in node.names
+                )

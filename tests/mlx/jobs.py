@@ -968,6 +968,39 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     return results
 
 
+def looks_at_slots() -> dict[str, Any]:
+    """How often the patched pool looks through the slots of a prefix hit, whose layers share them.
+
+    A look is a ``memoryview`` of them. Stock's results and the patch's too.
+    """
+    import sglang_perf_patches
+
+    installed_release()
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.pool_write import room
+
+    looks: list[int] = []
+
+    def counted(slots: Any) -> memoryview:
+        looks.append(len(slots))
+        return memoryview(slots)
+
+    results: dict[str, Any] = {"layers": models.LAYERS}
+    with models.model("qwen3", "float32") as model:
+        for selection in ("none", "mlx.pool-write"):
+            sglang_perf_patches.activate(selection, strict=True)
+            player = rig.Player(model, radix=True)
+            played = [asdict(player.play([("join", "a", 300), ("leave", "a")], ends=False))]
+            vars(room)["memoryview"] = counted
+            try:
+                played.append(asdict(player.play([("hit", "b", "a", 280, 8)])))
+            finally:
+                del vars(room)["memoryview"]
+            results[selection] = played
+            sglang_perf_patches.deactivate()
+    return results | {"looks": looks}
+
+
 def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
     """One episode: the first difference, or the part of the slots that the pool had at its end."""
     import mlx.core as mx

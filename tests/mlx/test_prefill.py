@@ -61,6 +61,15 @@ def test_a_pool_that_grows_holds_what_one_of_all_slots_holds(found: Found, relea
     assert all(told.values()), told
 
 
+@EACH
+def test_a_prefix_hit_looks_at_its_slots_once_for_all_layers(found: Found, release: str) -> None:
+    of = found(release, "looks_at_slots")
+    assert of["mlx.pool-write"] == of["none"]
+    assert of["layers"] > 1
+    # The prefix that the layers read, and the new tokens that they write.
+    assert of["looks"] == [280, 8]
+
+
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
 def test_buffers_are_stocks_where_cudnn_attends(found: Found, release: str) -> None:
     of = found(release, "on_cuda")

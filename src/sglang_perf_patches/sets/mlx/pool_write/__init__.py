@@ -12,7 +12,14 @@ ATTENTION_POOL = f"{MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
 """The same pool, from 0.5.13 on."""
 
 
-def _variant(first: str, last: str, install: str, pool: str, *depends: str) -> Variant:
+PREFIX = f"{MLX}.kv_cache.contiguous_cache:PoolBackedCache"
+"""A layer's cache of a prefill whose prefix is in the pool, up to 0.5.12.post1."""
+
+ATTENTION_PREFIX = f"{MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache"
+"""The same cache, from 0.5.13 on."""
+
+
+def _variant(first: str, last: str, install: str, pool: str, prefix: str, *depends: str) -> Variant:
     """The pool's writers and readers, and what stock waits for in between."""
     return Variant(
         releases=between(first, last),
@@ -22,13 +29,20 @@ def _variant(first: str, last: str, install: str, pool: str, *depends: str) -> V
             f"{pool}.set_kv_all_layers",
             f"{pool}.get_kv",
             f"{pool}.clear",
+            f"{prefix}.update_and_fetch",
             f"{RUNNER}.prefill_finalize",
             f"{RUNNER}.extend_finalize",
             f"{RUNNER}.decode_batch_finalize",
             f"{RUNNER}._sync_new_kv_to_pool",
             f"{RUNNER}._sync_decode_kv_to_pool",
         ),
-        depends=(f"{RUNNER}.prefill_start", f"{RUNNER}.extend_start", f"{pool}.set_kv", *depends),
+        depends=(
+            f"{RUNNER}.prefill_start",
+            f"{RUNNER}.extend_start",
+            f"{pool}.set_kv",
+            prefix,
+            *depends,
+        ),
     )
 
 
@@ -47,12 +61,10 @@ PATCH = Patch(
     absent_because="there is no pool here: MLX has had a radix cache since 0.5.11",
     variants=(
         _variant(
-            *("0.5.11", "0.5.12.post1", "install_contiguous", KV_POOL),
-            f"{MLX}.kv_cache.contiguous_cache:PoolBackedCache",
+            *("0.5.11", "0.5.12.post1", "install_contiguous", KV_POOL, PREFIX),
         ),
         _variant(
-            *("0.5.13", "0.5.23", "install_attention", ATTENTION_POOL),
-            f"{MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache",
+            *("0.5.13", "0.5.23", "install_attention", ATTENTION_POOL, ATTENTION_PREFIX),
             f"{RUNNER}._cache_with_pool_backed_attention",
         ),
     ),

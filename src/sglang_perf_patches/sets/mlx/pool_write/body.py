@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..references import RUNNER
-from . import ATTENTION_POOL, KV_POOL
+from . import ATTENTION_POOL, ATTENTION_PREFIX, KV_POOL, PREFIX
 from .room import Room
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _WRITES = "_sglang_perf_patches_writes"
 
 def install_contiguous(patching: Patching) -> None:
     """Serve 0.5.11 to 0.5.12.post1."""
-    _install(patching, KV_POOL, "_kv_pool")
+    _install(patching, KV_POOL, PREFIX, "_kv_pool")
 
 
 def install_attention(patching: Patching) -> None:
     """Serve releases from 0.5.13 on."""
-    _install(patching, ATTENTION_POOL, "_attention_kv_pool")
+    _install(patching, ATTENTION_POOL, ATTENTION_PREFIX, "_attention_kv_pool")
 
 
 class _Writes:
@@ -81,7 +81,7 @@ class _Writes:
         self.copy(core)
 
 
-def _install(patching: Patching, pool: str, attribute: str) -> None:
+def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None:
     core: Any = patching.module("mlx.core")
     ran = patching.ran
     room = Room(core)
@@ -128,12 +128,30 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
 
         return set_kv_all_layers
 
+    def note_read(pool: Any) -> None:
+        writes = writes_of(pool)
+        writes.queue()  # the read may be of what they write
+        writes.is_read = True
+
+    def make_fetch(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def update_and_fetch(self: Any, keys: Any, values: Any) -> Any:
+            """Check the slots of the prefix, an array that the layers share, for `get_kv`.
+
+            That gets a slice of its own in each layer, and to check it would double the time of
+            building a prefill.
+            """
+            note_read(self._pool)
+            with room.taking(self._pool, self._slots):
+                return inner(self, keys, values)
+
+        return update_and_fetch
+
     def make_get(inner: Callable[..., Any]) -> Callable[..., Any]:
         def get_kv(self: Any, layer_id: int, slots: Any) -> Any:
-            """Note that a prefill reads the pool, and queue what it may read."""
-            writes = writes_of(self)
-            writes.queue()
-            writes.is_read = True
+            """Read from buffers that have the slots."""
+            if room.is_checked(self):
+                return inner(self, layer_id, slots)
+            note_read(self)
             with room.taking(self, slots):
                 return inner(self, layer_id, slots)
 
@@ -211,6 +229,7 @@ def _install(patching: Patching, pool: str, attribute: str) -> None:
     patching.override(f"{pool}.set_kv_all_layers", make_set)
     patching.override(f"{pool}.get_kv", make_get)
     patching.override(f"{pool}.clear", make_clear)
+    patching.override(f"{prefix}.update_and_fetch", make_fetch)
     patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
     patching.override(f"{RUNNER}.extend_finalize", make_extend)
     patching.override(f"{RUNNER}.decode_batch_finalize", make_step)

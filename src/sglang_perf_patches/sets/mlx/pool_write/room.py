@@ -95,10 +95,14 @@ class Room:
             for buffers in both:
                 buffers.has_checked = False
 
+    def is_checked(self, pool: Any) -> bool:
+        """Whether stock's code is within `taking`, with the slots that it reads now or more."""
+        return type(pool.k_buffer) is Buffers and pool.k_buffer.has_checked
+
     def _hold(self, both: tuple[Buffers, ...], slots: Any) -> None:
         """Enlarge the buffers for these slots, if they are too small."""
         if all(buffers.checked is slots for buffers in both):
-            return  # a prefill reads the same ones in each layer
+            return  # a prefill's layers share this array
         # The host has made this array from a list, so no device is waited for.
         needed = max(memoryview(slots), default=-1) + 1
         for buffers in both:

@@ -5,8 +5,7 @@
 needs Linux, Python 3.11 or newer and pip. It makes an environment of its own in your cache folder
 (the first time: some minutes, 2.5 GB), starts the real server with the mlx patches on, sends it
 requests all at once, shows what `sglang-perf-patches` says about it, and does the same with the
-patches off. The tokens per second of both runs are shown, and their ratio: of a model this small,
-which a server spends more time around than in. With `--bench` it then measures:
+patches off. One run a side says nothing about speed. With `--bench` it then measures:
 `sglang-perf-patches bench server` starts the server three times with patches and three times
 without.
 
@@ -19,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -57,13 +55,12 @@ _LOAD = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a run of the server; `tokens_per_s` counts all requests together."""
+    """The results of a run of the server."""
 
     replies: list[str]
     most_decoded_together: int
     live_and_run: list[str]
     group: int
-    tokens_per_s: float = 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,9 +101,7 @@ def serve(
         environment, model, selection=selection, log=log, launcher=launcher, arguments=arguments
     ) as server:
         complete(server.url, requests[:2])  # MLX first compiles kernels
-        began = time.perf_counter()
         replies = complete(server.url, requests)
-        taken = time.perf_counter() - began
         working = live_and_run(server, patience_s=0 if selection == "none" else 15)
         if show:
             _print_replies(requests, replies)
@@ -114,9 +109,7 @@ def serve(
             for words in (("list",), own) if selection != "none" else ():
                 print(f"\n$ sglang-perf-patches {' '.join(words)}", flush=True)
                 report(server, *words, shown=True)
-    tokens = sum(request.max_tokens for request in requests)
-    together = server.most_decoded_together()
-    return Outcome(replies, together, working, server.group, tokens / taken)
+    return Outcome(replies, server.most_decoded_together(), working, server.group)
 
 
 def bench(
@@ -196,22 +189,19 @@ def _compare(options: argparse.Namespace) -> str | None:
         patched, stock = outcomes
         wrong = what_is_wrong(patched, stock)
         if not wrong:
-            _print_verdict(requests, patched, stock)
+            _print_verdict(requests, patched)
         if not wrong and options.bench:
             wrong = _measure(environment, model, options)
     return wrong
 
 
-def _print_verdict(requests: Sequence[Completion], patched: Outcome, stock: Outcome) -> None:
+def _print_verdict(requests: Sequence[Completion], patched: Outcome) -> None:
     print(
         f"\nOK: {len(requests)} replies are equal, patched and stock, "
         f"up to {patched.most_decoded_together} decoded together; "
         f"live and run in the scheduler: {', '.join(patched.live_and_run)}"
     )
-    print(
-        f"{patched.tokens_per_s:.0f} tokens per second patched, {stock.tokens_per_s:.0f} "
-        f"stock: {patched.tokens_per_s / stock.tokens_per_s:.2f} times"
-    )
+    print("To measure speed, add --bench: one run a side does not show it")
 
 
 def _measure(environment: Environment, model: Path, options: argparse.Namespace) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
-from tests.maintain import quotes
+from tests.maintain import pages, quotes
 
 DATA = "tests/benchmarks/results/gains.json"
 PAGE = "tests/benchmarks/results/gains.md"
@@ -24,7 +24,7 @@ CHART = "examples/gains.svg"
 
 GROUPS = {
     "newest": "The newest release",
-    "mlx": "MLX",
+    "mlx": "MLX; no Mac was measured",
     "pinned": "Pinned to an older release",
 }
 """Who operators are, in the order of the README's table."""
@@ -47,7 +47,7 @@ class Face:
         who: follows "You are …".
         set: what to set, beside installing the package.
         expect: the figure, in the reader's words.
-        costs: what it costs, and where there is no gain.
+        patch: whose page says the same, and what it costs.
     """
 
     group: str
@@ -55,7 +55,7 @@ class Face:
     who: str
     set: str
     expect: str
-    costs: str
+    patch: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,14 @@ def unfounded(gains: Sequence[Gain], known: Mapping[tuple[str, str], quotes.Row]
     return wrong
 
 
-def table(gains: Sequence[Gain]) -> str:
+def cost(root: Path, patch_id: str) -> str:
+    """What a patch costs, as its page and `list` say, with links from the top of a checkout."""
+    text = (root / pages.file(patch_id)).read_text(encoding="utf-8")
+    row = text.partition("| if you use | gain | cost |")[2].split("\n")[2]
+    return row.strip("| ").split(" | ")[2].replace("](../../../../../", "](")
+
+
+def table(gains: Sequence[Gain], root: Path) -> str:
     """Who gains what, what it takes and costs: a row for each set-up with a face, by group."""
     lines = ["| you are | set | expect | costs |", "| --- | --- | --- | --- |"]
     for group, members in grouped(gains).items():
@@ -152,8 +159,9 @@ def table(gains: Sequence[Gain]) -> str:
         for gain in members:
             assert gain.face is not None
             figures = f"[{gain.stock} → {gain.patched}]({gain.source}#{gain.rows[0]})"
-            expect = f"{gain.face.expect}: {figures}"
-            lines.append(f"| {gain.face.who} | {gain.face.set} | {expect} | {gain.face.costs} |")
+            expect = f"{gain.face.expect}, {gain.release} on {gain.hardware}: {figures}"
+            costs = cost(root, gain.face.patch)
+            lines.append(f"| {gain.face.who} | {gain.face.set} | {expect} | {costs} |")
     return "\n".join(lines) + "\n"
 
 

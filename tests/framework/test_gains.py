@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sglang_perf_patches import sets
+from sglang_perf_patches.cli import page
 from sglang_perf_patches.model.patch import by_id
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
@@ -53,7 +54,7 @@ def test_the_readme_has_few_rows_that_all_gain_in_three_groups() -> None:
     assert all(groups.values())
     assert len(shown) <= 8
     assert all(gain.is_a_gain for gain in shown)
-    table = gains.table(gains.read(ROOT)).splitlines()
+    table = gains.table(gains.read(ROOT), ROOT).splitlines()
     assert len(table) == 2 + len(groups) + len(shown)
     for gain in shown:
         assert sum(f"{gain.source}#{gain.rows[0]})" in line for line in table) == 1
@@ -84,3 +85,27 @@ def test_the_chart_has_a_bar_for_each_row_of_the_readme() -> None:
         assert gain.face.short in texts
         assert len(gain.face.short) <= gains._SHORT
         assert any(f"{gain.stock} → {gain.patched}" in text for text in texts)
+
+
+def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
+    """The gain of its first set-up in the README, and the cost of each."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- gains -->")[2].partition("<!-- /gains -->")[0].splitlines()
+    told: set[str] = set()
+    for group in gains.grouped(gains.read(ROOT)).values():
+        for gain in group:
+            assert gain.face is not None
+            assert gain.face.patch in gain.patches
+            (line,) = (line for line in table if f"{gain.source}#{gain.rows[0]})" in line)
+            expect, cost = (page.plain(cell) for cell in line.strip("| ").split(" | ")[2:])
+            short = page.read(gain.face.patch).short
+            assert short is not None
+            assert cost == short.cost
+            assert f"{gain.release} on {gain.hardware}" in expect
+            figures = f"{gain.stock} → {gain.patched}"
+            assert expect.endswith(figures)
+            if gain.face.patch not in told:
+                told.add(gain.face.patch)
+                assert short.gain.startswith(figures), gain.face.patch
+                assert short.ratio == pytest.approx(gain.ratio)
+    assert told

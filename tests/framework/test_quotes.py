@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 
 import pytest
 
@@ -51,6 +52,23 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     assert parsed.why
     assert parsed.how
     assert parsed.goes
+
+
+_MEASURED = re.compile(r".+ \(([\w.]+), (?:MLX for CUDA, )?([^,()]+)\)")
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=lambda patch: patch.id)
+def test_the_gain_that_list_shows_names_its_release_and_machine(patch: Patch) -> None:
+    line = text_of(patch).partition("| if you use | gain | cost |\n")[2].splitlines()[1]
+    quoted = [ROWS[key] for _, key in quotes._quoted(line.split(" | ")[1], pages.file(patch.id))]
+    short = page.read(patch.id).short
+    assert short is not None
+    assert bool(quoted) == bool(re.match(r"\d", short.gain))
+    for row in quoted:
+        said = _MEASURED.fullmatch(short.gain)
+        assert said, short.gain
+        assert said[1] in row.section.on.get(patch.id, row.section.on.get(patch.set, ()))
+        assert said[2] in row.section.machine
 
 
 def test_all_pages_together_are_short() -> None:

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     page_of = {patch.id: pages.file(patch.id) for patch in by_id(patch_sets).values()}
     blocks = {
         "releases": release_table(patch_sets, words, measured),
-        "gains": gains.table(measured),
+        "gains": gains.table(measured, ROOT),
     }
     makers: dict[str, Callable[[str], str]] = {
         "README.md": lambda text: reduce(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from linux_mlx.completions import workload
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.processes import members
 from linux_mlx.server import write_model
-from mlx_server_on_cpu import Outcome, serve, what_is_wrong
+from mlx_server_on_cpu import Outcome, _print_verdict, serve, what_is_wrong
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
@@ -64,6 +65,14 @@ def test_with_none_nothing_is_live(outcomes: dict[str, Outcome]) -> None:
 def test_no_process_is_left(outcomes: dict[str, Outcome]) -> None:
     for outcome in outcomes.values():
         assert members(outcome.group) == []
+
+
+def test_the_example_gives_no_speed_of_single_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_verdict([], Outcome(["one"], 2, ["mlx.some"], 0))
+    said = capsys.readouterr().out
+    assert "OK: 0 replies are equal" in said
+    assert "add --bench" in said
+    assert not re.search(r"tokens per second|\d times", said)
 
 
 def test_the_example_tells_what_is_wrong() -> None:

@@ -25,7 +25,8 @@ SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
 
 _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+_SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_NUMBER})*)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -34,7 +35,8 @@ class Short(NamedTuple):
 
     Attributes:
         uses: what a server must use for the patch to do anything.
-        gain: what was measured, as ``STOCK → PATCHED`` and of what, or ``RATIO of …``; or words.
+        gain: what was measured, as ``STOCK → PATCHED`` and of what, or ``RATIO of …``, with
+            ``(RELEASE, MACHINE)`` at the end; or words. Several figures of a side are of boots.
         cost: what it takes.
     """
 
@@ -45,11 +47,11 @@ class Short(NamedTuple):
     @property
     def ratio(self) -> float:
         """How much better it is, below 1; 1 of a gain that has no figure."""
-        numbers = [float(each.replace(",", "")) for each in _NUMBER.findall(self.gain)]
-        if "→" in self.gain:
-            ratio = numbers[1] / numbers[0]
+        if sides := _SIDES.match(self.gain):
+            ratio = _mean(sides[2]) / _mean(sides[1])
             return min(ratio, 1 / ratio) if ratio else 0.0
-        return numbers[0] if numbers else 1.0
+        first = re.match(_NUMBER, self.gain)
+        return float(first[0]) if first else 1.0
 
 
 class Page(NamedTuple):
@@ -74,6 +76,11 @@ class Page(NamedTuple):
     why: str = ""
     how: str = ""
     goes: str = ""
+
+
+def _mean(figures: str) -> float:
+    each = [float(one.replace(",", "")) for one in figures.split(", ")]
+    return sum(each) / len(each)
 
 
 def path(patch_id: str) -> Path:

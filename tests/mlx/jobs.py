@@ -668,7 +668,7 @@ def broken_trial() -> dict[str, Any]:
             ("whole", "mlx.kv-arena", write),
         ):
             with replaced(Writer, "write", changed):
-                sglang_perf_patches.activate(selection, strict=True)
+                sglang_perf_patches.activate(selection)
                 kv_arena.COUNTS.clear()
                 player = rig.Player(model, radix=True)
                 results[what] = {"played": [asdict(player.play(each)) for each in schedules]}
@@ -716,7 +716,7 @@ def queued_faults() -> dict[str, Any]:
             *((fault, "mlx.kv-arena", fault) for fault in _Device.FAULTS),
             ("waits", "mlx.kv-arena", "queued"),
         ):
-            sglang_perf_patches.activate(selection, strict=True)
+            sglang_perf_patches.activate(selection)
             kv_arena.COUNTS.clear()
             player = rig.Player(model)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
@@ -1127,7 +1127,7 @@ def few_rows() -> dict[str, Any]:
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
                 with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
-                    sglang_perf_patches.activate(selection, strict=True)
+                    sglang_perf_patches.activate(selection)
                     player = rig.Player(model, radix=True)
                     played = asdict(player.play(schedule))
                 results[f"{rows} {selection}"] = {
@@ -1176,7 +1176,7 @@ def other_blas() -> dict[str, Any]:
             dict.__setitem__(model.model, "lm_head", Head(head))
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
-                sglang_perf_patches.activate(selection, strict=True)
+                sglang_perf_patches.activate(selection)
                 played = asdict(rig.Player(model, radix=True).play(schedule))
                 counts = dict(last_row.COUNTS)
                 results[f"{dtype} {selection}"] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from served import Bench, data_of
 from test_parts import made
 
-from sglang_perf_patches.bench.server import outcome, secrets, sides
+from sglang_perf_patches.bench.server import UsageError, command, outcome, secrets, sides
 from sglang_perf_patches.bench.server.boot import Boot
 from sglang_perf_patches.bench.server.page import to_html
 from sglang_perf_patches.bench.server.shown import to_text
@@ -221,6 +221,12 @@ def test_no_secret_comes_through_anywhere(secret: str, words: list[tuple[str, st
 def test_nor_does_a_secret_of_digits(digits: str, before: str) -> None:
     text = results([before, digits, f"{before}={digits}"], said=f"token {digits}", model=digits)
     assert digits not in text
+
+
+def test_a_variable_before_the_command_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="put env before it") as refusal:
+        command.read(["HF_TOKEN=Zq7", "serve"])
+    assert CANARY not in str(refusal.value)
 
 
 def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def _wait_until_ready(
             )
         if time.monotonic() - spoke > _SAY_S:
             spoke = time.monotonic()
-            say(f"starting, {passed:.0f} s: {_last(log)}")
+            say(f"starting, {passed:.0f} s")
         time.sleep(_LOOK_S)
 
 

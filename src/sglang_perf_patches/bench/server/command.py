@@ -54,6 +54,8 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
     words = list(command)
     if not words:
         raise UsageError("no command: put the server's command after --")
+    if secrets.VARIABLE.fullmatch(words[0]):
+        raise UsageError("the command begins with a variable: put env before it")
     if shutil.which(words[0]) is None:
         raise UsageError(f"{words[0]}: no such command")
     if option(words, "--ssl-certfile") or option(words, "--ssl-keyfile"):

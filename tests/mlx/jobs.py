@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -1226,19 +1228,17 @@ def leaving() -> dict[str, Any]:
 
 def whose_turn() -> dict[str, Any]:
     """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
-    import gc
-
     installed_release()
-    import mlx.core as mx
 
     import sglang_perf_patches
+    from sglang_perf_patches.live import engine
     from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
 
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     results: dict[str, Any] = {}
-    with models.model("qwen3", "float32") as model:
+    with models.model("gpt_oss", "float32") as model:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
 
         def continued(schedule: Sequence[Any], change: Any = None) -> int:
@@ -1258,16 +1258,20 @@ def whose_turn() -> dict[str, Any]:
             player._donated["a"] = tokens, [slot - 300 for slot in slots]
 
         def flushed(player: Any) -> None:
-            player.evaluate_pool()  # its queued writes hold the buffers too
-            gc.collect()
-            before = mx.get_active_memory()
+            before = _active_memory()
             player._pool.clear()
-            results["freed by a flush"] = before - mx.get_active_memory()
+            results["freed by a flush"] = before - _active_memory()
 
         results["same prefix in the radix cache"] = continued(again)
         results["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
         results["in other slots"] = continued(again, elsewhere)
         results["after a flush"] = continued(again, flushed)
+        short: list[cases.Step] = [("join", "a", 12), ("decode", "a", 2), ("leave", "a")]
+        for shared in (1, 11):
+            other = ("hit", "o", "a", shared, 30)
+            next_one = ("hit", "b", "a", 13, 20)
+            results[f"of another with {shared} tokens"] = continued([*short, other])
+            results[f"next to one with {shared} tokens"] = continued([*short, other, next_one])
         # What 0.5.22 and later say of a request that has ended, before they remove it.
         if hasattr(rig.Player(model, radix=True).runner, "release_request_row"):
 
@@ -1288,11 +1292,67 @@ def whose_turn() -> dict[str, Any]:
             player.decode(["x", "b"], 2)
         player = rig.Player(model, radix=True)
         player.play(turn, ends=False)
+        before = _active_memory()
         sglang_perf_patches.deactivate()
-        gc.collect()
+        results["off with a turn kept"] = engine.report() is None
+        results["freed when taken off"] = before - _active_memory()
         player._pool.clear()
         results["of stock when taken off"] = "clear" not in vars(player._pool)
     return results
+
+
+def give_windows() -> None:
+    """Make the tiny model of a server, whose folder a variable names, one with sliding windows."""
+    tests = Path(__file__).parents[1]
+    sys.path += [str(tests / "benchmarks" / "mlx"), str(tests / "harness")]
+    import mlx.core as mx
+    from served import _with_windows
+
+    folder = Path(os.environ["FOLDER"])
+    weights = _with_windows(folder)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
+
+
+def kept_turns() -> dict[str, int]:
+    """Bytes that kept turns hold after a batch has ended, and those that they count."""
+    installed_release()
+
+    import sglang_perf_patches
+    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
+
+    sizes: list[int] = []
+
+    class Turns(next_turn._Turns):
+        def keep(self, *words: Any) -> bool:
+            kept = super().keep(*words)
+            sizes[:] = [turn.size for turn in self._kept.values()]
+            return kept
+
+    names = "abcdefgh"
+    with models.model("gpt_oss", "float32") as model, replaced(next_turn, "_Turns", Turns):
+        sglang_perf_patches.activate("mlx,mlx.next-turn", strict=True)
+        gc.collect()
+        before = _active_memory()
+        player = rig.Player(model, radix=True)
+        for number, name in enumerate(names):
+            player.join(name, 200 + number)
+        for number, name in enumerate(names):
+            player.decode(list(names[number:]), 3)
+            player.leave(name)
+        player.pending.clear()
+        results = {"held": _active_memory() - before, "turns": len(sizes), "counted": sum(sizes)}
+        del player
+        gc.collect()
+        sglang_perf_patches.deactivate()
+    return results
+
+
+def _active_memory() -> int:
+    import mlx.core as mx
+
+    gc.collect()
+    return int(mx.get_active_memory())
 
 
 def arena_nodes() -> dict[str, Any]:

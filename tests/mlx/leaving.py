@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
-
-import mlx.core as mx
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
@@ -97,70 +94,35 @@ def _in_parts(made: Any, selection: str, *, radix: bool) -> dict[str, Any]:
 def small_buffers() -> dict[str, Any]:
     """0.5.11, whose batched decode does not grow a buffer, with requests that cross 256 tokens.
 
-    "running": the patch goes while requests run. "only turns": with kept turns it goes at once.
-    "before the turns": ``mlx.next-turn`` stays, and continues from a turn of before.
+    The patch goes while requests run.
     """
     results: dict[str, Any] = {}
     crossing: list[cases.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
     finished: list[cases.Step] = [("join", "z", 9), ("leave", "z")]
-    turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     with models.model("qwen3", "float32") as model:
 
-        def parts(
-            selection: str, *schedules: Sequence[cases.Step], between: Callable[[], Any]
-        ) -> dict[str, Any]:
+        def parts(selection: str, *schedules: Sequence[cases.Step]) -> dict[str, Any]:
             ours.activate(selection, strict=True)
             player, answers = rig.Player(model, radix=True), []
             played = []
             for schedule in schedules:
                 played.append(asdict(player.play(schedule, ends=False)))
                 if selection != "none":
-                    answers.append(between())
+                    answers.append(asked())
             held = player.runner._req_caches.values()
             rooms = sorted({cache.max_seq_len for caches in held for cache in caches})
             ours.deactivate()
             return {"played": played, "said": answers, "rooms": rooms}
 
-        plays = {
-            "running": (
-                "mlx.first-buffer",
-                (
-                    finished + crossing,
-                    [("decode", "ab", 2)],
-                    [("join", "c", 9)],
-                    [("join", "d", 250), ("decode", "abcd", 12), ("chain", "dcba", 10)],
-                ),
-                asked,
-            ),
-            "only turns": ("mlx.first-buffer, mlx.next-turn", (turn,), _asked_and_kept),
-            "before the turns": (
-                "mlx.first-buffer, mlx.next-turn",
-                (
-                    turn,
-                    [("hit", "b", "a", 201, 40), ("join", "c", 230)],
-                    [("decode", "bc", 30), ("chain", "cb", 5)],
-                ),
-                _without_first_buffer,
-            ),
-        }
-        for name, (selection, schedules, between) in plays.items():
-            results[name] = {
-                what: parts(what, *schedules, between=between) for what in ("none", selection)
-            }
-            results[name]["patched"] = results[name].pop(selection)
+        schedules = (
+            finished + crossing,
+            [("decode", "ab", 2)],
+            [("join", "c", 9)],
+            [("join", "d", 250), ("decode", "abcd", 12), ("chain", "dcba", 10)],
+        )
+        results["none"] = parts("none", *schedules)
+        results["patched"] = parts("mlx.first-buffer", *schedules)
     return results
-
-
-def _asked_and_kept() -> dict[str, Any]:
-    before, answer = mx.get_active_memory(), asked()
-    gc.collect()
-    return {"said": answer, "freed": before - mx.get_active_memory()}
-
-
-def _without_first_buffer() -> str:
-    engine._current[0].take_off("mlx.first-buffer")
-    engine.look_again()
-    return _states()
 
 
 def asked() -> str:

@@ -45,8 +45,8 @@ BREAKS = {
     ),
     "mlx.next-turn": (
         "mlx/next_turn/body.py",
-        "common = min(_common(turn.tokens, prompt), len(prompt) - 1)",
-        "common = min(len(turn.tokens), len(prompt) - 1)",
+        "common = min(_common(self.tokens, prompt), len(prompt) - 1)",
+        "common = min(len(self.tokens), len(prompt) - 1)",
     ),
     "mla.draft-metadata": (
         "mla/draft_metadata/body.py",

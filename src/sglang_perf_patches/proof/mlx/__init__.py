@@ -14,7 +14,7 @@ CASES = tuple(
         "pool-write": f"{_KV}, and what is kept of requests",
         "first-buffer": f"{_KV}, and the room of buffers",
         "last-row": f"{_LOGITS}, tokens and logprobs",
-        "next-turn": f"{_KV}; with a window, logits to 1e-4",
+        "next-turn": f"{_LOGITS}, with a window to 1e-4",
         "decode-context": _LOGITS,
         "kv-arena": f"{_KV}; steps that fail, full buffers",
         "length-groups": f"{_KV}; on a GPU, logits to a hundredth",

@@ -1,7 +1,8 @@
 """``mlx.next-turn``: keeps a finished request's caches for the next turn of its conversation.
 
-Stock's own functions run. If a prompt begins with the tokens of a finished request, its prefill
-gets that request's caches and runs only the rest of the prompt.
+Only for models with a sliding window, which have no pool: stock prefills all of a conversation at
+each turn. Stock's own functions run. If a prompt begins with a finished request's prompt, its
+prefill gets that request's caches and runs only the rest.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from ..buffer_ending import Ending
-from ..references import ATTENTION, CONTIGUOUS, RUNNER
+from ..references import RUNNER
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -29,39 +29,15 @@ COUNTS: Counter[str] = Counter()
 """Counts for this process: finished requests that were ``kept``, prefills ``continued`` from one,
 those of them that were ``rewound`` to its prompt's end, and kept requests ``let go`` for others."""
 
-_WORTH = 64
-"""Minimum advantage in tokens over the radix cache's prefix, for a prefill to use it."""
-
 
 def install(patching: Patching) -> None:
-    """Serve 0.5.15 to 0.5.17, whose batched decode grows a buffer."""
-    _install(patching, lambda runner, caches: None)
-
-
-def install_windows(patching: Patching) -> None:
-    """Serve releases from 0.5.18 on, which have models with a sliding window."""
-    _note_ends(patching, _install(patching, lambda runner, caches: None))
+    """Serve 0.5.18 to 0.5.21, which remove a finished request once another one decodes."""
+    _install(patching)
 
 
 def install_rows(patching: Patching) -> None:
     """Serve releases from 0.5.22 on, which say when a request has ended."""
-    _note_ends(patching, _install(patching, lambda runner, caches: None, _remove_ended))
-
-
-def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
-    _install_without_growth(patching, CONTIGUOUS)
-
-
-def install_attention_without_growth(patching: Patching) -> None:
-    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
-    _install_without_growth(patching, ATTENTION)
-
-
-def _install_without_growth(patching: Patching, cache: str) -> None:
-    ending = Ending(patching.module("mlx.core"), patching.get(cache), patching.is_leaving)
-    # Of the time when mlx.first-buffer was on, which may have been taken off since.
-    _install(patching, lambda runner, caches: ending.widen(caches, runner._max_seq_len))
+    _install(patching, _remove_ended)
 
 
 def _remove_ended(runner: Any) -> None:
@@ -75,39 +51,14 @@ def _remove_ended(runner: Any) -> None:
         runner.remove_request(req_id)
 
 
-def _note_ends(patching: Patching, turns_of: Callable[[Any], _Turns]) -> None:
-    """Copy what a prompt's end left in the windows, while stock waits for its token."""
-    core: Any = patching.module("mlx.core")
-
-    def make(inner: Callable[..., int]) -> Callable[..., int]:
-        def finalize(self: Any, pending: Any) -> int:
-            """Commit a prompt, or a chunk of one; the last chunk's end stays."""
-            end = _End.of(core, pending.cache)
-            if end is not None:
-                turns_of(self).ends[pending.req_id] = end
-            return inner(self, pending)
-
-        return finalize
-
-    patching.override(f"{RUNNER}.prefill_finalize", make)
-    patching.override(f"{RUNNER}.extend_finalize", make)
-
-
-def _install(
-    patching: Patching,
-    widen: Callable[[Any, list[Any]], None],
-    remove_ended: Callable[[Any], None] = lambda runner: None,
-) -> Callable[[Any], _Turns]:
+def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda runner: None) -> None:
     """Keep caches, hand them to prefills, and drop them when stock flushes its cache.
 
     Args:
         patching: names in, changes out.
-        widen: called with a runner and the caches that a prefill of it gets.
         remove_ended: called with a runner before a prefill.
-
-    Returns:
-        what gives a runner's turns.
     """
+    core: Any = patching.module("mlx.core")
     ran = patching.ran
     # Here and on no object of stock's: kept turns are no requests, and go with the patch.
     turns_by_runner: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
@@ -116,7 +67,7 @@ def _install(
     def turns_of(runner: Any) -> _Turns:
         turns = turns_by_runner.get(runner)
         if turns is None:
-            turns = turns_by_runner[runner] = _Turns()
+            turns = turns_by_runner[runner] = _Turns(core)
         return turns
 
     def make_remove(inner: Callable[..., None]) -> Callable[..., None]:
@@ -169,33 +120,41 @@ def _install(
             remove_ended(self)
             _watch(self, turns)
             turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
-            turn = turns.find(tokens, prefix_slot_ids)
-            if turn is None or len(new_token_ids) + prefix != len(tokens):
+            is_whole = len(new_token_ids) + prefix == len(tokens)
+            turn = turns.find(tokens, prefix_slot_ids) if is_whole else None
+            if turn is None:
                 words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
                 return inner(self, req_id, *words, *args, **kwargs)
             start, turns.handed = turn
-            widen(self, turns.handed)
             COUNTS["continued"] += 1
             ran.seen = True
-            # Why this trick: without a prefix and without slots, stock acquires caches that it
-            # assumes to be empty, runs the tokens from the caches' end on, and writes nothing into
-            # the pool.
+            # Why this trick: without a prefix, stock acquires caches that it assumes to be empty,
+            # and runs the tokens from the caches' end on. No pool would want the slots.
             try:
                 pending = inner(self, req_id, tokens[start:], tokens, [], [], *args, **kwargs)
             finally:
                 turns.handed = None
-            if new_slot_ids and not self.disable_radix_cache:
-                self._sync_new_kv_to_pool(pending.cache, prefix, new_slot_ids)
-                pending.synced_offset = prefix + len(new_slot_ids)
+            pending.synced_offset = prefix + len(new_slot_ids)
             return pending
 
         return prefill_start
+
+    def make_finalize(inner: Callable[..., int]) -> Callable[..., int]:
+        def finalize(self: Any, pending: Any) -> int:
+            """Copy what a prompt, or a chunk of one, leaves in the windows; the last one stays."""
+            end = _End.of(core, pending.cache)
+            if end is not None:
+                turns_of(self).ends[pending.req_id] = end
+            return inner(self, pending)
+
+        return finalize
 
     patching.override(f"{RUNNER}.remove_request", make_remove)
     patching.override(f"{RUNNER}._release_cache", make_release)
     patching.override(f"{RUNNER}._acquire_cache", make_acquire)
     patching.override(f"{RUNNER}.prefill_start", make_prefill)
-    return turns_of
+    patching.override(f"{RUNNER}.prefill_finalize", make_finalize)
+    patching.override(f"{RUNNER}.extend_finalize", make_finalize)
 
 
 @dataclass(frozen=True)
@@ -254,27 +213,28 @@ class _Turn:
         tokens: the tokens that its caches were computed from.
         slots: the radix cache's slots of its prompt, or of the prompt's first chunk.
         caches: stock's caches, by layer.
-        end: its prompt's end; None without windows.
+        end: its prompt's end.
         size: size of all that, in bytes.
     """
 
     tokens: list[int]
     slots: list[int]
     caches: list[Any]
-    end: _End | None
+    end: _End
     size: int
 
-    def start(self, common: int, prefix: int) -> tuple[int, bool]:
-        """The token at which to start a prompt, and whether the windows are its prompt's end's.
+    def start(self, prompt: Sequence[int], prefix_slots: Sequence[int]) -> int:
+        """The token at which a prompt goes on; 0 unless it begins with all of this one's prompt.
 
-        Args:
-            common: tokens of the prompt that the turn has too.
-            prefix: tokens of it that the radix cache has.
+        Less in common, such as a system prompt, is somebody else's conversation.
         """
-        start = _start(self.caches, common, prefix)
-        if not start and self.end is not None and 0 < self.end.length <= common:
-            return self.end.length, True
-        return start, False
+        if list(prefix_slots[: len(self.slots)]) != self.slots:
+            return 0
+        common = min(_common(self.tokens, prompt), len(prompt) - 1)
+        if common < self.end.length:
+            return 0
+        can_be_cut = all(_can_be_cut_back(cache, common) for cache in self.caches)
+        return common if can_be_cut else self.end.length
 
 
 class _Turns:
@@ -287,7 +247,8 @@ class _Turns:
         handed: the caches for the current prefill.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, core: Any) -> None:
+        self._core = core
         self._kept: OrderedDict[int, _Turn] = OrderedDict()
         self.slots: dict[str, list[int]] = {}
         self.ends: dict[str, _End] = {}
@@ -304,21 +265,21 @@ class _Turns:
     def keep(
         self, tokens: Sequence[int], slots: list[int], end: _End | None, caches: list[Any]
     ) -> bool:
-        """Keep caches that start at the first token; False if they can't be continued."""
-        lengths = {cache.offset for cache in caches if hasattr(cache, "offset")}
-        # A layer without an offset has a recurrent state, which can't be truncated to a prefix.
-        if len(lengths) != 1 or not all(hasattr(cache, "offset") for cache in caches):
-            return False
-        (length,) = lengths
-        if not 0 < length <= len(tokens):
+        """Keep caches of a model with windows; False if they can't be continued.
+
+        A copy out of a batch's buffers is evaluated here. Until then it would hold all of them.
+        """
+        length = caches[0].offset
+        if end is None or not end.length <= length <= len(tokens):
             return False
         for cache in caches:
             leave = getattr(cache, "leave_arena", None)
             if leave is not None:
                 leave()
-        size = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
-        size += 0 if end is None else end.size
-        turn = _Turn(list(tokens[:length]), slots[:length], caches, end, size)
+        arrays = [array for cache in caches for array in (cache.keys, cache.values)]
+        self._core.eval(arrays)
+        size = sum(array.nbytes for array in arrays) + end.size
+        turn = _Turn(list(tokens[:length]), slots, caches, end, size)
         self._kept[id(turn)] = turn
         COUNTS["kept"] += 1
         return True
@@ -338,35 +299,29 @@ class _Turns:
     ) -> tuple[int, list[Any]] | None:
         """The end of a prompt's longest kept prefix, and the caches truncated to it.
 
-        Only a turn that is in the radix cache counts, in the same slots. The radix cache separates
-        prompts by `extra_key` and `cache_salt`, each with slots of its own. So nobody can tell from
-        the time that a prompt takes what somebody else has sent, or what was sent before a flush.
+        Only a turn whose prompt is in the radix cache counts, in the same slots. The radix cache
+        separates prompts by `extra_key` and `cache_salt`, each with slots of its own. So nobody can
+        tell from the time that a prompt takes what somebody else has sent, or what was sent before
+        a flush.
 
         Args:
             prompt: the tokens of the whole prompt.
             prefix_slots: the slots of those that the radix cache has.
 
         Returns:
-            None where stock runs as few tokens by itself.
+            None where no turn is of the prompt's conversation.
         """
-        best, most, is_end, prefix = None, 0, False, len(prefix_slots)
-        for turn in self._kept.values():
-            seen = min(len(turn.slots), prefix)
-            if not seen or turn.slots[:seen] != list(prefix_slots[:seen]):
-                continue
-            common = min(_common(turn.tokens, prompt), len(prompt) - 1)
-            start, of_end = turn.start(common, prefix)
-            if start > most:
-                best, most, is_end = turn, start, of_end
-        if best is None:
+        starts = [(turn.start(prompt, prefix_slots), turn) for turn in self._kept.values()]
+        start, best = max(starts, key=lambda each: each[0], default=(0, None))
+        if best is None or not start:
             return None
         del self._kept[id(best)]
-        if is_end and best.end is not None:
+        if not all(_can_be_cut_back(cache, start) for cache in best.caches):
             COUNTS["rewound"] += 1
             best.end.put_into(best.caches)
         for cache in best.caches:
-            _cut_back(cache, most)
-        return most, best.caches
+            _cut_back(cache, start)
+        return start, best.caches
 
 
 def _watch(runner: Any, turns: _Turns) -> None:
@@ -393,19 +348,6 @@ def _watch(runner: Any, turns: _Turns) -> None:
         type(pool).clear(pool)
 
     vars(pool)["clear"] = clear
-
-
-def _start(caches: Sequence[Any], common: int, prefix: int) -> int:
-    """The token at which to start a prompt with `common` tokens in the caches; 0 for stock.
-
-    Where stock would read the pool, the start is the same as stock's, so the result is the same;
-    unless the radix cache has evicted much of what is kept.
-    """
-    if any(hasattr(cache, "window") for cache in caches):
-        return common if all(_can_be_cut_back(cache, common) for cache in caches) else 0
-    if common < prefix:
-        return 0
-    return prefix if prefix and common - prefix < _WORTH else common
 
 
 def _can_be_cut_back(cache: Any, length: int) -> bool:

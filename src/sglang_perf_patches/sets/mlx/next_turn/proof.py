@@ -1,87 +1,93 @@
-"""Conversations are equal bit by bit where stock reads the same tokens' KV from the pool.
+"""Turns of conversations with a sliding window, and full attention, which is stock's.
 
-With a sliding window stock recomputes all these tokens at once; there the logits are close.
+Stock computes all tokens of a conversation at once, and the patch turn by turn, so the logits are
+close, not equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import mlx.core as mx
 
 from ....proof import Inputs
-from ....proof.comparing import live, require, require_same, some
+from ....proof.comparing import live, require
 from ....proof.mlx import cases, models
-from ....proof.mlx.alike import can_sample, further_models, same
-from ....proof.mlx.cases import Step
+from ....proof.mlx.alike import FEW, can_sample, same
+from ....proof.mlx.cases import Step, schedule
 from ....proof.mlx.models import Model
 from ....proof.mlx.rig import Player
 from .body import COUNTS
 
 PATCH = "mlx.next-turn"
 
-DTYPES = ("float32", "bfloat16")
-
-
-def conversations(inputs: Inputs) -> int:
-    """Turns of conversations, some of which must have been continued."""
-    COUNTS.clear()
-    compared = 0
-    for dtype in some(inputs, DTYPES):
-        with models.model("qwen3", dtype) as model:
-            compared += same(PATCH, model, _hits(inputs), radix=True)
-    require(COUNTS["continued"], f"{PATCH}: {dict(COUNTS)}")
-    return compared
-
-
-def beside_others(inputs: Inputs) -> int:
-    """The same, with the patches that change the buffers too."""
-    hits = _hits(inputs)
-    compared = 0
-    for dtype in some(inputs, DTYPES):
-        with models.model("qwen3", dtype) as model:
-            expected = [asdict(Player(model, radix=True).play(schedule)) for schedule in hits]
-            with live(PATCH, beside=("mlx.kv-arena", "mlx.first-buffer")):
-                actual = [asdict(Player(model, radix=True).play(schedule)) for schedule in hits]
-            require_same(f"{PATCH}, beside other patches", expected, actual)
-            compared += len(hits)
-    return compared
-
-
-def sampled(_: Inputs) -> int:
-    """Sampled tokens, where the release samples."""
-    if not can_sample():
-        return 0
-    with models.model("qwen3", "float32") as model:
-        return same(PATCH, model, [cases.TALKING], radix=True, sampling=True)
-
-
-def window(_: Inputs) -> int:
-    """A model with a sliding window, where the release serves one.
-
-    Some next prompts are without replies that are longer than the window.
+OTHERS = schedule(
     """
-    if "gpt_oss" not in further_models():
-        return 0
-    compared = 0
-    with models.model("gpt_oss", "float32") as model:
-        for schedule, count in ((cases.TALKING, "continued"), (cases.THINKING, "rewound")):
-            COUNTS.clear()
-            expected = _logits(model, schedule)
-            with live(PATCH):
-                actual = _logits(model, schedule)
-            for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-                close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
-                require(close, f"{PATCH}, with a window: logits {number} are not close")
-            require(COUNTS[count], f"{PATCH}: no turn was {count} with a window")
-            compared += len(actual)
+    join a 12, decode a 3, leave a, join f 6, extend f 6, decode f 2, leave f, join x 9, decode x,
+    hit b a 1 30, hit c a 11 6, hit d a 5 20, hit g f 8 9, decode bcdg
+    """
+)
+"""Prompts that share a token, all but the last, or a first chunk with an earlier, short one."""
+
+NEXT = schedule("hit e a 14 12, hit h f 13 9, chain ehx 3")
+"""Then the next turns of the earlier ones."""
+
+
+def conversations(_: Inputs) -> int:
+    """Some turns go on where the last one ended, and some from the end of its prompt."""
+    return _close(cases.TALKING, "continued") + _close(cases.THINKING, "rewound")
+
+
+def random_episodes(inputs: Inputs) -> int:
+    """Prompts with prefixes that others left, chunks, aborts, and cleared caches."""
+    return sum(_close(episode) for episode in inputs(cases.random_episodes)[:FEW])
+
+
+def sharing(_: Inputs) -> int:
+    """A turn waits for its own conversation, whatever else shares the beginning of its prompt."""
+    compared = _close(OTHERS)
+    require(not COUNTS["continued"], f"{PATCH}, another conversation: {dict(COUNTS)}")
+    compared += _close((*OTHERS, *NEXT), "continued")
+    require(COUNTS["continued"] == 2, f"{PATCH}: {dict(COUNTS)}")
     return compared
 
 
-def _hits(inputs: Inputs) -> list[tuple[Step, ...]]:
-    hits = [cases.HITTING, cases.TALKING, *inputs(cases.random_hits)]
-    return hits + inputs(cases.random_episodes)
+def beside_others(_: Inputs) -> int:
+    """The same, with the patches that change the buffers too."""
+    beside = ("mlx.pool-write", "mlx.kv-arena", "mlx.first-buffer")
+    return _close(cases.TALKING, "continued", beside=beside)
+
+
+def full_attention(_: Inputs) -> int:
+    """The radix cache has the last turn, and stock's code runs."""
+    COUNTS.clear()
+    with models.model("qwen3", "float32") as model:
+        compared = same(PATCH, model, [cases.TALKING], radix=True, ran=False)
+        if can_sample():
+            compared += same(PATCH, model, [cases.TALKING], radix=True, sampling=True, ran=False)
+    require(not COUNTS, f"{PATCH}: {dict(COUNTS)}")
+    return compared
+
+
+def _close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] = ()) -> int:
+    """The logits of each forward pass of a model with windows, stock's and patched.
+
+    Args:
+        schedule: what is played.
+        count: what must have been counted.
+        beside: patches that are live too.
+    """
+    with models.model("gpt_oss", "float32") as model:
+        COUNTS.clear()
+        expected = _logits(model, schedule)
+        with live(PATCH, beside=beside, ran=True if count else None):
+            actual = _logits(model, schedule)
+    require(len(expected) == len(actual), f"{PATCH}: another number of forward passes")
+    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
+        require(close, f"{PATCH}: logits {number} are not close")
+    require(not count or COUNTS[count], f"{PATCH}: no turn was {count}")
+    return len(actual)
 
 
 def _logits(model: Model, schedule: Sequence[Step]) -> list[mx.array]:
@@ -95,7 +101,8 @@ def _logits(model: Model, schedule: Sequence[Step]) -> list[mx.array]:
 
 CHECKS = {
     "conversations": conversations,
+    "random episodes": random_episodes,
+    "a shared beginning": sharing,
     "beside other patches": beside_others,
-    "sampled": sampled,
-    "with a window": window,
+    "full attention": full_attention,
 }

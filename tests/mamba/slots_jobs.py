@@ -22,6 +22,7 @@ from sglang_perf_patches.proof import mamba
 mamba.prepare()
 
 import quick_pages
+import sglang
 
 from sglang_perf_patches.proof import comparing
 from sglang_perf_patches.proof.mamba import exhaustion
@@ -69,6 +70,26 @@ def own_prefixes() -> Any:
             server = exhaustion.short_of_its_prefix(*kind)
             patched = exhaustion.drained(server).died
         results.append([stock, patched, server.ended])
+    return results
+
+
+def kept_slots() -> Any:
+    """A request that lacks KV keeps the slot of its match: where stock dies, and who is served."""
+    results = []
+    for kind in KINDS:
+        stock = exhaustion.drained(exhaustion.short_of_tokens(*kind))
+        with comparing.live(exhaustion.PATCH, ran=None):
+            server = exhaustion.short_of_tokens(*kind)
+            patched = exhaustion.drained(server)
+        results.append(
+            {
+                "stock": [stock.died, stock.where],
+                "patched": patched.died,
+                "same": stock.died or stock.log == patched.log,
+                "kept": [stock.slot_kept, patched.slot_kept],
+                "served": len(server.ended) == server._made,
+            }
+        )
     return results
 
 
@@ -146,6 +167,8 @@ def broken() -> Any:
         "no room is made": ("_makes_room", lambda *_: True),
         "too little is needed": ("needed", lambda *given: needed(*given) - 1),
     }
+    if sglang.__version__ == "0.5.9":
+        breaks["a slot stays"] = ("_return_slot", lambda *_: False)
     errors = {}
     for name, (function, wrong) in breaks.items():
         with mock.patch.object(body, function, wrong):

@@ -2,7 +2,8 @@
 
 Each is drawn from a seed: requests come, with shared prefixes and without, run, are retracted and
 aborted. Where stock lives, both sides decide and hold the same, step by step. Where it dies they do
-until then, and the patched server goes on and drains.
+until then, and the patched server goes on and drains. 0.5.9 can leave a waiting request with a
+slot, and the patch gives that back: there both do the same until stock first does so.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ class Told:
         log: what was decided and held, step by step.
         died: the message of stock's assertion; empty if the server drained.
         where: the function that asserted.
+        slot_kept: see `HybridServer`.
     """
 
     log: list[Any]
     died: str = ""
     where: str = ""
+    slot_kept: int | None = None
 
 
 def shape(random: Random) -> Shape:
@@ -112,6 +115,24 @@ def short_of_its_prefix(tree: str, tracked: bool) -> HybridServer:
     return server
 
 
+def short_of_tokens(tree: str, tracked: bool) -> HybridServer:
+    """Requests are admitted, then KV keeps one out whose match took a slot of theirs.
+
+    0.5.9 leaves that slot with the request that waits.
+    """
+    slots, tokens, new = (7, 1024, 440) if tracked else (4, 512, 120)
+    server = HybridServer(Shape(tree, tracked, slots, tokens, rows=4))
+    server.submit([11] * 128, 1)
+    server.drain()  # its state is cached
+    server.submit([11] * 128 + [12] * (tokens // 4), 20)
+    server.step()
+    server.step()  # it runs, and locks what it cached
+    for number in range(1 if tracked else 2):
+        server.submit([13 + number] * 30, 2)
+    server.submit([11] * 128 + [15] * 70, new)
+    return server
+
+
 def drained(server: HybridServer) -> Told:
     """Drain a server; see `play`."""
     try:
@@ -119,7 +140,7 @@ def drained(server: HybridServer) -> Told:
     except AssertionError as error:
         return _death(server, error)
     server.check_drained()
-    return Told(server.log)
+    return Told(server.log, slot_kept=server.slot_kept)
 
 
 def alike(seeds: Sequence[int]) -> Counter[str]:
@@ -132,19 +153,21 @@ def alike(seeds: Sequence[int]) -> Counter[str]:
     for seed, expected, actual in both((PATCH,), play, seeds, ran=None):
         where = f"{PATCH}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
-        same = len(expected.log)
-        alike = actual.log[:same] == expected.log
-        require(alike, f"{where}: {_first(expected.log, actual.log)}")
-        ended = expected.died or len(actual.log) == same
+        require(actual.slot_kept is None, f"{where}: a request waits with a slot")
+        kept = expected.slot_kept is not None
+        log = expected.log[: expected.slot_kept]
+        alike = actual.log[: len(log)] == log
+        require(alike, f"{where}: {_first(log, actual.log)}")
+        ended = expected.died or kept or len(actual.log) == len(log)
         require(ended, f"{where}: stock drains after fewer steps")
-        counts[expected.where or "lived"] += 1
+        counts[expected.where or ("kept a slot" if kept else "lived")] += 1
     return counts
 
 
 def _death(server: HybridServer, error: AssertionError) -> Told:
     if isinstance(error, Different) or not str(error).startswith(DEATHS):
         raise error
-    return Told(server.log, str(error), _place(error))
+    return Told(server.log, str(error), _place(error), server.slot_kept)
 
 
 def submit(server: HybridServer, random: Random) -> None:

@@ -47,6 +47,8 @@ class HybridServer:
         waiting: requests in the queue, a list of the scheduler's.
         ended: ids of requests that ended, in order.
         log: what was decided, step by step.
+        slot_kept: the length of `log` when a step began that left a waiting request with a slot, as
+            0.5.9 does; None if none did.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -54,6 +56,7 @@ class HybridServer:
         self.shape = shape
         self.ended: list[str] = []
         self.log: list[Any] = []
+        self.slot_kept: int | None = None
         self._made = 0
         self._batches = importlib.import_module("sglang.srt.managers.schedule_batch")
         self.pool = self._make_pool()
@@ -132,6 +135,7 @@ class HybridServer:
             Different: a state is not of the tokens that it should be, or a slot has two owners or
                 none.
         """
+        began = len(self.log)
         with _Unpinned():
             if not self.shape.overlap:
                 self._settle()
@@ -149,6 +153,10 @@ class HybridServer:
                 self._decode()
         self.log.append(self.state())
         self.check_slots()
+        if self.slot_kept is None and any(
+            held(req).mamba_pool_idx is not None for req in self.waiting
+        ):
+            self.slot_kept = began
 
     def check_slots(self) -> None:
         """See that each slot is free, a request's or the tree's.

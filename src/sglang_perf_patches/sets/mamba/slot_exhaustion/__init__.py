@@ -89,7 +89,13 @@ PATCH = Patch(
     ),
     variants=(
         _variant(
-            *("0.5.9", "0.5.12.post1", "install_in_radix_tree"),
+            *("0.5.9", "0.5.9", "install_where_slots_stay"),
+            commit=_BEFORE_COMMIT,
+            radix=True,
+            depends=(*_GAVE, _COMMON),
+        ),
+        _variant(
+            *("0.5.10", "0.5.12.post1", "install_in_radix_tree"),
             commit=_BEFORE_COMMIT,
             radix=True,
             depends=(*_GAVE, _COMMON),

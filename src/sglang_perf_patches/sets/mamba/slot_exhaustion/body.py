@@ -40,6 +40,13 @@ class _NoSlot(Exception):
     """Raised where stock would admit a request whose slots are not there."""
 
 
+def install_where_slots_stay(patching: Patching) -> None:
+    """0.5.9: a request that is refused keeps the slot that its match took; later it does not."""
+    waiting = _requests_without_state(patching)
+    _in_radix_tree(patching, waiting)
+    _in_admission(patching, waiting, "_req_inc_lock_ref", slots_stay=True)
+
+
 def install_in_radix_tree(patching: Patching) -> None:
     """Up to 0.5.15.post1: what stock makes unless an environment variable says otherwise."""
     waiting = _requests_without_state(patching)
@@ -174,8 +181,14 @@ def _is_exhausted(error: AssertionError) -> bool:
 # -- admission -----------------------------------------------------------------------------------
 
 
-def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> None:
-    """Refuse where stock would commit itself: whatever else keeps a request out comes before."""
+def _in_admission(
+    patching: Patching, waiting: WeakSet[Any], commit: str, slots_stay: bool = False
+) -> None:
+    """Refuse where stock would commit itself: whatever else keeps a request out comes before.
+
+    `slots_stay`: whether stock's scheduler leaves a refused request the slot of its match. It may
+    be one that the requests admitted before it were counted on.
+    """
     answers = patching.module(POLICY).AddReqResult
     with_slots = patching.module(POOLS).HybridReqToTokenPool
     eviction = patching.module(TREES).EvictParams
@@ -192,7 +205,10 @@ def _in_admission(patching: Patching, waiting: WeakSet[Any], commit: str) -> Non
             self: Any, req: Any, has_chunked_req: bool, truncation_align_size: Any
         ) -> Any:
             try:
-                return inner(self, req, has_chunked_req, truncation_align_size)
+                answer = inner(self, req, has_chunked_req, truncation_align_size)
+                if slots_stay and serves(self) and req not in self.can_run_list[-1:]:
+                    patching.ran.seen |= _return_slot(self.tree_cache.req_to_token_pool, req)
+                return answer
             except _NoSlot:
                 patching.ran.seen = True
                 _return_slot(self.tree_cache.req_to_token_pool, req)
@@ -286,16 +302,17 @@ def _makes_room(tree: Any, req: Any, eviction: Any) -> bool:
     return True
 
 
-def _return_slot(pool: Any, req: Any) -> None:
-    """Give back what a match took for the request: some releases let it wait with its slot."""
+def _return_slot(pool: Any, req: Any) -> bool:
+    """Give back the slot that a match took for the request; returns whether it had one."""
     held = _held(req)
     if held.mamba_pool_idx is None:
-        return
+        return False
     _slots(pool).free(held.mamba_pool_idx.unsqueeze(-1))
     held.mamba_pool_idx = None
     if hasattr(held, "mamba_cow_src_index"):
         held.mamba_cow_src_index = None
         held.mamba_needs_clear = False
+    return True
 
 
 def _tell(adder: Any, req: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import released
 import tiers
 from sglang_perf_patches import sets
+from sglang_perf_patches.cli import page
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.sets.swa.window_pool import body
 
@@ -51,6 +52,7 @@ def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
         "left to stock": ("left_to_stock", {}),
         "both together": ("both_together", {}),
         "images": ("refuses_images_in_prompts", {}),
+        "beams": ("beams", {}),
         "pressed": ("pressed_hard", {"episodes": 30 if whole else 6}),
         **{f"broken: {how}": ("broken", {"how": how}) for how in BROKEN},
     }
@@ -94,6 +96,17 @@ def test_with_the_pools_ratio_its_pools_are_made(answers: dict[str, Any]) -> Non
     stock, alone, both = answers["both together"]
     assert (stock, alone) == (0, 3276)
     assert 0 < both < alone
+
+
+def test_beam_search_is_refused_as_the_page_and_the_log_say(answers: dict[str, Any]) -> None:
+    (stock,), (patched,), lines = answers["beams"]
+    assert stock == {"type": "length", "length": 4}
+    assert patched["type"] == "abort"
+    assert patched["status_code"] == 400
+    assert "SWA/mamba" in patched["message"]
+    (line,) = lines
+    assert line.startswith("swa.window-pool: this server answers 400 to requests with beam_width")
+    assert "`beam_width`" in page.path(PATCH.id).read_text(encoding="utf-8")
 
 
 def test_small_pools_serve_what_stock_serves(answers: dict[str, Any]) -> None:

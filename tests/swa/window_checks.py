@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
@@ -87,6 +89,35 @@ def refuses_images_in_prompts() -> None:
         assert not server.scheduler.model_config.is_multimodal
 
 
+def beams() -> list[Any]:
+    """A request of three beams: how it ends on stock and with a window pool; what is logged."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    told: list[Any] = []
+    logger, level = body.logger, body.logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        for selection in ("none", PATCH):
+            with booted(selection) as server:
+                ended: list[Any] = []
+                kind = type(server.scheduler.output_streamer)
+
+                def stream_output(self: Any, reqs: Any, *rest: Any, **more: Any) -> None:
+                    ended.extend(req.finished_reason for req in reqs if req.finished())  # noqa: B023
+
+                with mock.patch.object(kind, "stream_output", stream_output):
+                    server.submit(window_loads.words(1, 20), 4, beam_width=3)
+                    server.serve()
+                server.check_drained()
+                told.append([reason.to_json() for reason in ended])
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return [*told, [line for line in lines if "beam_width" in line]]
+
+
 def pressed_hard(episodes: int) -> dict[str, int]:
     """Drawn loads in small pools; how many requests were served, retracted and had a prefix."""
     told = {"retracted": 0, "served": 0, "hits": 0}
@@ -140,6 +171,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
         left_to_stock,
         both_together,
         refuses_images_in_prompts,
+        beams,
         pressed_hard,
         broken,
     )

@@ -43,7 +43,7 @@ class Runner:
             inputs: of the layers, see the attribute.
             smaller: buckets that the server has besides.
         """
-        _note_kernels()
+        note_kernels()
         self.rig = rig
         self.bucket = int(capture.extend_num_tokens)
         self.inputs = inputs
@@ -85,7 +85,7 @@ class Runner:
         if static.forward_mode.name == "MIXED":
             static.forward_mode = type(static.forward_mode).EXTEND
         static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self.bucket)
-        with self._on_cpu(), stocks.backend.replay_session():
+        with on_cpu(), stocks.backend.replay_session():
             stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
             tokens = int(batch.extend_num_tokens)
             with stocks._prefill_forward_context(
@@ -102,7 +102,7 @@ class Runner:
     def _captured(self, stocks: Any) -> None:
         tape.without_kernels(True)
         try:
-            with self._on_cpu(), stocks.backend.replay_session():
+            with on_cpu(), stocks.backend.replay_session():
                 stocks.capture_one_shape(self.bucket)
         finally:
             tape.without_kernels(False)
@@ -115,24 +115,26 @@ class Runner:
             ]
         return torch.cat(outputs, dim=1)
 
-    @contextlib.contextmanager
-    def _on_cpu(self) -> Iterator[None]:
-        """Streams of a CPU wait for nothing."""
-        graphs = importlib.import_module(_GRAPHS)
-        device = SimpleNamespace(
-            current_stream=torch.cpu.current_stream,
-            Stream=SimpleNamespace(wait_stream=lambda *_: None),
-            synchronize=lambda: None,
-        )
-        with (
-            mock.patch.object(graphs, "get_device_module", return_value=device),
-            mock.patch.object(torch.cuda, "CUDAGraph", tape.Tape),
-        ):
-            yield
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Graphs are tapes meanwhile, and streams of a CPU wait for nothing."""
+    graphs = importlib.import_module(_GRAPHS)
+    device = SimpleNamespace(
+        current_stream=torch.cpu.current_stream,
+        Stream=SimpleNamespace(wait_stream=lambda *_: None),
+        synchronize=lambda: None,
+    )
+    with (
+        mock.patch.object(graphs, "get_device_module", return_value=device),
+        mock.patch.object(torch.cuda, "CUDAGraph", tape.Tape),
+    ):
+        yield
 
 
 @functools.cache
-def _note_kernels() -> None:
+def note_kernels() -> None:
+    """Have tapes note Triton's kernels; once a process."""
     tape.noting_kernels()
     layers: Any = importlib.import_module("sglang.srt.layers.radix_linear_attention")
     if hasattr(layers, "unified_linear_attention_with_output"):

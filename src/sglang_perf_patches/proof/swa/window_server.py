@@ -115,11 +115,12 @@ class WindowServer:
 
     # -- what comes and goes ---------------------------------------------------------------------
 
-    def submit(self, ids: Ids, new: int, rid: str = "") -> None:
-        """A request for so many tokens, greedily."""
+    def submit(self, ids: Ids, new: int, rid: str = "", **sampling_options: Any) -> None:
+        """A request for so many tokens, greedily; `sampling_options` are SamplingParams'."""
         kinds = importlib.import_module("sglang.srt.managers.io_struct")
         sampling = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
-        params = sampling(max_new_tokens=new, temperature=0, ignore_eos=True)
+        options = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+        params = sampling(**options | sampling_options)
         params.normalize(None)
         self._made += 1
         request = kinds.TokenizedGenerateReqInput(

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL
+from ..proven import ALL, TEXT
 from ..references import (
     ATTENTION,
     BASE,
@@ -31,7 +31,7 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
     only_with=("states", "prefills"),
-    proven_with=dict.fromkeys((*ALL, "hierarchical-cache"), "verify"),
+    proven_with={**dict.fromkeys((*ALL, "hierarchical-cache"), "verify"), **TEXT},
     summary="capture gated-delta-net layers in the breakable prefill graph",
     worth=Worth(
         "a",

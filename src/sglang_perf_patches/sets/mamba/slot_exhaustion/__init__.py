@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth, of
 from ....model.releases import between
-from ..proven import STATES
+from ..proven import STATES, TEXT
 
 _BODY = f"{__name__}.body"
 _MEMORY = "sglang.srt.mem_cache"
@@ -79,9 +79,9 @@ _GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 
 PATCH = Patch(
     id="mamba.slot-exhaustion",
-    # Whoever comes before another is played by nobody, nor who decodes in a prefill.
     only_with=("states", "prefix-cache"),
-    proven_with=dict.fromkeys((*STATES, "tensor-parallel"), "verify"),
+    # Whoever comes before another is played by nobody, nor who decodes in a prefill.
+    proven_with={**dict.fromkeys((*STATES, "tensor-parallel"), "verify"), **TEXT},
     summary="a request that finds no slot for its state waits, where stock's scheduler dies",
     worth=Worth(
         "b",

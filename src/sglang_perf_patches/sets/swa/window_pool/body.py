@@ -8,6 +8,7 @@ when there was one way to hold windows and Llama 4 alone had it (sgl-project/sgl
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,16 @@ from . import CONTEXT, DERIVES
 if TYPE_CHECKING:
     from ....model.patching import Patching
 
+logger = logging.getLogger("sglang_perf_patches")
+
 BACKENDS = ("fa3", "triton")
 """Those that were played with both pools. ``torch_native`` reads windows where it did not write
 them."""
+
+_NO_BEAMS = (
+    "swa.window-pool: this server answers 400 to requests with beam_width > 1: sglang has no beam "
+    "search with a window pool. Take the patch out of SGLANG_PERF_PATCHES if you need it."
+)
 
 
 def install(patching: Patching) -> None:
@@ -39,6 +47,9 @@ def install(patching: Patching) -> None:
                     self.hf_text_config.is_hybrid_swa = True
                     self.hf_text_config.hybrid_layer_pattern = layers
                     self.disable_hybrid_swa_memory = False
+                    if not patching.ran.seen:
+                        # Stock has no flag for beam search, so nothing can be gated by it.
+                        logger.warning(_NO_BEAMS)
                     patching.ran.seen = True
             inner(self)
 

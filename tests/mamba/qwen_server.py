@@ -1,0 +1,157 @@
+"""A small Qwen3.5 with experts behind a real scheduler on the CPU, with and without prefill graphs.
+
+Model, scheduler, pools, attention and the runner of prefill graphs are the release's; weights are
+random. Stand-ins: `proof.mamba.tape` for CUDA graphs, and the experts, which the release picks on a
+CPU by the numbers of a batch, as no capture can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional
+
+from sglang_perf_patches.proof.mamba import runner, tape
+from sglang_perf_patches.proof.swa import window_models
+from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
+
+NAME = "qwen3.5-moe"
+WORDS = 128
+_TEXT: dict[str, Any] = {
+    "model_type": "qwen3_5_moe_text",
+    "torch_dtype": "float16",
+    "vocab_size": WORDS,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "full_attention_interval": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "attn_output_gate": True,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 1,
+    "mamba_ssm_dtype": "float32",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+window_models.MODELS[NAME] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "torch_dtype": "float16",
+    "text_config": _TEXT,
+    "vision_config": {
+        "model_type": "qwen3_5_moe",
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "in_channels": 3,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [],
+    },
+    "image_token_id": WORDS - 4,
+    "video_token_id": WORDS - 3,
+    "vision_start_token_id": WORDS - 2,
+    "vision_end_token_id": WORDS - 1,
+}
+
+_LAYERS = "sglang.srt.layers"
+_EXECUTOR = "sglang.srt.model_executor"
+
+
+@contextlib.contextmanager
+def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
+    """A server of the model.
+
+    Args:
+        buckets: tokens of the prefill graphs that are captured; none by default.
+        asked: arguments of the server.
+    """
+    lend()
+    hybrid = importlib.import_module(f"{_LAYERS}.attention.hybrid_linear_attn_backend")
+    settings = {"attention_backend": "triton", "dtype": "float16", **asked}
+    with mock.patch.object(hybrid, "check_cuda_graph_backend", return_value=bool(buckets)):
+        server = WindowServer(NAME, **settings)
+    try:
+        with runner.on_cpu():
+            if buckets:
+                _capture(server.runner, buckets)
+            yield server
+    finally:
+        server.close()
+        experts = importlib.import_module("sglang.srt.eplb.expert_location")
+        experts.set_global_expert_location_metadata(None, allow_overwrite=True)
+
+
+def lend() -> None:
+    """What this model needs of a CPU beyond the others."""
+    prepare()
+    norm: Any = importlib.import_module("sglang.kernels.ops.attention.fla.layernorm_gated")
+    norm._get_sm_count = lambda _: 8
+    native: Any = importlib.import_module(f"{_LAYERS}.moe.fused_moe_native")
+    native.moe_forward_native = _experts
+
+
+def _experts(layer: Any, x: torch.Tensor, topk_output: Any, _: Any) -> torch.Tensor:
+    """All experts for all tokens: shapes do not depend on who is chosen."""
+    weights, ids, _ = topk_output
+    total = torch.zeros(x.shape, dtype=torch.float32)
+    for number in range(layer.num_experts):
+        gate, up = functional.linear(x, layer.w13_weight[number]).chunk(2, dim=-1)
+        out = functional.linear(functional.silu(gate) * up, layer.w2_weight[number])
+        total = total + out * (weights * (ids == number)).sum(1, keepdim=True)
+    return total.to(x.dtype)
+
+
+def _capture(model_runner: Any, buckets: Sequence[int]) -> None:
+    """Have the release's runner capture the model's prefills into tapes."""
+    context = importlib.import_module("sglang.srt.runtime_context")
+    kinds = importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend
+    module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+    config = context.get_exec().graph.cuda_graph_config.prefill
+    config.backend, config.bs = kinds.BREAKABLE, list(buckets)
+
+    def capture(self: Any) -> None:
+        tape.without_kernels(True)
+        try:
+            with self.backend.replay_session():
+                for tokens in reversed(self.capture_num_tokens):
+                    self.capture_one_shape(tokens)
+        finally:
+            tape.without_kernels(False)
+
+    runner.note_kernels()
+    with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):
+        model_runner.init_prefill_cuda_graph()
+    made = model_runner.prefill_cuda_graph_runner
+    assert isinstance(made, module.PrefillCudaGraphRunner), made

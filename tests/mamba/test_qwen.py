@@ -1,0 +1,28 @@
+"""A small Qwen3.5 with experts, a multimodal model, that is sent text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.bodies_of("mamba.gdn-prefill-graph", "mamba.slot-exhaustion")
+
+EACH = pytest.mark.parametrize(
+    "release", [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
+)
+
+
+@EACH
+def test_text_gets_stocks_replies(found: Callable[..., Any], release: str) -> None:
+    """Eager, from stock's prefill graphs and from the patch's: tokens and logits are the same."""
+    told = found(release, "qwen_jobs", "replies")
+    assert told["rows"] > 8
+    # Each bucket is captured on tables, and each prefill is replayed from them.
+    assert told["on tables"] == told["prefills"] + told["buckets"]
+
+
+@EACH
+def test_a_broken_patch_changes_logits(found: Callable[..., Any], release: str) -> None:
+    assert "result['logits']" in found(release, "qwen_jobs", "broken")

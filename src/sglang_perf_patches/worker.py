@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any
 
@@ -42,6 +42,7 @@ class Child:
         *,
         limit_s: float | None = None,
         other_lines: IO[str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it, with every patch off: the child makes live what it compares.
 
@@ -51,6 +52,7 @@ class Child:
             limit_s: seconds after which it is ended.
             other_lines: where its stderr, and what else it prints, is shown; None keeps that for
                 `why_it_ended`.
+            environment: its variables; None for those of this process.
         """
         self._limit_s = limit_s
         self._other_lines = other_lines
@@ -58,7 +60,11 @@ class Child:
         self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = Supervised(
             [sys.executable, "-W", "ignore", "-m", module, *words],
-            environment={**os.environ, "SGLANG_PERF_PATCHES": "none", _IS_CHILD: "1"},
+            environment={
+                **(os.environ if environment is None else environment),
+                "SGLANG_PERF_PATCHES": "none",
+                _IS_CHILD: "1",
+            },
             stdout=subprocess.PIPE,
             stderr=self._kept if other_lines is None else other_lines,
         )

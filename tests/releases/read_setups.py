@@ -38,6 +38,14 @@ MODEL = {
     "torch_dtype": "bfloat16",
 }
 
+IMAGES = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    **{name: value for name, value in MODEL.items() if name not in ("architectures", "model_type")},
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64},
+}
+"""A model that takes images, though no argument says so."""
 
 _seen: list[object] = []
 
@@ -53,6 +61,10 @@ def main() -> None:
             "plain": ({}, ()),
             "--attn-dp-size": ({"attn_dp_size": 2, "tp_size": 2}, ("attn_dp_size",)),
         }
+        with_images = Path(folder, "images")
+        with_images.mkdir()
+        (with_images / "config.json").write_text(json.dumps(IMAGES))
+        print(json.dumps({"name": "images", **_read(str(with_images), {}, ())}), flush=True)
         servers |= {each.name: (each.example, each.arguments()) for each in FEATURES.all}
         for name, (given, switches) in servers.items():
             print(json.dumps({"name": name, **_read(folder, given, switches)}), flush=True)

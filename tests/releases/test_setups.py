@@ -21,7 +21,15 @@ NOT_THE_DEFAULT_MODEL_S = {
     *("items", "diffusion", "dflash", "decode-offload", "late-slots", "no-kv-cache", "megakernel"),
     *("unified-memory", "page-major", "window-replay", "tracked-states", "other-tracking"),
     *("deterministic", "decode-radix-cache", "adaptive-drafts", "frozen-kv-mtp", "forced-graphs"),
-    *("other-drafter", "layered-drafts", "sparse-kv", "other-cache", "ngram", "context-parallel"),
+    *(
+        "split-encoder",
+        "other-drafter",
+        "layered-drafts",
+        "sparse-kv",
+        "other-cache",
+        "ngram",
+        "context-parallel",
+    ),
 }
 """What some releases refuse on a CPU, or with the small dense model that is published here."""
 BRINGS = {
@@ -78,6 +86,7 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     assert set(plain["lacking"]) == {use.name for use in setups.FEATURES.uses} - set(
         plain["having"]
     )
+    assert "multimodal" in by_name.pop("images")["on"]
     spelled = by_name.pop("--attn-dp-size")
     assert "absent" in spelled or "dp-attention" in spelled["on"], spelled
     assert ("absent" in spelled) == ("attn_dp_size" not in arguments(release))

@@ -42,6 +42,9 @@ _VERBS = {
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
 
 
+_ASKING = ("doctor", "list")
+"""Verbs that take the command of a server after ``--``."""
+
 _ASKS_TO_COMPLETE = "_ARGCOMPLETE"
 
 
@@ -78,12 +81,22 @@ def _run(words: list[str]) -> int:
     if words[:2] == ["bench", "server"]:  # the rest is the user's own command
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
+    words, command = _without_command(words)
     args, unknown = _parser(words[:1]).parse_known_args(words)
     if unknown and not args.takes_unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.options = unknown
+    args.command = command if words[0] in _ASKING else getattr(args, "command", None)
     code: int = args.function(args)
     return code
+
+
+def _without_command(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """The words of a verb that asks about a server's command, and that command."""
+    if words[0] not in _ASKING or "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def _complete() -> None:

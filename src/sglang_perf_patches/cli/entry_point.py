@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from ..judge.source import Tree
 
@@ -16,11 +17,16 @@ FILTERED = f"SGLANG_PLUGINS does not name {NAME}, so sglang will not load this p
 _BY_RUN = "start the server with `sglang-perf-patches run COMMAND ...`"
 
 
-def obstacle(tree: Tree) -> str:
-    """What keeps a server of the installed sglang from loading it by itself; empty for nothing."""
+def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
+    """What keeps a server of a sglang from loading it by itself; empty for nothing.
+
+    Args:
+        tree: the sglang.
+        environment: of the server.
+    """
     if not is_loaded_by(tree):
         return f"This release loads no plugins: {_BY_RUN}."
-    if is_filtered(os.environ.get("SGLANG_PLUGINS", "")):
+    if is_filtered(environment.get("SGLANG_PLUGINS", "")):
         return f"{FILTERED}: add the name, or {_BY_RUN}."
     return ""
 

@@ -47,8 +47,8 @@ class Published:
     def read(self, name: str) -> Any:
         """As `model.feature.Server.read`.
 
-        Also ``is_…`` of ``sglang.srt.utils``, ``model.…`` (`model_config`), and, in capitals, the
-        environment.
+        Also ``is_…`` of ``sglang.srt.utils``, ``model.…`` (`model_config`), ``gpu.capability``,
+        and, in capitals, the environment.
         """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
@@ -58,6 +58,10 @@ class Published:
             return os.environ.get(name)
         if name.startswith("model."):
             return model_config.read(self._arguments, name.partition(".")[2])
+        if name == "gpu.capability":
+            from . import gpu  # a server without a GPU never asks
+
+            return gpu.capability()
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)

@@ -59,6 +59,12 @@ FEATURES = Features(
             clause="the device is of an unknown kind",
             off={"device": (None, "cuda", "cpu", "mps")},
         ),
+        Feature(
+            name="other-gpu",
+            clause="the GPU is not a Hopper (H100, H200)",
+            off={"gpu.capability": (None, "9.0")},
+            only={"device": ("cuda",)},
+        ),
         # -- over how many processes
         _sized("tensor-parallel", "tensor parallelism is on", "tp_size"),
         _sized("data-parallel", "data parallelism is on", "dp_size"),
@@ -141,7 +147,12 @@ FEATURES = Features(
         _switched(
             "multimodal",
             "the model takes images or sound",
-            *("enable_multimodal", "encoder_only", "language_only", "language_model_only"),
+            *("enable_multimodal", "model.is_multimodal"),
+        ),
+        _switched(
+            "split-encoder",
+            "images are encoded elsewhere, or are left out",
+            *("encoder_only", "language_only", "language_model_only"),
         ),
         # -- speculation
         *(

@@ -13,6 +13,7 @@ from .. import render
 from . import (
     add_json,
     add_tree,
+    asking,
     health,
     hinting,
     judged,
@@ -25,24 +26,31 @@ from . import (
 PARSER: dict[str, Any] = {
     "epilog": "Alone, it says whether the patches are installed, loaded, live and have run, and "
     "what to change. With another sglang, what that would change; if no sglang is installed here, "
-    "what the patches would do to the other one."
+    "what the patches would do to the other one. " + asking.HELP
 }
 _COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The tree to upgrade to, or a model."""
+    """The tree to upgrade to, a server's GPU, or a model."""
     add_tree(parser)
     parser.add_argument("--all", action="store_true", help="patches that do not change too")
+    asking.add_options(parser)
     hinting.add_options(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what changes; 1 if the upgrade loses a chosen patch."""
+    if args.model is None:
+        hinting.require_none(args)
+    if args.command is not None:
+        if args.model is not None:
+            args.parser.error("--model and a command after -- exclude each other")
+        return asking.run(args, in_short=False)
+    asking.reject_gpu(args)
     if args.sglang_path is None and args.sglang_version is None:
         if args.model is None:
-            hinting.require_none(args)
             return health.run(as_json=args.json)
         alone = hinting.Hints.of(args)
         print(json.dumps(alone.data, indent=2) if args.json else alone.text)

@@ -56,21 +56,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     host.add_argument(
         "--hicache-ratio", type=_above_zero, metavar="R", help="... over the device's"
     )
-    group.add_argument("--page-size", type=_positive, default=1, metavar="N")
-    group.add_argument("--tp-size", type=_positive, default=1, metavar="N")
-    group.add_argument("--chunked-prefill-size", type=_positive, default=8192, metavar="N")
-    group.add_argument(
-        "--kv-cache-bytes", type=_positive, default=2, metavar="N", help="bytes per value"
-    )
-    group.add_argument("--disable-radix-cache", action="store_true")
+    group.add_argument("--page-size", type=_positive, metavar="N")
+    group.add_argument("--tp-size", type=_positive, metavar="N")
+    group.add_argument("--chunked-prefill-size", type=_positive, metavar="N")
+    group.add_argument("--kv-cache-bytes", type=_positive, metavar="N", help="bytes per value")
+    group.add_argument("--disable-radix-cache", action="store_true", default=None)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "page_size": 1,
+    "tp_size": 1,
+    "chunked_prefill_size": 8192,
+    "kv_cache_bytes": 2,
+    "disable_radix_cache": False,
+}
+_ALL = ("max_running_requests", "kv_gib", "context", "hicache_size", "hicache_ratio", *_DEFAULTS)
 
 
 def require_none(args: argparse.Namespace) -> None:
-    """Say that an option about a model needs one."""
-    named = ("max_running_requests", "kv_gib", "context", "hicache_size", "hicache_ratio")
-    for option in named:
+    """Say that an option about a model needs one, and how a server's own options are asked about.
+
+    Raises:
+        ModelError: one was given.
+    """
+    for option in _ALL:
         if getattr(args, option) is not None:
-            args.parser.error(f"--{option.replace('_', '-')} needs --model")
+            raise ModelError(
+                f"--{option.replace('_', '-')} needs --model DIR; to ask about a server, give its "
+                "whole command: sglang-perf-patches doctor -- python -m sglang.launch_server ..."
+            )
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,9 @@ class Hints:
             ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from,
                 or an option or a release is missing, or no request fits.
         """
+        for option, default in _DEFAULTS.items():
+            if getattr(args, option) is None:
+                setattr(args, option, default)
         pools, states = _pools(args), _states(args, tree)
         return cls(pools, states, _host(args, states))
 

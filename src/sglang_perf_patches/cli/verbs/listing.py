@@ -15,11 +15,11 @@ from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.selection import Selection
 from .. import entry_point, machine, page, render
-from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
+from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Without --all it hides what does not concern this machine and this release. "
-    "`ready` means that a server which uses what the patch is for has it."
+    "`ready` means that a server which uses what the patch is for has it. " + asking.HELP
 }
 
 READY, REFUSED, BUILT_IN, ABSENT = "ready", "refused", "built-in", "absent"
@@ -34,11 +34,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Which tree, how much, and in which form."""
     add_tree(parser)
     parser.add_argument("--all", action="store_true", help="every patch, with its upstream links")
+    asking.add_options(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list; 1 if something chosen by name is not available."""
+    if args.command is not None:
+        return asking.run(args, in_short=True)
+    asking.reject_gpu(args)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:

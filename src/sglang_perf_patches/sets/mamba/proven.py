@@ -7,6 +7,7 @@ process publishes (``tests/releases/test_played.py``).
 STATES = (
     *("tracked-states", "pages", "data-parallel", "no-overlap", "no-cuda-graphs"),
     *("quantised-kv", "quantised-weights"),
+    "other-gpu",  # lists, slots and rows, which no GPU computes otherwise: `verify` needs none
 )
 ALL = (*STATES, "priorities")
 TEXT = {"multimodal": "tests/mamba/qwen_jobs.py: replies"}

@@ -10,6 +10,7 @@ BESIDE = dict.fromkeys(
     (
         *("tensor-parallel", "data-parallel", "no-overlap", "no-cuda-graphs", "priorities"),
         *("lora", "quantised-weights", "deterministic", "forward-metrics"),
+        "other-gpu",  # pools, queues and tables, which no GPU computes otherwise
     ),
     "verify",
 )

@@ -1,0 +1,1 @@
+"""What the patches would do in a server, asked before it boots: ``doctor -- COMMAND``."""

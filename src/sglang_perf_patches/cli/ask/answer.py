@@ -1,0 +1,105 @@
+"""What each patch would do on a server, by the rule that a running server follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ... import worker
+from ...judge.source import Tree
+from ...judge.verdict import Verdict
+from ...model.errors import OperatorError
+from ...model.feature import Setup
+from ...model.ruling import ruling
+from ...model.selection import Selection
+from .command import Asked
+from .gpus import Gpu
+
+_LIMIT_S = 180.0
+_RESOLVER = f"{__package__}.resolver"
+
+LIVE, OFF, OPT_IN, SUPERSEDED = "live", "off", "off (opt-in)", "superseded"
+
+
+class AskError(OperatorError, ValueError):
+    """The release can't resolve the command, or refuses it."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What becomes of a patch.
+
+    Attributes:
+        patch: its id.
+        state: as a process would report it; `OPT_IN` for a policy that is not chosen.
+        reason: why; empty where it is live.
+        would: of one that is not chosen, the state that it would have; else empty.
+    """
+
+    patch: str
+    state: str
+    reason: str
+    would: str = ""
+
+
+def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
+    """What a server has on, as its release resolves its arguments, in a child process.
+
+    Args:
+        asked: its command.
+        gpu: what it runs on; None for a server without a GPU.
+        tree: the release.
+
+    Raises:
+        AskError: the release refuses the arguments, or the child could not import it.
+    """
+    search = [str(tree.root.parent), *filter(None, sys.path)]
+    environment = {**asked.environment, "PYTHONPATH": os.pathsep.join(search)}
+    with worker.Child(
+        _RESOLVER,
+        [json.dumps(gpu and asdict(gpu)), *asked.arguments],
+        limit_s=_LIMIT_S,
+        environment=environment,
+    ) as child:
+        line: Mapping[str, Any] | None = next(iter(child), None)
+        if line is None:
+            raise AskError(f"sglang {tree.version} could not be asked: {child.why_it_ended()}")
+    if "refused" in line:
+        raise AskError(f"sglang {tree.version} refuses this command: {line['refused']}")
+    return Setup(line["on"], line["lacking"], frozenset(line["having"]))
+
+
+def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:
+    """What becomes of each patch there, in declared order."""
+    by_id = {verdict.patch.id: verdict for verdict in verdicts}
+    ruled = {name: _ruled(verdict, by_id, setup) for name, verdict in by_id.items()}
+    found = []
+    for name, (state, reason) in ruled.items():
+        patch = by_id[name].patch
+        if name not in selection.ids:
+            word = OFF if patch.is_default else OPT_IN
+            is_there = by_id[name].word == "applies"
+            if is_there:
+                found.append(Fate(name, word, reason or "not chosen", state))
+            else:
+                found.append(Fate(name, state, reason))
+            continue
+        above = [each for each in patch.superseded_by if each in selection.ids]
+        above = [each for each in above if ruled[each][0] == LIVE]
+        if state == LIVE and above:
+            state, reason = SUPERSEDED, f"{above[0]} does its work and more"
+        found.append(Fate(name, state, reason))
+    return found
+
+
+def _ruled(verdict: Verdict, by_id: Mapping[str, Verdict], setup: Setup) -> tuple[str, str]:
+    """The state of a patch that is chosen."""
+    if verdict.word != "applies":
+        return verdict.word, verdict.reason
+    needed = [by_id[each] for each in verdict.patch.requires]
+    acting = [each.patch for each in needed if each.word == "applies"]
+    return ruling(verdict.patch, acting, setup) or (LIVE, "")

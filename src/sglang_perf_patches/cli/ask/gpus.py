@@ -1,0 +1,98 @@
+"""The GPUs that a server is asked about: those of this machine, or the kind that was named."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+
+from ...model.errors import OperatorError
+
+NONE = "none"
+_SECONDS = 20
+_QUERY = ["--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+
+
+class GpuError(OperatorError, ValueError):
+    """Nothing is known of a GPU of that name."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU, as far as a release asks when it resolves a server's arguments.
+
+    Attributes:
+        name: as the driver gives it.
+        memory: of one, in MiB.
+        capability: compute capability.
+        count: how many there are.
+        is_assumed: whether none was found, and nobody named one.
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+    count: int = 8
+    is_assumed: bool = False
+
+    @property
+    def text(self) -> str:
+        """For an operator."""
+        major, minor = self.capability
+        line = f"{self.count} x {self.name}, {self.memory:,} MiB, compute capability"
+        return f"{line} {major}.{minor}" + (
+            " (assumed, because no GPU is here: --gpu names another one)" if self.is_assumed else ""
+        )
+
+
+KINDS = {
+    "A100": Gpu("NVIDIA A100-SXM4-80GB", 81920, (8, 0)),
+    "B200": Gpu("NVIDIA B200", 183359, (10, 0)),
+    "H100": Gpu("NVIDIA H100 80GB HBM3", 81559, (9, 0)),
+    "H20": Gpu("NVIDIA H20", 97871, (9, 0)),
+    "H200": Gpu("NVIDIA H200", 143771, (9, 0)),
+    "L4": Gpu("NVIDIA L4", 23034, (8, 9)),
+    "L40": Gpu("NVIDIA L40", 46068, (8, 9)),
+    "L40S": Gpu("NVIDIA L40S", 46068, (8, 9)),
+    "RTX4090": Gpu("NVIDIA GeForce RTX 4090", 24564, (8, 9)),
+    "RTX6000": Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, (12, 0)),
+}
+"""What can be named, besides `NONE`."""
+
+
+def named(name: str) -> Gpu | None:
+    """The kind of GPU of a name; None for a server without one.
+
+    Raises:
+        GpuError: there is none of that name.
+    """
+    if name.lower() == NONE:
+        return None
+    if name.upper() not in KINDS:
+        raise GpuError(f"--gpu {name} is unknown: give one of {', '.join([*KINDS, NONE])}")
+    return KINDS[name.upper()]
+
+
+def assumed() -> Gpu:
+    """What a server has of which nothing is known."""
+    return replace(KINDS["H100"], is_assumed=True)
+
+
+def here() -> Gpu | None:
+    """The GPUs of this machine by ``nvidia-smi``; None if there are none, or of several kinds."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=True
+        )
+        rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+        kinds = {(name, int(memory), capability) for name, memory, capability in rows}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    if len(kinds) != 1:
+        return None
+    name, memory, capability = kinds.pop()
+    major, minor = capability.split(".")
+    return Gpu(name, memory, (int(major), int(minor)), len(rows))

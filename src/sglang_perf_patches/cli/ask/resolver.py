@@ -1,0 +1,102 @@
+"""The child that resolves a server's arguments: ``python -m …resolver GPU ARGUMENT …``.
+
+It imports the release's ``ServerArgs``, and has them resolved and published as a launch does; no
+server starts. GPU is the JSON of a `gpus.Gpu`, or ``null``: torch and ``nvidia-smi`` answer as if
+that one were here, so no GPU is used. Emits one line: what `model.feature.Setup` holds, or why the
+release refuses the arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ... import worker
+from ...live import published
+from ...model.setups import FEATURES
+
+_ARGUMENTS = "sglang.srt.server_args"
+
+
+def main(gpu: dict[str, Any] | None, words: list[str]) -> None:
+    """Resolve, and emit."""
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        if gpu is not None:
+            _pretend(gpu, Path(folder))
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            line = _resolved(words, said)
+    worker.emit(line)
+
+
+def _resolved(words: list[str], said: io.StringIO) -> dict[str, Any]:
+    module: Any = importlib.import_module(_ARGUMENTS)
+    try:
+        arguments = module.prepare_server_args(words)
+        if hasattr(arguments, "resolve_once"):  # from 0.5.19 on a launch asks for it
+            arguments.resolve_once()
+        module.set_global_server_args_for_scheduler(arguments)
+    except SystemExit:
+        last = said.getvalue().strip().splitlines()[-1:]
+        return {"refused": "".join(last).partition("error: ")[2] or "".join(last)}
+    except Exception as error:
+        return {"refused": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+    setup = FEATURES.setup(published.published())
+    return {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
+
+
+def _pretend(gpu: dict[str, Any], folder: Path) -> None:
+    """Have torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
+    from ...live import gpu as ours
+    from ...proof import lent
+
+    lent.lend()
+    count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + f"echo {memory}\n" * count)
+    program.chmod(0o755)
+    os.environ["PATH"] = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
+    properties = SimpleNamespace(
+        name=gpu["name"],
+        major=capability[0],
+        minor=capability[1],
+        total_memory=memory << 20,
+        multi_processor_count=132,
+        gcnArchName="",
+        warp_size=32,
+    )
+    torch: Any = importlib.import_module("torch")
+    torch.version.cuda = torch.version.cuda or "13.0"
+    answers = {
+        "is_available": True,
+        "device_count": count,
+        "current_device": 0,
+        "get_device_capability": capability,
+        "get_device_name": gpu["name"],
+        "get_device_properties": properties,
+        "mem_get_info": (memory << 20, memory << 20),
+        "is_bf16_supported": True,
+        "get_arch_list": [f"sm_{capability[0]}{capability[1]}"],
+        "set_device": None,
+        "init": None,
+        "_lazy_init": None,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, _answering(answer))
+    ours.capability = _answering(".".join(map(str, capability)))
+
+
+def _answering(answer: Any) -> Any:
+    return lambda *_, **__: answer
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,154 @@
+"""``doctor -- COMMAND`` and ``list -- COMMAND``: what the patches will do in that server."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...judge.source import Tree
+from ...model import switch
+from ...model.feature import Setup
+from ...model.selection import Selection
+from .. import entry_point, page, render
+from ..ask import answer, command, gpus
+from ..ask.answer import Fate
+from . import judged, selected, tree_at
+
+_SHOWN = (answer.LIVE, "gated", "refused", answer.OFF, answer.OPT_IN)
+_ORDER = (*_SHOWN, answer.SUPERSEDED, "not needed", "built-in", "absent")
+_COLOURS = {answer.LIVE: "green", "gated": "yellow", "refused": "red"}
+HELP = (
+    "Put the command of a server after -- to see what each patch will do in it. Its release "
+    "resolves the command; nothing is started, and no GPU is needed."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which GPU to ask about."""
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="with -- COMMAND: the server's GPU, if it is not the one here: "
+        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU or a Mac",
+    )
+
+
+def run(args: argparse.Namespace, *, in_short: bool) -> int:
+    """Print what becomes of each patch; 1 if one that was chosen by name will not be live."""
+    asked = command.read(args.command, os.environ)
+    gpu = _gpu(args.gpu, asked)
+    tree = tree_at(args.sglang_path, args.sglang_version)
+    selection = selected(asked.environment.get(switch.VARIABLE, "all"))
+    setup = answer.setup_of(asked, gpu, tree)
+    found = answer.fates(selection, judged(tree), setup)
+    if args.json:
+        print(json.dumps(_data(asked, gpu, tree, selection, setup, found), indent=2))
+    else:
+        shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
+        print("\n\n".join(_text(asked, gpu, tree, selection, found, shown, in_short=in_short)))
+    return 1 if any(selection.is_lost(one.patch, one.state) for one in found) else 0
+
+
+def reject_gpu(args: argparse.Namespace) -> None:
+    """Say that a GPU is asked about with a command only."""
+    if args.gpu is not None:
+        args.parser.error("--gpu needs the server's command after --")
+
+
+def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
+    if name is not None:
+        return gpus.named(name)
+    has_none = sys.platform == "darwin" or asked.environment.get("SGLANG_USE_MLX", "0") != "0"
+    words = [*asked.arguments, ""]
+    is_cpu = "--device=cpu" in words or ("--device", "cpu") in itertools.pairwise(words)
+    return None if has_none or is_cpu else gpus.here() or gpus.assumed()
+
+
+def _is_shown(fate: Fate, *, in_short: bool) -> bool:
+    if fate.would and fate.would != answer.LIVE:
+        return False
+    return fate.state in (_SHOWN[:2] if in_short else _SHOWN)
+
+
+def _text(
+    asked: command.Asked,
+    gpu: gpus.Gpu | None,
+    tree: Tree,
+    selection: Selection,
+    found: Sequence[Fate],
+    shown: Sequence[Fate],
+    *,
+    in_short: bool,
+) -> list[str]:
+    counted = Counter(one.state for one in found)
+    parts = [
+        ", ".join(f"{counted[word]} {word}" for word in _ORDER if counted[word])
+        + f"\nsglang {tree.version} at {tree.root}, with SGLANG_PERF_PATCHES="
+        + (selection.text or "(empty)")
+        + f"\non {gpu.text if gpu else 'no GPU'}"
+    ]
+    if shown:
+        parts.append(_table(sorted(shown, key=_place), in_short=in_short))
+    if len(shown) < len(found):
+        parts.append(f"{len(found) - len(shown)} more: add --all")
+    obstacle = entry_point.obstacle(tree, asked.environment)
+    if obstacle and not asked.under_run:
+        parts.append(render.filled(obstacle))
+    parts.append(
+        render.filled(
+            "`live`: the release lets the patch go live in this server. "
+            "Whether that helps: sglang-perf-patches bench server -- COMMAND"
+        )
+    )
+    return parts
+
+
+def _table(shown: Sequence[Fate], *, in_short: bool) -> str:
+    rows = [["PATCH", "HERE", "GAIN", *(() if in_short else ("COST",)), "WHY"]]
+    for one in shown:
+        short = page.read(one.patch).short
+        gain, cost = (short.gain, short.cost) if short else ("-", "-")
+        why = one.reason or (f"if you use {short.uses}" if short else "")
+        rows.append([one.patch, one.state, gain, *(() if in_short else (cost,)), why])
+    return render.table(rows, column=1, colours=_COLOURS, below=len(rows[0]) - 2)
+
+
+def _place(fate: Fate) -> tuple[int, float]:
+    short = page.read(fate.patch).short
+    at = _ORDER.index(fate.state) if fate.state in _ORDER else len(_ORDER)
+    return at, short.ratio if short else 1.0
+
+
+def _data(
+    asked: command.Asked,
+    gpu: gpus.Gpu | None,
+    tree: Tree,
+    selection: Selection,
+    setup: Setup,
+    found: Sequence[Fate],
+) -> Mapping[str, Any]:
+    shorts = {one.patch: page.read(one.patch).short for one in found}
+    return {
+        "sglang": {"version": tree.version, "path": str(tree.root)},
+        "selection": selection.text,
+        "gpu": gpu and asdict(gpu),
+        "features": dict(setup.on),
+        "loads_plugin": asked.under_run or not entry_point.obstacle(tree, asked.environment),
+        "patches": [
+            {
+                "id": one.patch,
+                "state": one.state,
+                "reason": one.reason,
+                "if_chosen": one.would or one.state,
+                "short": short._asdict() if (short := shorts[one.patch]) else None,
+            }
+            for one in found
+        ],
+    }

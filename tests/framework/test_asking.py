@@ -1,0 +1,262 @@
+"""``doctor -- COMMAND``: how a command is understood, and what is refused in one sentence.
+
+What a release makes of it is in ``tests/releases/test_asking.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from throwaway import Throwaway
+
+from sglang_perf_patches.cli.ask import answer, command, gpus
+from sglang_perf_patches.judge.verdict import Verdict
+from sglang_perf_patches.model.feature import Setup
+from sglang_perf_patches.model.patch import Patch
+from sglang_perf_patches.model.selection import parse
+
+LAUNCH = ("python", "-m", "sglang.launch_server")
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "under_run"),
+    [
+        ("python -m sglang.launch_server --model-path M --tp 4", {}, False),
+        ("/opt/venv/bin/python3.12 -u -m sglang.launch_server --model-path M --tp 4", {}, False),
+        ("python3 /src/python/sglang/launch_server.py --model-path M --tp 4", {}, False),
+        ("sglang serve --model-path M --tp 4", {}, False),
+        ("/opt/venv/bin/sglang serve M --tp 4", {}, False),
+        ("sglang serve M --model-type llm --tp 4", {}, False),
+        (
+            "A=1 B=x=y python -m sglang.launch_server --model-path M --tp 4",
+            {"A": "1", "B": "x=y"},
+            False,
+        ),
+        ("env -u HOME A=1 sglang serve M --tp 4", {"A": "1", "HOME": None}, False),
+        ("sglang-perf-patches run sglang serve M --tp 4", {}, True),
+        (
+            "A=1 sglang-perf-patches run -- env B=2 sglang serve M --tp 4",
+            {"A": "1", "B": "2"},
+            True,
+        ),
+        ("python -m sglang_perf_patches run sglang serve M --tp 4", {}, True),
+        ("numactl --cpunodebind=0 --membind 0 nohup sglang serve M --tp 4", {}, False),
+    ],
+)
+def test_a_command_is_understood_as_a_shell_would(
+    line: str, changes: dict[str, str | None], under_run: bool
+) -> None:
+    before = {"HOME": "/root", "PATH": "/bin"}
+    asked = command.read(line.split(), before)
+    assert asked.arguments == ("--model-path", "M", "--tp", "4")
+    after = {**before, **{name: value for name, value in changes.items() if value is not None}}
+    after = {name: value for name, value in after.items() if changes.get(name, "") is not None}
+    assert asked.environment == after
+    assert asked.under_run == under_run
+
+
+def test_an_empty_environment_is_empty() -> None:
+    asked = command.read(["env", "-i", "A=1", *LAUNCH], {"HOME": "/root"})
+    assert asked.environment == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "a command is missing after --"),
+        ("A=1", "a command is missing after --"),
+        (
+            "docker run --gpus all image python -m sglang.launch_server",
+            "can't look behind `docker`",
+        ),
+        ("python serve.py --tp 4", "`python serve.py --tp 4` starts no sglang server"),
+        ("python -m vllm.entrypoints.openai.api_server", "starts no sglang server"),
+        ("sglang serve M --model-type diffusion", "the patches are for language models"),
+        ("env --split-string=x sglang serve M", "is not understood here"),
+    ],
+)
+def test_what_is_no_server_is_one_sentence(line: str, said: str) -> None:
+    with pytest.raises(command.CommandError, match=said.replace("(", r"\(")):
+        command.read(line.split(), {})
+
+
+def cli(throwaway: Throwaway, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_perf_patches", *words],
+        env=throwaway.environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--tp-size", "4"),
+        ("--page-size", "64"),
+        ("--page-size", "1"),
+        ("--disable-radix-cache",),
+        ("--chunked-prefill-size", "8192"),
+        ("--kv-cache-bytes", "1"),
+        ("--max-running-requests", "4"),
+        ("--sglang-path", "SITE", "--tp-size", "4"),
+    ],
+)
+def test_an_option_of_a_server_alone_names_the_right_call(
+    throwaway: Throwaway, words: tuple[str, ...]
+) -> None:
+    given = [str(throwaway.site) if word == "SITE" else word for word in words]
+    done = cli(throwaway, "doctor", *given)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    option = next(word for word in words if word.startswith("--") and word != "--sglang-path")
+    assert f"{option} needs --model DIR" in line
+    assert "sglang-perf-patches doctor -- python -m sglang.launch_server" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("doctor", "--gpu", "H100"), "--gpu needs the server's command after --"),
+        (("list", "--gpu", "H100"), "--gpu needs the server's command after --"),
+        (("doctor", "--gpu", "X1", "--", *LAUNCH), "--gpu X1 is unknown: give one of A100"),
+        (("doctor", "--model", "M", "--", *LAUNCH), "exclude each other"),
+        (("doctor", "--tp-size", "4", "--", *LAUNCH), "--tp-size needs --model DIR"),
+        (("doctor", "--"), "a command is missing after --"),
+        (("list", "--", "true"), "can't look behind `true`"),
+        (("--", "true"), "can't look behind `true`"),
+    ],
+)
+def test_bad_questions_are_exit_2(throwaway: Throwaway, words: tuple[str, ...], said: str) -> None:
+    done = cli(throwaway, *words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert said in done.stderr
+
+
+def test_a_sglang_that_can_not_be_imported_is_one_sentence(throwaway: Throwaway) -> None:
+    throwaway.put("sglang/srt/server_args.py", "raise RuntimeError('no such wheel')\n")
+    done = cli(throwaway, "doctor", "--gpu", "none", "--", *LAUNCH, "--model-path", "M")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "sglang 1.0 could not be asked: " in line
+    assert "no such wheel" in line
+
+
+SERVER_ARGS = """
+import argparse
+from dataclasses import dataclass
+
+@dataclass
+class ServerArgs:
+    tp_size: int = 1
+    device: str = "cuda"
+
+_published = None
+
+def prepare_server_args(words):
+    parser = argparse.ArgumentParser(prog="a server")
+    parser.add_argument("--tp-size", "--tp", type=int, default=1)
+    given = parser.parse_args(words)
+    print("chatter of the release")
+    if given.tp_size == 3:
+        raise ValueError("no three\\nprocesses")
+    return ServerArgs(given.tp_size)
+
+def set_global_server_args_for_scheduler(server_args):
+    global _published
+    _published = server_args
+
+def get_global_server_args():
+    if _published is None:
+        raise ValueError("Global server args is not set yet!")
+    return _published
+"""
+PROVEN = """
+import dataclasses
+import throwaway_patches as t
+step = dataclasses.replace(t.STEP, proven_with={})
+t.use(step, dataclasses.replace(t.TEN, only_with=("mlx",)), t.POLICY)
+"""
+
+
+@pytest.fixture
+def publishing(throwaway: Throwaway) -> Throwaway:
+    """A throwaway sglang that resolves arguments, and patches that mind."""
+    throwaway.put("sitecustomize.py", PROVEN)
+    throwaway.put("sglang/srt/server_args.py", SERVER_ARGS)
+    return throwaway
+
+
+def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway) -> None:
+    ask = ("doctor", "--gpu", "none", "--all", "--", *LAUNCH)
+    plain = cli(publishing, *ask)
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout.startswith("1 live, 1 off (opt-in), 1 not needed\nsglang 1.0 at ")
+    assert "on no GPU" in plain.stdout
+    assert "chatter" not in plain.stdout
+    gated = cli(publishing, *ask, "--tp", "4").stdout
+    assert gated.startswith("1 gated, 1 off (opt-in), 1 not needed\n")
+    assert "tensor parallelism is on (--tp-size), and it was not proven with that" in gated
+    assert "MLX is off (SGLANG_USE_MLX)" in gated
+
+
+def test_what_is_named_and_gated_is_exit_1(publishing: Throwaway) -> None:
+    ask = ("doctor", "--gpu", "none", "--")
+    named = ("SGLANG_PERF_PATCHES=one.step", *LAUNCH)
+    assert cli(publishing, *ask, *named).returncode == 0
+    done = cli(publishing, *ask, *named, "--tp", "4")
+    assert done.returncode == 1, done.stderr
+    assert "with SGLANG_PERF_PATCHES=one.step" in done.stdout
+
+
+def test_what_the_release_refuses_is_told_in_its_words(publishing: Throwaway) -> None:
+    ask = ("doctor", "--gpu", "none", "--", *LAUNCH)
+    for words, said in (
+        (("--tpp", "x"), "unrecognized arguments: --tpp x"),
+        (("--tp", "3"), "ValueError: no three processes"),
+    ):
+        done = cli(publishing, *ask, *words)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr == f"sglang-perf-patches: sglang 1.0 refuses this command: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (
+            "NVIDIA L40, 46068, 8.9\nNVIDIA L40, 46068, 8.9",
+            gpus.Gpu("NVIDIA L40", 46068, (8, 9), 2),
+        ),
+        ("NVIDIA L40, 46068, 8.9\nNVIDIA B200, 183359, 10.0", None),
+        ("[Unknown Error]", None),
+        ("", None),
+    ],
+)
+def test_the_gpus_here_are_what_the_driver_lists(
+    printed: str, expected: gpus.Gpu | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert gpus.here() == expected
+
+
+def test_a_patch_above_supersedes_only_while_it_is_live() -> None:
+    above = Patch(id="one.above", summary="", proven_with={})
+    below = Patch(id="one.below", summary="", superseded_by=("one.above",), proven_with={"x": "a"})
+    patches = {each.id: each for each in (below, above)}
+    verdicts = [Verdict(each, "applies", "") for each in patches.values()]
+
+    def states(setup: Setup, chosen: str = "all") -> list[str]:
+        found = answer.fates(parse(chosen, patches), verdicts, setup)
+        return [each.state for each in found]
+
+    assert states(Setup({}, {})) == ["superseded", "live"]
+    assert states(Setup({"x": "x is on"}, {})) == ["live", "gated"]
+    assert states(Setup({}, {}), "one.below") == ["live", "off"]

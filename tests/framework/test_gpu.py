@@ -1,0 +1,123 @@
+"""The GPU is a feature of a server: read without starting CUDA, and gating what nobody tried there.
+
+The driver's management library is a stand-in, and so is torch.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_setups import HEAD, OLD, UTILS
+from throwaway import Throwaway
+
+DRIVER = """
+import ctypes, os, sys, types
+
+class Driver:
+    '''The management library of a machine with these GPUs.'''
+
+    calls = []
+    gpus = [(9, 0)]
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.calls.append(name)
+            if name == "nvmlDeviceGetCount_v2":
+                args[0]._obj.value = len(self.gpus)
+            elif name == "nvmlDeviceGetHandleByIndex_v2":
+                args[1]._obj.value = args[0].value + 1
+            elif name == "nvmlDeviceGetCudaComputeCapability":
+                args[1]._obj.value, args[2]._obj.value = self.gpus[args[0].value - 1]
+            return 0
+        return call
+
+class Cuda:
+    '''torch.cuda, which counts how often CUDA would start.'''
+
+    started, is_started = 0, False
+
+    def is_initialized(self):
+        return self.is_started
+
+    def get_device_capability(self):
+        self.started += 1
+        return (8, 9)
+
+def library(name):
+    if not Driver.gpus:
+        raise OSError("no such library")
+    return Driver()
+
+ctypes.CDLL = library
+cuda = Cuda()
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+"""
+
+
+@pytest.fixture
+def server(throwaway: Throwaway) -> Throwaway:
+    """A throwaway package that publishes as old releases do."""
+    throwaway.put("sglang/srt/utils.py", UTILS)
+    throwaway.put("sglang/srt/server_args.py", OLD)
+    return throwaway
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "said"),
+    [
+        ([(8, 9)], "cuda", ("gated", "the GPU is not a Hopper (H100, H200)")),
+        ([(9, 0), (8, 9)], "cuda", ("gated", "the GPU is not a Hopper (H100, H200)")),
+        ([(9, 0), (9, 0)], "cuda", ("live", "")),
+        ([], "cuda", ("live", "")),
+        ([(8, 9)], "mps", ("live", "")),
+    ],
+    ids=["L40", "two kinds", "two H100", "no driver", "not on the GPU"],
+)
+def test_a_gpu_that_no_check_ran_on_gates(
+    server: Throwaway, gpus: list[tuple[int, int]], device: str, said: tuple[str, str]
+) -> None:
+    server.run(
+        DRIVER
+        + HEAD
+        + f"""
+Driver.gpus = {gpus}
+use(proven(STEP), proven(TEN, "other-gpu"), HELPER)
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+assert state() == ("live", "")
+arguments.publish(arguments.ServerArgs(device={device!r}))
+word, why = state()
+assert (word, why.partition(", and it was not proven")[0]) == {said!r}, (word, why)
+assert state("one.ten") == ("live", "")
+assert a.Worker().step(1) == (1020 if word == "live" else 20)
+assert cuda.started == 0, "torch is asked only where CUDA runs already"
+"""
+    )
+
+
+def test_where_cuda_runs_torch_tells_which_gpu_it_is(server: Throwaway) -> None:
+    server.run(
+        DRIVER
+        + """
+from sglang_perf_patches.live import gpu
+assert gpu.capability() == "9.0" and cuda.started == 0
+cuda.is_started = True
+assert gpu.capability() == "8.9" and cuda.started == 1
+"""
+    )
+
+
+def test_the_driver_is_asked_once_and_let_go_before_anybody_forks(server: Throwaway) -> None:
+    server.run(
+        DRIVER
+        + """
+from sglang_perf_patches.live import gpu
+assert gpu.capability() == "9.0"
+assert Driver.calls[0] == "nvmlInit_v2" and Driver.calls[-1] == "nvmlShutdown"
+before = list(Driver.calls)
+child = os.fork()
+if not child:
+    os._exit(0 if gpu.capability() == "9.0" and Driver.calls == before else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert gpu.capability() == "9.0" and Driver.calls == before
+"""
+    )

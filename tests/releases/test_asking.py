@@ -1,0 +1,115 @@
+"""``doctor -- COMMAND`` on released code: the release resolves the command, and no GPU is there.
+
+The answer is that of the rule which a running server follows: `tests/server/test_asked.py` compares
+it with servers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import released
+
+TEXT = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 32768,
+}
+STATES = {
+    "full_attention_interval": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_value_head_dim": 32,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **TEXT},
+    "next": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        **TEXT,
+        **STATES,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, config in MODELS.items():
+        (folder / name).mkdir()
+        config = {"torch_dtype": "bfloat16", **config}
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def asked(release: str, gpu: str, command: str, *words: str) -> dict[str, Any]:
+    """What the command answers; a state and a reason by patch below ``states``."""
+    ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--gpu", gpu, "--")
+    place = released.tree(release)
+    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1")
+    data: dict[str, Any] = json.loads(out)
+    assert data["sglang"]["version"] == release
+    data["states"] = {each["id"]: (each["state"], each["reason"]) for each in data["patches"]}
+    return data
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        *(
+            pytest.param(release, marks=pytest.mark.whole_matrix)
+            for release in ("0.5.9", "0.5.12.post1", "0.5.17", "0.5.19", "0.5.21")
+        ),
+        "0.5.23",
+    ],
+)
+def test_a_release_resolves_a_command_as_on_that_gpu(models: Path, release: str) -> None:
+    command = (
+        f"A=1 sglang-perf-patches run python -m sglang.launch_server --model-path {models}/next"
+    )
+    data = asked(release, "H100", command, "--tp", "4")
+    assert data["gpu"]["name"] == "NVIDIA H100 80GB HBM3"
+    assert "tensor-parallel" in data["features"]
+    assert "other-gpu" not in data["features"]
+    assert data["loads_plugin"]
+    states = data["states"]
+    assert states["mamba.slot-exhaustion"] == ("live", "")
+    assert states["mamba.lightning-rows"][0] in {"gated", "absent"}
+    assert states["mlx.first-buffer"][0] in {"not needed", "absent"}
+    assert {state for state, _ in states.values()} <= {
+        *("live", "gated", "not needed", "built-in", "absent", "off (opt-in)")
+    }
+
+
+def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
+    graph = "mamba.gdn-prefill-graph"
+    command = f"sglang serve {models}/next"
+    assert asked("0.5.23", "H200", command)["states"][graph] == ("live", "")
+    state, why = asked("0.5.23", "L40", command)["states"][graph]
+    assert (state, why) == (
+        "gated",
+        "the GPU is not a Hopper (H100, H200), and it was not proven with that",
+    )
+    data = asked("0.5.23", "H200", command, "--tp-size=2")
+    assert data["states"][graph][1].startswith("tensor parallelism is on (--tp-size)")
+    short = next(each["short"] for each in data["patches"] if each["id"] == graph)
+    assert short["gain"]
+    assert short["cost"]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 from throwaway import Throwaway
 
@@ -92,3 +98,45 @@ def test_a_bad_selection_ends_with_one_line(throwaway: Throwaway, way: str) -> N
     done = throwaway.process(f"{HEAD}\n{way}\nprint('served')", **chosen)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "unknown set or patch 'tow': did you mean two" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it asks /proc")
+def test_what_it_started_ends_with_it(throwaway: Throwaway) -> None:
+    """As in a launcher whose detokenizer has just begun, and does not watch its parent yet."""
+    script = (
+        HEAD
+        + """
+import multiprocessing, os
+
+def wait():
+    os.close(1)
+    os.close(2)
+    time.sleep(600)
+
+child = multiprocessing.get_context("fork").Process(target=wait)
+child.start()
+print(child.pid, flush=True)
+both()
+plugin.load()
+"""
+    )
+    strict = {"SGLANG_PERF_PATCHES": "two.bad", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = throwaway.process(script, **strict)
+    assert done.returncode == 1, done.stderr
+    child = int(done.stdout)
+    deadline = time.monotonic() + 30
+    try:
+        while not has_ended(child) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert has_ended(child)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"  # who has it now may leave it there

@@ -402,6 +402,7 @@ assert engine.report().of("one.step").state == "not needed"
 assert state() == state("one.ten") == ("not needed", "speculation is off")
 assert state("two.helper") == ("live", "") and a.Worker().step(1) == 2
 arguments.publish(arguments.ServerArgs(speculative_algorithm="EAGLE"))
+assert engine.report().of("one.ten").state == "live", "at once, without a look"
 assert state()[0] == "gated" and "EAGLE" in state()[1], "with a use it is like any other"
 assert state("one.ten") == ("live", "") and a.Worker().step(1) == 20
 arguments.publish(arguments.ServerArgs())
@@ -440,7 +441,7 @@ use(only(STEP, "decode-server"), both)
 ours.activate("all")
 assert state("two.both") == ("live", "")
 arguments.publish(arguments.ServerArgs(disaggregation_mode="prefill"))
-assert state("two.both") == ("not needed", "it needs one.step, which is not needed")
+assert state("two.both") == ("not needed", "it needs one.step: the server is not a decode server")
 assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
 arguments.publish(arguments.ServerArgs(disaggregation_mode="decode"))
 assert state() == state("two.both") == ("live", "")

@@ -167,7 +167,7 @@ def test_all_processes_are_of_one_server(many: tuple[str, Seen]) -> None:
 
 def test_a_server_logs_one_line_when_it_is_ready(two_servers: tuple[Seen, Seen]) -> None:
     for seen in two_servers:
-        (line,) = seen.log
+        (line,) = [line for line in seen.log if "sglang-perf-patches: gated " not in line]
         match = re.search(
             r"server (\d+) with (\d) more: live \d+, pending \d+, refused 0(, gated \d+)?; live",
             line,
@@ -180,11 +180,16 @@ def test_a_server_logs_one_line_when_it_is_ready(two_servers: tuple[Seen, Seen])
             for patch in process["patches"]
             if patch["state"] == "live"
         }
-        assert set(line.rpartition(": ")[2].strip().split(", ")) == live
+        names = line.partition("; live on sglang ")[2].partition(": ")[2].partition("; gated ")[0]
+        assert set(names.strip().split(", ")) == live
+        assert {*re.findall("gated (?:by|because) [^:;]*: [^;]*", line)} == {
+            gates.partition("sglang-perf-patches: ")[2] for gates in seen.log if gates != line
+        }
 
 
 def test_many_tokenizer_workers_log_one_line_at_most(many: tuple[str, Seen]) -> None:
-    assert len(many[1].log) <= 1  # the launcher gets no word when they are ready
+    lines = [line for line in many[1].log if "sglang-perf-patches: gated " not in line]
+    assert len(lines) <= 1  # the launcher gets no word when they are ready
 
 
 def test_the_servers_own_metrics_have_its_scheduler(two_servers: tuple[Seen, Seen]) -> None:

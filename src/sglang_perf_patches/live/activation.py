@@ -257,7 +257,7 @@ class Activation:
 
     def _after_publication(self) -> None:
         if not self.over:
-            self._request(self._gatekeeper.act)
+            self._request(self._rule)
 
     # -- what the executor does ------------------------------------------------------------------
 
@@ -267,6 +267,11 @@ class Activation:
             for member in self._roster
             if member.state == "live" and not _are_same(self._verifier.glimpse(member), member.seen)
         )
+        self._advance()
+
+    def _rule(self) -> None:
+        """Take off what the server has no use for, and put live what it turns out to need."""
+        self._gatekeeper.act()
         self._advance()
 
     def _look_at(self, name: str) -> None:

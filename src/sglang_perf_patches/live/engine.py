@@ -59,8 +59,8 @@ def activate(
     return activation.report()
 
 
-def deactivate() -> None:
-    """See `sglang_perf_patches.deactivate`."""
+def deactivate(*, is_told: bool = True) -> None:
+    """See `sglang_perf_patches.deactivate`; whether it is told what that waits for."""
     if stacks.runs_here(_JUDGING):
         _nested.append(deactivate)
         return
@@ -69,7 +69,7 @@ def deactivate() -> None:
         _executor.go_on()
         return
     waits_for = activation.stop()
-    if waits_for and not _executor.is_at_work_here():
+    if waits_for and is_told and not _executor.is_at_work_here():
         logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
 
 
@@ -180,7 +180,7 @@ def _end(line: str) -> None:
     # one is removing what is live and the record of this process.
     with _ending:
         with contextlib.suppress(Exception):
-            deactivate()
+            deactivate(is_told=False)
             _tell_of_end()  # also where something can't be taken off yet
         end_process(line)
 

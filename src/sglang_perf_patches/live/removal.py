@@ -103,11 +103,13 @@ class Removal:
             self._notices.set_status(member, state, reason)
             if state not in _RULED | {"off"}:
                 self._notices.complain(member)
-        for member, (state, _) in ends.items():
+        for member, (state, reason) in ends.items():
             for other in self._roster.working():
                 if member.patch.id in other.patch.requires:
-                    so: State = state if state in _RULED else "failed"
-                    self.lose(other, so, f"it needs {member.patch.id}, which is {state}")
+                    is_ruled = state in _RULED
+                    why = f": {reason}" if is_ruled else f", which is {state}"
+                    so: State = state if is_ruled else "failed"
+                    self.lose(other, so, f"it needs {member.patch.id}{why}")
 
 
 def _why_it_stays(member: Member) -> str:

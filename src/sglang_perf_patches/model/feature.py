@@ -227,8 +227,9 @@ def cause(reason: str) -> str:
     >>> cause("it needs mlx.kv-arena: LoRA is on (--enable-lora)")
     'by LoRA'
     """
-    _, is_of_needed, rest = reason.partition(": ") if reason.startswith("it needs ") else ("",) * 3
-    clause = (rest if is_of_needed else reason).removesuffix(_UNPROVEN).partition(" (--")[0]
+    while reason.startswith("it needs ") and ": " in reason:  # which may need another one
+        reason = reason.partition(": ")[2]
+    clause = reason.removesuffix(_UNPROVEN).partition(" (--")[0]
     short = clause.removesuffix(" is on")
     return f"by {short}" if short != clause else f"because {clause}"
 

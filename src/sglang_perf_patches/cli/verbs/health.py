@@ -131,7 +131,7 @@ def _servers() -> Iterator[Check]:
         else:
             yield Check("live", "ok", line)
         if live:
-            yield _has_run(one, live)
+            yield _has_run(one, live, is_all=not trouble)
 
 
 def _concerns_none(states: Mapping[str, str]) -> bool:
@@ -147,10 +147,11 @@ def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"gated {cause}{flag and f' ({flag})'}: {', '.join(ids)}"
 
 
-def _has_run(one: servers.Running, live: Any) -> Check:
+def _has_run(one: servers.Running, live: Any, *, is_all: bool) -> Check:
+    """Whether any live patch has run; what to do about it, if those are all that should be live."""
     ran = {patch["id"] for data in one.members for patch in data["patches"] if patch["ran"]}
     done = [name for name in live if name in ran]
     line = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
-    if done or not one.is_server:
+    if done or not one.is_server or not is_all:
         return Check("has run", "ok" if done else "-", line)
     return Check("has run", "look", line, "send it a request, or see `explain` for who gains")

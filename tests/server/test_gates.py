@@ -1,0 +1,131 @@
+"""A real server with a feature that patches were not tested with: who says what, and STRICT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linux_mlx.environments import install_checkout, sglang_environment, variables
+from linux_mlx.patches import processes
+from linux_mlx.processes import members
+from linux_mlx.server import (
+    Server,
+    free_port,
+    running_server,
+    server_command,
+    server_variables,
+    write_model,
+)
+
+pytestmark = [
+    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
+    pytest.mark.whole_matrix,
+]
+
+FLAG = "--enable-priority-scheduling"
+GATED = {"mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"}
+CAUSE = "gated because requests have priorities: "
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The newest release with `all` and the flag."""
+    environment = sglang_environment("0.5.23")
+    install_checkout(environment)
+    folder = tmp_path_factory.mktemp("gates")
+    model = write_model(environment, folder)
+    with running_server(
+        environment, model, selection="all", log=folder / "log", arguments=(FLAG,)
+    ) as running:
+        yield running
+
+
+def test_the_log_names_each_gated_patch_once_and_again_when_the_server_is_ready(
+    server: Server,
+) -> None:
+    deadline = time.monotonic() + 120
+    while "; live on sglang" not in server.log.read_text(errors="replace"):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    lines = server.log.read_text(errors="replace").splitlines()
+    ours = [line for line in lines if "sglang-perf-patches: " in line]
+    assert len(ours) == 2, ours
+    for line in ours:
+        assert {*line.partition(CAUSE)[2].split(", ")} == GATED
+    assert "; live on sglang 0.5.23: " in ours[1]
+
+
+def test_status_and_doctor_call_it_a_problem_and_doctor_names_the_flag(server: Server) -> None:
+    code, text = command(server, "status")
+    assert code == 1
+    assert f"mlx.pool-write is gated: requests have priorities ({FLAG})" in text
+    code, text = command(server, "doctor")
+    assert code == 1
+    assert text.startswith("to look at: live")
+    assert f"gated because requests have priorities ({FLAG}): mlx.pool-write" in text
+
+
+def test_what_the_server_has_no_use_for_is_not_needed(server: Server) -> None:
+    """A small dense model, on MLX, without speculation."""
+    for process in processes(server):
+        if process["role"] in {"launcher", "scheduler"}:
+            state = {patch["id"]: patch["state"] for patch in process["patches"]}
+            assert {name for name, word in state.items() if word == "gated"} == GATED
+            none = {word for name, word in state.items() if name.startswith(("mla.", "mamba."))}
+            assert none <= {"not needed", "off", "built-in", "absent"}
+            assert state["mamba.slot-exhaustion"] == state["mla.page-table-bound"] == "not needed"
+            assert state["swa.page-size-1"] == "not needed"
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> None:
+    """0.5.11 publishes its arguments when it has started other processes."""
+    environment = sglang_environment(release)
+    install_checkout(environment)
+    model = write_model(environment, tmp_path)
+    ports = ("--port", str(free_port()), "--nccl-port", str(free_port()))
+    settings = server_variables("mlx.kv-arena", tmp_path) | {"SGLANG_PERF_PATCHES_STRICT": "1"}
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*server_command(environment, model), *ports, FLAG],
+            env=settings,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+        try:
+            assert process.wait(600) == 1
+            deadline = time.monotonic() + 60
+            while members(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.5)
+            assert members(process.pid) == []
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches: " in line]
+    # Another process may see it too before the launcher ends all of them.
+    assert {*ours} == {
+        f"sglang-perf-patches: mlx.pool-write is gated: requests have priorities ({FLAG}), "
+        "and it was not proven with that"
+    }
+
+
+def command(server: Server, *words: str) -> tuple[int, str]:
+    """The command beside the server, with its selection: exit code and output."""
+    done: Any = subprocess.run(
+        [server.environment.script("sglang-perf-patches"), *words],
+        env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.runtime),
+        text=True,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    return done.returncode, done.stdout

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing.process
 import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.judge import cache, parsing, source
+from sglang_perf_patches.judge import cache, parsing, shipped, source
 
 REFERENCE = "sglang.srt.work:Worker"
 TEXT = '''\
@@ -36,7 +38,9 @@ LIMIT = 4
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of this test's own."""
+    """A cache folder of this test's own, and a temporary folder."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "sglang-perf-patches" / "judged"
 
@@ -266,15 +270,122 @@ def test_one_that_is_somebody_elses_is_ignored(
     assert len(parsed) == 2
 
 
-def test_a_home_that_can_not_be_written_costs_only_time(
-    root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch
+def trouble_of(root: Path) -> str:
+    """What a fresh process that judges has to say of its cache."""
+    tree = source.at(root)
+    assert tree.cache
+    assert tree.definition(REFERENCE)
+    tree.save()
+    return tree.cache.trouble
+
+
+@pytest.mark.parametrize("named", ["/proc/no-such-home", "/dev/null"])
+def test_without_a_home_it_is_kept_in_the_temporary_folder(
+    root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str
+) -> None:
+    """The first process says so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", named)
+    place = tmp_path / "temporary" / f"sglang-perf-patches-{os.getuid()}" / "judged"
+    assert trouble_of(root).endswith(f"sglang is kept in {place}")
+    assert trouble_of(root) == ""
+    assert len(parsed) == 1
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (place.parent, place)] == [0o700] * 2
+
+
+def test_a_home_that_is_read_only_is_none(
+    root: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir(mode=0o700, parents=True)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != home and access(path, mode))
+    assert f"{home} can't be written" in trouble_of(root)
+    assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("what", ["no folder", "open to others", "a link"])
+def test_without_any_place_it_costs_time_and_is_said_once_a_server(
+    root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no-such-home")
-    assert read(root) == read(root)
+    base = tmp_path / "temporary" / f"sglang-perf-patches-{os.getuid()}"
+    if what == "no folder":
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    elif what == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        base.symlink_to(tmp_path / "elsewhere")
+    else:
+        base.mkdir(mode=0o700)
+        base.chmod(0o770)
+    assert trouble_of(root).endswith("nothing that is read of sglang is kept")
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: "the launcher")
+    assert trouble_of(root) == ""
     assert len(parsed) == 2
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/dev/null")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")
+@pytest.mark.parametrize("depth", [0, 1])
+def test_another_users_cache_folder_is_not_used(root: Path, tmp_path: Path, depth: int) -> None:
+    """As after ``sudo``, which may keep the environment: its user could not use ours later."""
+    base = tmp_path / "home" / "sglang-perf-patches"
+    base.mkdir(parents=True)
+    os.chown((base, base.parent)[depth], 12345, 12345)
+    assert "is another user's" in trouble_of(root)
+    assert not list(base.iterdir())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_shipped_of_a_file_is_not_parsed(
+    root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: bool
+) -> None:
+    """Of that content at that place; and then it is kept."""
+    if not kept:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no-such-home")
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    definition = source.Tree(root).definition(REFERENCE)
+    ship(root, monkeypatch, tmp_path / "table.xz")
+    parsed.clear()
+    assert read(root) == read(root) == definition
+    assert not parsed
+    text = (tmp_path / "table.xz").read_bytes()
+    (tmp_path / "table.xz").unlink()
+    assert read(root) == definition
+    assert len(parsed) == (0 if kept else 1)
+    (tmp_path / "table.xz").write_bytes(text)
+    parsed.clear()
+    write(root, TEXT.replace("x + 1", "x + 2"))
+    assert read(root) != definition
+    (root / "srt" / "other.py").write_text(TEXT)
+    assert read(root, "sglang.srt.other:Worker") is not None
+    assert len(parsed) == 2
+
+
+def ship(root: Path, monkeypatch: pytest.MonkeyPatch, table: Path) -> None:
+    """A table in which the digest of the class is, as everything else, what is read."""
+    definition = source.Tree(root).definition(REFERENCE)
+    assert definition
+    stamp = hashlib.sha256((root / "srt" / "work.py").read_bytes()).hexdigest()
+    values = {f"definition:{REFERENCE}": source._to_keep(definition)}
+    table.write_bytes(shipped.render({shipped.key(stamp, "srt/work.py"): values}))
+    monkeypatch.setattr(shipped, "TABLE", table)
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "of other code", "without lzma"])
+def test_a_table_that_can_not_be_used_costs_only_time(
+    root: Path, parsed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    table = tmp_path / "table.xz"
+    ship(root, monkeypatch, table)
+    if how == "missing":
+        table.unlink()
+    elif how == "without lzma":
+        monkeypatch.setitem(sys.modules, "lzma", None)
+    elif how == "of other code":
+        monkeypatch.setattr(shipped, "makers", lambda: "0")
+    else:
+        table.write_bytes(table.read_bytes()[: -20 if how == "cut" else 0])
+    parsed.clear()
     assert read(root) is not None
+    assert len(parsed) == 1
 
 
 def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:

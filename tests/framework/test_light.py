@@ -78,13 +78,30 @@ def test_a_server_loads_neither_networking_nor_packaging_nor_what_other_commands
     script += "import sglang_perf_patches; report = sglang_perf_patches.activate()\n"
     script += "assert 'pending' in {state.state for state in report.patches}"
     cold = loaded(throwaway, script, **variables)
-    warm = loaded(throwaway, script, **variables)
+    no_table = "from sglang_perf_patches.judge import shipped; shipped._read = None\n"
+    warm = loaded(throwaway, no_table + script, **variables)
     for names in (cold, warm):
         assert not below(names, NETWORK | PACKAGING)
         assert not below(ours(names), OURS_FOR_OTHERS)
         assert "live.engine" in ours(names)
-    assert "judge.parsing" in ours(cold)
-    assert not {"judge.parsing", "difflib", "tokenize", "ast"} & (ours(warm) | (warm - cold))
+        assert not {"judge.parsing", "judge.surroundings"} & ours(names)
+    assert not {"difflib", "tokenize", "ast"} & (warm - cold)
+
+
+def test_without_any_place_for_a_cache_nothing_is_parsed_and_one_line_says_so(
+    throwaway: Throwaway, newest: Path
+) -> None:
+    variables = with_release(throwaway, newest, SGLANG_PERF_PATCHES="all")
+    script = f"import {WRAPT}, tempfile; before |= set(sys.modules)\n"
+    script += "tempfile.tempdir = '/dev/null'\n"
+    script += "from sglang_perf_patches import plugin; plugin.load()\n"
+    done = throwaway.run(
+        LOADED.format(script=script), **{**variables, "XDG_CACHE_HOME": "/dev/null"}
+    )
+    names = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "live.engine" in ours(names)
+    assert not {"ast", "sglang_perf_patches.judge.parsing"} & names
+    assert done.stderr.count("nothing that is read of sglang is kept") == 1
 
 
 def test_what_is_not_chosen_is_not_judged(throwaway: Throwaway, newest: Path) -> None:

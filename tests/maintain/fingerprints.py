@@ -1,7 +1,8 @@
 """Takes the fingerprints that verdicts compare with from the released wheels.
 
 ``python3 -m tests.maintain.fingerprints [SET ...]`` rewrites the ``known.json`` of the sets from
-their declarations. ``--check`` only says whether they are what the wheels give. Source builds
+their declarations, and the table of what was read of the releases' files (``judge/releases.xz``).
+``--check`` only says whether they are what the wheels give. Source builds
 (``git-…``) have no wheel, so their entries are carried over as they are. ``--origin NAME=DIR``
 takes them from a checkout.
 
@@ -13,14 +14,18 @@ leaves alone applies there already.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import lzma
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.judge import downloads, shipped, source, verdict
+from sglang_perf_patches.judge.cache import NOTHING, Cache
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet
 
@@ -71,6 +76,35 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
     }
+
+
+def read_of_releases() -> dict[str, dict[str, Any]]:
+    """What the judge reads of the files of all releases for all sets, as `shipped` calls them."""
+    found: dict[str, dict[str, Any]] = {}
+    for release in releases.KNOWN:
+        tree = source.Tree(source.find(downloads.tree(release)), recorder := _Recorder())
+        verdict.judge_each(sets.load(), tree)
+        for path, values in recorder.values.items():
+            stamp = hashlib.sha256(path.read_bytes()).hexdigest()
+            key = shipped.key(stamp, path.relative_to(tree.root).as_posix())
+            found.setdefault(key, {}).update(json.loads(json.dumps(values)))
+    return found
+
+
+class _Recorder(Cache):
+    """Takes what is read of a tree, and gives nothing."""
+
+    def __init__(self) -> None:
+        self.values: dict[Path, dict[str, Any]] = {}
+
+    def get(self, path: Path, name: str) -> Any:
+        return NOTHING
+
+    def put(self, path: Path, name: str, value: Any) -> None:
+        self.values.setdefault(path, {})[name] = value
+
+    def save(self) -> None:
+        pass
 
 
 def report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:
@@ -158,6 +192,13 @@ def main(arguments: Iterable[str] | None = None) -> int:
             print(f"fingerprints of {name} {'are stale' if options.check else 'are written'}")
             if not options.check:
                 write(name, known)
+    sets.load.cache_clear()
+    table = shipped.render(read_of_releases())
+    if lzma.decompress(table) != lzma.decompress(shipped.TABLE.read_bytes()):
+        stale = True
+        print(f"{shipped.TABLE.name} {'is stale' if options.check else 'is written'}")
+        if not options.check:
+            shipped.TABLE.write_bytes(table)
     return 1 if stale and options.check else 0
 
 

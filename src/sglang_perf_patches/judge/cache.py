@@ -1,9 +1,10 @@
 """What was read from the files of a tree, kept from one process to the next.
 
-One file a tree, in this user's own cache folder. What it holds of a source file is good for that
-file's content, and was made by this version of ours. Sizes and times would not do: images that are
-built reproducibly have the same ones around another content. It saves time and nothing else: one
-that can't be used, or isn't this user's alone, is as good as none.
+One file a tree, in this user's own cache folder, or in the temporary folder if that can't be used.
+What it holds of a source file is good for that file's content, and was made by our code as it is.
+Sizes and times would not do: images that are built reproducibly have the same ones around another
+content. It saves time and nothing else: one that can't be used, or isn't this user's alone, is as
+good as none. What it does not hold of a release's file comes with the package (see `shipped`).
 """
 
 from __future__ import annotations
@@ -22,17 +23,13 @@ from typing import Any
 
 from .. import __version__
 from ..model import private
+from . import shipped
 
 NOTHING: Any = object()
 """What `Cache.get` gives where it has nothing; None is a value."""
 
 _TREES = 32
 """How many trees are kept: those that were written last."""
-
-_MAKERS = (
-    *("cache", "definition", "elsewhere", "parsing", "source", "statements", "surroundings"),
-)
-"""The modules on which it depends what is kept."""
 
 _Stamp = str
 """What identifies the content of a file."""
@@ -54,21 +51,36 @@ def user_folder() -> Path:
 
 
 class Cache:
-    """What is known of the source files of one tree; read at the first question."""
+    """What is known of the source files of one tree; read at the first question.
+
+    Attributes:
+        root: the tree's folder.
+        name: what the file of it is called.
+        trouble: why nothing is kept where it should be, and where it is instead; "" if all is well.
+            Only the first process of a server has it.
+    """
 
     def __init__(self, root: Path) -> None:
         """Of the tree in the folder `root`."""
         self.root = root
         self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24] + ".json"
+        self.trouble = ""
+        self._shipped = shipped.Shipped()
         self._files: dict[str, tuple[_Stamp, dict[str, Any]]] | None = None
         self._stamps: dict[Path, _Stamp | None] = {}
         self._changed: set[str] = set()
 
     def get(self, path: Path, name: str) -> Any:
         """What was put under `name` for the file at `path` as it is now, else `NOTHING`."""
-        stamp = self._stamp(path)
-        stamped, values = self._loaded().get(os.fspath(path), (None, {}))
-        return values.get(name, NOTHING) if stamp is not None and stamped == stamp else NOTHING
+        stamp, files = self._stamp(path), self._loaded()
+        if stamp is None:
+            return NOTHING
+        if files.get(os.fspath(path), (None, {}))[0] != stamp:
+            values = self._shipped.of(stamp, os.path.relpath(path, self.root).replace(os.sep, "/"))
+            files[os.fspath(path)] = (stamp, values)
+            if values:
+                self._changed.add(os.fspath(path))
+        return files[os.fspath(path)][1].get(name, NOTHING)
 
     def put(self, path: Path, name: str, value: Any) -> None:
         """Keep a value that JSON can hold, read from the file at `path` since the first `get`."""
@@ -81,22 +93,30 @@ class Cache:
         self._changed.add(os.fspath(path))
 
     def save(self) -> None:
-        """Write what was put; a folder that can't be written costs the next process its time."""
+        """Write what was put, and set `trouble`; what can't be written costs time and no more."""
         if not self._changed:
             return
-        with contextlib.suppress(OSError), _private_folder(create=True) as folder:
-            # Another process may have written meanwhile; keep its entries for other files.
-            files = {**_read(folder, self.name, self.root)}
-            files.update({path: self._loaded()[path] for path in self._changed})
-            there = {path: kept for path, kept in files.items() if _stamp(Path(path)) == kept[0]}
-            _write(folder, self.name, self.root, there)
-            self._changed.clear()
-            _prune(folder)
+        try:
+            with _private_folder() as (folder, path, why):
+                # Another process may have written meanwhile; keep its entries for other files.
+                before = _read(folder, self.name, self.root)
+                files = {**before, **{name: self._loaded()[name] for name in self._changed}}
+                there = {
+                    name: kept for name, kept in files.items() if _stamp(Path(name)) == kept[0]
+                }
+                _write(folder, self.name, self.root, there)
+                self._changed.clear()
+                _prune(folder)
+                if why and not before:
+                    self.trouble = f"{why}: what is read of sglang is kept in {path}"
+        except OSError as error:
+            if not _is_started_by_another():
+                self.trouble = f"{error}: nothing that is read of sglang is kept"
 
     def _loaded(self) -> dict[str, tuple[_Stamp, dict[str, Any]]]:
         if self._files is None:
             self._files = {}
-            with contextlib.suppress(OSError), _private_folder(create=False) as folder:
+            with contextlib.suppress(OSError), _private_folder() as (folder, _, _):
                 self._files = _read(folder, self.name, self.root)
         return self._files
 
@@ -116,29 +136,78 @@ def _stamp(path: Path) -> _Stamp | None:
 
 def _made_by() -> str:
     """What a file must have been made by to be read: this code, in a Python with this syntax."""
-    here = Path(__file__)
-    files = [f"{name}.py" for name in _MAKERS]
-    stamps = [_stamp(here.with_name(name)) for name in files]
-    return f"{__version__} {sys.implementation.cache_tag} {stamps}"
+    return (
+        f"{__version__} {sys.implementation.cache_tag} {_stamp(Path(__file__))} {shipped.makers()}"
+    )
+
+
+def _own() -> Path:
+    """This user's cache folder.
+
+    Raises:
+        OSError: this user has none, or the environment names another user's.
+    """
+    base = user_folder()
+    for folder in (base, base.parent):
+        if private.is_anothers(folder):
+            raise PermissionError(f"{folder} is another user's")
+    return base / "judged"
+
+
+def _temporary() -> Path:
+    """The same in the temporary folder.
+
+    Raises:
+        OSError: there is none, or that name there is not this user's alone.
+    """
+    base = Path(private.temporary())
+    with contextlib.suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    private.require(base, base.lstat())
+    return base / "judged"
 
 
 @contextmanager
-def _private_folder(*, create: bool) -> Iterator[int]:
-    """A descriptor of the folder, which is this user's alone.
+def _private_folder() -> Iterator[tuple[int, Path, str]]:
+    """A folder that is this user's alone, and can be written; it is made where it is missing.
+
+    Returns:
+        its descriptor, its path, and why the usual one can't be used, "" if it is that.
 
     Raises:
-        OSError: it can't be opened or made, or is somebody else's too.
+        OSError: there is none.
     """
-    path = user_folder() / "judged"
-    if create:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        private.require(path, os.fstat(folder))
-        yield folder
-    finally:
-        os.close(folder)
+    why = ""
+    for choose in (_own, _temporary):
+        try:
+            path = choose()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            folder = os.open(path, flags)
+        except OSError as error:
+            why = why or str(error)
+            continue
+        try:
+            private.require(path, os.fstat(folder))
+            if not os.access(path, os.W_OK):
+                raise PermissionError(f"{path} can't be written")
+        except OSError as error:
+            os.close(folder)
+            why = why or str(error)
+            continue
+        try:
+            yield folder, path, why
+        finally:
+            os.close(folder)
+        return
+    raise OSError(why)
+
+
+def _is_started_by_another() -> bool:
+    """Whether this process was started by `multiprocessing`, as a server's workers are."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
 
 
 def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[str, Any]]]:

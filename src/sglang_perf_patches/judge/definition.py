@@ -99,7 +99,8 @@ class Definition(Surroundings):
     @property
     def digest(self) -> str:
         """What identifies it: its own source, and the parts around it."""
-        return " ".join([self.own, *(f"{name}={part}" for name, part in self.parts.items())])
+        parts = (f"{name}={self.parts[name]}" for name in PARTS if name in self.parts)
+        return " ".join([self.own, *parts])
 
     @cached_property
     def text(self) -> str:
@@ -156,9 +157,9 @@ def differing(known: str, actual: str) -> str:
 PARTS = {
     "header": "the header of a class around it",
     "values": "a value that it reads",
-    "imported": "a value that it reads from a class or another file",
     "later": "what later lines of its file put in its place",
     "override": "which classes of its file override it",
+    "imported": "a value that it reads from a class or another file",
 }
 """The parts of a digest, beside the source itself, and what they are of."""
 

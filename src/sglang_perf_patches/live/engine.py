@@ -142,6 +142,8 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
             if chosen.ids:
                 read = tree or source.installed()
                 activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
+                if read.cache and read.cache.trouble:
+                    logger.warning("sglang-perf-patches: %s", read.cache.trouble)
             _current[:] = [activation]
         elif text is not None:
             _compare(text, patches, activation.selection)

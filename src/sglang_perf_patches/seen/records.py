@@ -43,13 +43,15 @@ def name_of(pid: int) -> str:
 def folder_to_write() -> Path:
     """``$XDG_RUNTIME_DIR/sglang-perf-patches``, else this user's folder in the temporary folder.
 
+    The second also where ``XDG_RUNTIME_DIR`` is another user's, as after ``sudo``.
+
     Raises:
         RecordError: this machine has no temporary folder either.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.path.isdir(base):
+    if base and os.path.isdir(base) and not private.is_anothers(base):
         return Path(base) / _FOLDER
-    return _in_temporary(_temporary_folder())
+    return _temporary()
 
 
 def folders_to_read() -> Iterator[Path]:
@@ -62,9 +64,9 @@ def folders_to_read() -> Iterator[Path]:
         RecordError: there is none at all.
     """
     of_user = Path(_RUN) / str(os.getuid()) / _FOLDER
-    folders = [folder_to_write(), of_user, _in_temporary(_TEMPORARY)]
+    folders = [folder_to_write(), of_user, Path(private.below(_TEMPORARY))]
     with contextlib.suppress(RecordError):  # everything but the runtime folder may be read-only
-        folders.append(_in_temporary(_temporary_folder()))
+        folders.append(_temporary())
     yield from dict.fromkeys(folders)
 
 
@@ -198,15 +200,9 @@ def require_private(folder: Path) -> None:
         raise RecordError(str(error)) from error
 
 
-def _in_temporary(folder: str) -> Path:
-    return Path(folder) / f"{_FOLDER}-{os.getuid()}"
-
-
-def _temporary_folder() -> str:
-    import tempfile  # imports much that a process with a runtime folder does not need
-
+def _temporary() -> Path:
     try:
-        return tempfile.gettempdir()
+        return Path(private.temporary())
     except OSError as error:
         raise RecordError(f"no folder for records: {error.strerror}") from error
 

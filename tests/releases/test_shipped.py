@@ -1,0 +1,45 @@
+"""What the package brings along of the releases' files is what the judge reads in them."""
+
+from __future__ import annotations
+
+import pytest
+
+import tiers
+from sglang_perf_patches import sets
+from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.judge.cache import Cache
+from sglang_perf_patches.judge.verdict import judge_each
+from sglang_perf_patches.model import releases
+
+MOST_PARSED = 10
+"""Files. Declarations may have changed since ``tests.maintain.fingerprints`` wrote the table."""
+
+
+class Empty(Cache):
+    """Of a process that has no place for one."""
+
+    def _loaded(self) -> dict[str, tuple[str, dict[str, object]]]:
+        if self._files is None:
+            self._files = {}
+        return self._files
+
+    def save(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_without_a_cache_a_release_is_judged_the_same_and_hardly_parsed(
+    release: str, pytestconfig: pytest.Config
+) -> None:
+    if release not in {"0.5.9", "0.5.17", "0.5.23"} and not tiers.is_whole(pytestconfig):
+        pytest.skip("three releases are enough for the default tier")
+    root = source.find(downloads.tree(release))
+    fast, slow = source.Tree(root, Empty(root)), source.Tree(root)
+    verdicts = judge_each(sets.load(), fast)
+    assert len(fast._modules) <= MOST_PARSED
+    assert len(fast._definitions) > 100
+    for reference, definition in fast._definitions.items():
+        assert definition == slow.definition(reference), reference
+    assert [(each.word, each.release) for each in verdicts] == [
+        (each.word, each.release) for each in judge_each(sets.load(), slow)
+    ]

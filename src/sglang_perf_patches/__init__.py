@@ -1,7 +1,7 @@
 """Performance fixes for a running, unmodified sglang, with proof that they are correct and on.
 
-Importing this package imports nothing else of it: with every patch off, neither wrapt nor sglang
-nor torch is loaded.
+Importing this package imports only what calls wait in: with every patch off, neither wrapt nor
+sglang nor torch is loaded.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .live.executor import executor
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -29,14 +31,18 @@ __all__ = [
     "verdicts",
 ]
 
-_asked: list[Callable[[], object]] = []  # for what came while this thread imported the engine
+# How long to wait for another thread that is at work. While it judges, it waits for no import of
+# this thread's; later its install code may.
+_JUDGING_S = 30.0
+_WAIT_S = 1.0
 
 
 def activate(selection: str | Iterable[str] | None = None, *, strict: bool | None = None) -> Report:
     """Switch patches on in this process, now or as soon as their modules have been imported.
 
     Only the first call of a process decides; later ones report what it did, until `deactivate`. A
-    call that a signal handler makes in the middle of another one is done before that one returns.
+    call that a signal handler makes in the middle of another one is done before that one returns;
+    it returns what was known so far, None if that is nothing.
 
     Args:
         selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None; or its names.
@@ -48,34 +54,23 @@ def activate(selection: str | Iterable[str] | None = None, *, strict: bool | Non
             call has decided already.
     """
     text = selection if selection is None or isinstance(selection, str) else ",".join(selection)
-    if _interrupts_import():
-        _asked.append(lambda: activate(text, strict=strict))
-        return _nothing_yet(text)
-    try:
-        engine, keeper = _import()
-        engine.observe(keeper)
-        happened: Report = engine.activate(text, strict=strict)
-        keeper.resume()
-    finally:
-        _do_asked()
-    return happened
+    wait_s = _JUDGING_S if report() is None else _WAIT_S
+    happened: Any = executor.do(lambda: _activate(text, strict), wait_s=wait_s).result() or report()
+    return happened  # type: ignore[no-any-return]
 
 
 def deactivate() -> None:
     """Take every patch of this process off again: stock's own objects are back in their places.
 
-    A patch that holds work, or that another thread is in a call of, stays on until that is over. A
-    warning says what it waits for; the process goes on with it once a second, and so does the next
-    call of this function.
+    A patch that holds work, or that another thread is in a call of, stays on until that is over,
+    and so does what depends on it. No call waits for it, nor does this one. A warning says what it
+    waits for; the process tries again once a second, and so does the next call of this function.
     """
-    if _interrupts_import():
-        _asked.append(deactivate)
-        return
-    try:
-        engine, _ = _import()
-        engine.deactivate()
-    finally:
-        _do_asked()
+    loaded = executor.do(_import, wait_s=_JUDGING_S).result()
+    if loaded is None:  # in the middle of another call, which does it before it returns
+        executor.do(lambda: _import()[0].take_off())
+    else:
+        loaded[0].deactivate()
 
 
 def report() -> Report | None:
@@ -96,8 +91,8 @@ def paused(
 
     It is for measurements: stock and patched by turns in one process. Stock's objects are back in
     their places, in all threads; then the patches come back as they were. What is paused stays
-    ``live``, with a reason that says so. Meanwhile no other patch goes live. Pauses may be nested,
-    and may overlap in several threads: a patch is back when no pause has it.
+    ``live``, with a reason that says so. Meanwhile no other patch goes live. Pauses may be nested;
+    one thread at a time pauses.
 
     Args:
         names: patches and sets; every live patch without one. Patches that need a paused one pause
@@ -114,11 +109,12 @@ def paused(
     Raises:
         SelectionError: a name is unknown; at the beginning of the block.
         TimeoutError: there was no such moment; at the beginning of the block.
-        RuntimeError: a signal handler calls in the middle of this package's own import.
+        RuntimeError: a signal handler calls in the middle of another call of this package.
     """
-    if _interrupts_import():
-        raise RuntimeError("sglang_perf_patches is being imported: nothing can pause yet")
-    engine, _ = _import()
+    loaded = executor.do(_import, wait_s=_JUDGING_S).result()
+    if loaded is None:
+        raise RuntimeError("sglang_perf_patches is at work: nothing can pause in between")
+    engine, _ = loaded
     pause: AbstractContextManager[frozenset[str]] = engine.paused(
         names, regardless=regardless, wait_s=wait_s
     )
@@ -160,26 +156,10 @@ def _import() -> tuple[Any, Any]:
     return engine, keeper
 
 
-def _interrupts_import() -> bool:
-    """Whether a signal handler or a finaliser calls in the middle of `_import`, on this thread.
-
-    Then modules of this package are there but not whole.
-    """
-    frame = sys._getframe()
-    while frame is not None and frame.f_code is not _import.__code__:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
-
-
-def _nothing_yet(selection: str | None) -> Report:
-    name = f"{__name__}.model.state"
-    if not hasattr(sys.modules.get(name), "Report"):
-        sys.modules.pop(name, None)  # it is not whole: the import that goes on takes the new one
-    from .model.state import Report
-
-    return Report(selection or "", "unknown", ())
-
-
-def _do_asked() -> None:
-    while _asked:
-        _asked.pop(0)()
+def _activate(text: str | None, strict: bool | None) -> Any:
+    """Activate, inside of a request, so that what comes in between waits for the imports too."""
+    engine, keeper = _import()
+    engine.observe(keeper)
+    happened = engine.activate_now(text, strict=strict)
+    keeper.resume()
+    return happened

@@ -7,13 +7,11 @@ modules too, a signal handler's call or a KeyboardInterrupt comes in between. Ea
 forked child. Prints a list of what came of each.
 """
 
-import dataclasses  # noqa: F401
 import json
 import logging
 import os
 import sys
 
-import wrapt  # noqa: F401
 from in_a_fork import said_by
 
 import sglang_perf_patches as ours
@@ -33,15 +31,13 @@ HAPPENS = {
 
 
 def is_early(frame):
-    """Whether the call has not come to judging yet: then what comes in between is first."""
-    calls = set()
+    """Whether the call is not in the queue yet: then what comes in between is first."""
+    queue = sys.modules["sglang_perf_patches.live.executor"].executor
+    is_at_work = False
     while frame is not None:
-        if frame.f_code.co_filename == os.path.join(FOLDER, "live", "engine.py"):
-            calls.add(frame.f_code.co_name)
+        is_at_work = is_at_work or frame.f_code.co_name == "_work"
         frame = frame.f_back
-    engine = sys.modules.get("sglang_perf_patches.live.engine")
-    begins = {"observe", "activate"} & calls
-    return bool(begins) and "_started" not in calls and not engine._current
+    return not (is_at_work or len(queue) or ours.report())
 
 
 def attempt(happens, at):

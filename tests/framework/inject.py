@@ -30,7 +30,7 @@ from sglang_perf_patches.seen import records  # noqa: F401
 FOLDER = os.path.dirname(ours.__file__)
 PATCHES = (TEN, BOTH, HELPER)
 # What lets nothing out of the framework can't guard itself.
-GUARD = {"_finish", "_finish_import", "look_again", "_request", "_speak"}
+GUARD = {"_finish", "finish", "_finish_import", "look_again", "_request", "do"}
 
 
 def effects(a, b):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.live import naming
+from sglang_perf_patches.live import wrappers
 
 
 def put(folder: Path, name: str, **texts: str) -> None:
@@ -38,18 +38,18 @@ def test_packages_have_the_distribution_that_the_standard_library_finds(site: Pa
     known = metadata.packages_distributions()
     for package in ("declared", "also_declared", "listed", "single", "single2", "wrapt", "pytest"):
         if package in known:  # up to Python 3.10 it knows only what is declared
-            assert naming.distribution(package) == known[package][0], package
+            assert wrappers.distribution(package) == known[package][0], package
     for package in ("other", "listed-1", "no_such_package", "sing", "METADATA"):
-        assert naming.distribution(package) is None, package
-    assert naming.distribution("listed") == "lists"
-    assert naming.distribution("editable") == "installed-editable"
+        assert wrappers.distribution(package) is None, package
+    assert wrappers.distribution("listed") == "lists"
+    assert wrappers.distribution("editable") == "installed-editable"
 
 
 def test_what_cannot_be_read_is_nobody_s(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (site / "lists-1.0.dist-info" / "RECORD").write_bytes(b"\xff\xfe")
-    assert naming.distribution("listed") == "second"
+    assert wrappers.distribution("listed") == "second"
     monkeypatch.setattr(metadata, "distributions", lambda **_: 1 / 0)
-    assert naming.distribution("another") is None
+    assert wrappers.distribution("another") is None
 
 
 def test_hundreds_of_distributions_are_no_matter(
@@ -60,10 +60,10 @@ def test_hundreds_of_distributions_are_no_matter(
         put(tmp_path, f"dist{number}", RECORD=files)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     whole = cpu_seconds(metadata.packages_distributions)
-    first = cpu_seconds(lambda: naming.distribution("pack299"))
+    first = cpu_seconds(lambda: wrappers.distribution("pack299"))
     assert first < whole / 5, (first, whole)
-    assert cpu_seconds(lambda: [naming.distribution("pack299") for _ in range(100)]) < first / 5
-    assert naming.distribution("of_nobody") is None
+    assert cpu_seconds(lambda: [wrappers.distribution("pack299") for _ in range(100)]) < first / 5
+    assert wrappers.distribution("of_nobody") is None
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:

@@ -132,37 +132,6 @@ def test_another_thread_s_call_is_waited_for(throwaway: Throwaway) -> None:
     )
 
 
-def test_a_thread_sees_all_of_a_patch_or_nothing(throwaway: Throwaway) -> None:
-    run(
-        throwaway,
-        """
-        use(BOTH)
-        ours.activate("all")
-        seen, over = set(), threading.Event()
-
-        def look():
-            while not over.is_set():
-                seen.add(b.Caller().call(1))
-
-        threads = [threading.Thread(target=look) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for _ in range(60):
-            with ours.paused("two.both", wait_s=30) as off:
-                assert off == {"two.both"}
-                time.sleep(0.001)
-            deadline = time.monotonic() + 30
-            while states()["two.both"] != ("live", "") and time.monotonic() < deadline:
-                engine.look_again()
-            assert states()["two.both"] == ("live", "")
-        over.set()
-        for thread in threads:
-            thread.join()
-        assert seen == {2, 103}, seen  # both places or neither
-        """,
-    )
-
-
 def test_held_work_is_waited_for_unless_the_caller_answers_for_it(throwaway: Throwaway) -> None:
     run(
         throwaway,
@@ -237,32 +206,6 @@ def test_what_becomes_ready_meanwhile_goes_live_after_it(throwaway: Throwaway) -
             assert states()["two.late"][0] == "pending" and sglang.srt.late.late(1) == 1
         assert states()["two.late"] == ("live", "") and sglang.srt.late.late(1) == 6
         assert a.Worker().step(1) == 102
-        """,
-    )
-
-
-def test_pauses_of_two_threads_overlap(throwaway: Throwaway) -> None:
-    run(
-        throwaway,
-        """
-        use(STEP, HELPER)
-        ours.activate("all")
-        begun, ends = threading.Event(), threading.Event()
-
-        def other():
-            with ours.paused("one.step", "two.helper"):
-                begun.set()
-                ends.wait()
-
-        thread = threading.Thread(target=other)
-        with ours.paused("one.step"):
-            thread.start()
-            begun.wait()
-            assert (a.Worker().step(1), b.use(3)) == (2, 6)
-        assert (a.Worker().step(1), b.use(3)) == (2, 6)
-        ends.set()
-        thread.join()
-        assert (a.Worker().step(1), b.use(3)) == (102, 1006)
         """,
     )
 

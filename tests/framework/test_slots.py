@@ -21,20 +21,21 @@ def adding(amount: int) -> Callable[[Any], Any]:
 
 
 def put(slot: Slot, order: int, patch: str, make: Callable[[Any], Any]) -> None:
-    show(slot.with_layers([Layer(order, patch, make)]))
+    layers = [*slot.layers]
+    layers.insert(order, Layer(patch, make))
+    show(slot.made_of(layers))
 
 
 def take(slot: Slot, patch: str) -> None:
-    show(slot.without(frozenset({patch})))
+    show(slot.made_of(layer for layer in slot.layers if layer.patch != patch))
 
 
 def show(change: Change) -> None:
     slot = change.slot
     if change.layers:
         slot.place()
-    table = slot._board.table.replaced({slot: change}, frozenset())
-    table.__dict__.update(slot.functions(change))
-    assert slot._board.exchange(table, slot.keys, slot.codes(), lambda: True)
+    table = slot._board.now.replaced({slot: change}, slot.functions(change), frozenset())
+    assert slot._board.exchange(table, slot.codes(), lambda: True)
     slot.settle()
 
 

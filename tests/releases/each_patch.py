@@ -20,7 +20,7 @@ from typing import Any
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.judge.verdict import Verdict
-from sglang_perf_patches.live import engine, identity
+from sglang_perf_patches.live import engine, wrappers
 from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING
 
@@ -91,11 +91,11 @@ def wrapped_after(patch: str) -> None:
         name = reference.rpartition(":")[2].rpartition(".")[2]
         stock = _held()[reference]
         with _live(patch):
-            wrapper = _wrapper(identity.raw(owner, name))
+            wrapper = _wrapper(wrappers.raw(owner, name))
             setattr(owner, name, wrapper)
             engine.look_again()
             _require_wrapped(patch)
-        assert identity.raw(owner, name) is wrapper, "theirs stays"
+        assert wrappers.raw(owner, name) is wrapper, "theirs stays"
         _put_back(reference, stock)
 
 
@@ -109,7 +109,7 @@ def wrapped_before(patch: str) -> None:
         setattr(owner, name, wrapper)
         with _live(patch):
             _require_wrapped(patch)
-        assert identity.raw(owner, name) is wrapper, "theirs stays"
+        assert wrappers.raw(owner, name) is wrapper, "theirs stays"
         _put_back(reference, stock)
 
 
@@ -217,8 +217,8 @@ def _held() -> Held:
     objects: Held = {}
     for patch in _applying:
         for reference in _own(patch):
-            owner, name = identity.owner_of(reference)
-            held = identity.raw(owner, name)
+            owner, name = wrappers.owner_of(reference)
+            held = wrappers.raw(owner, name)
             objects[reference] = (held, _codes(held), owner)
     return objects
 
@@ -241,7 +241,7 @@ def _put_back(reference: str, stock: tuple[Any, Any, Any]) -> None:
     held, codes, owner = stock
     name = reference.rpartition(":")[2].rpartition(".")[2]
     if held is MISSING:
-        if identity.raw(owner, name) is not MISSING:
+        if wrappers.raw(owner, name) is not MISSING:
             delattr(owner, name)
         return
     for function, code in codes:

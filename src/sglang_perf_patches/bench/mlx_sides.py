@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from ..judge import source
-from ..live import identity as objects
+from ..live import wrappers as objects
 from ..proof import Missing
 from ..seen import keeper
 

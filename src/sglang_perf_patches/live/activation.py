@@ -4,7 +4,7 @@ What is chosen, and whose verdict is ``applies``, goes live when its modules hav
 `entry`). It is verified again when the import of something that it relies on ends, around sglang's
 ``HookRegistry.apply_hooks``, which runs after every plugin, and whenever somebody looks again. If a
 definition was replaced, or if the server has something on that the patch was not proven with (see
-`gatekeeper`), the whole patch is to be taken off. That happens at a moment at which no thread is in
+`published`), the whole patch is to be taken off. That happens at a moment at which no thread is in
 a call of it and it holds no work (see `removal`).
 
 Each step is done by the executor, one at a time, and may be repeated.
@@ -30,15 +30,11 @@ from .compiled import Compiled
 from .entry import Entry, around
 from .executor import Executor
 from .gatekeeper import Gatekeeper
-from .identity import Foreign
-from .imports import Imports
-from .member import WAITING, WORKING, Member
-from .neighbours import HOOKS, Neighbours, to_be_replaced
-from .notices import Notices
-from .pausing import Pause, Pausing
+from .imports import HOOKS, Imports, Neighbours, to_be_replaced
+from .member import WAITING, WORKING, Member, Notices, Roster
 from .removal import Removal
-from .roster import Roster
 from .verifier import Verifier
+from .wrappers import Foreign
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -97,7 +93,6 @@ class Activation:
         self._verifier = Verifier(board, self._imports, Compiled())
         self._neighbours = Neighbours(board, self._before_hooks, self._after_hooks)
         self._removal = Removal(self._roster, self._notices)
-        self._pausing = Pausing(self._roster, self._notices)
         self._gatekeeper = Gatekeeper(
             *(features, board, self._roster, self._removal, self._after_publication)
         )
@@ -131,8 +126,12 @@ class Activation:
                 self._notices.complain(member)
 
     def look_again(self) -> None:
-        """Take off what is due, verify what is live, and put live what can be by now."""
+        """Verify what is live, take off what is due, and put live what can be by now."""
         self._request(self._look)
+
+    def look_now(self) -> None:
+        """The same, inside of a request."""
+        self._do(self._look)
 
     def save(self) -> None:
         """Keep what was learned about the tree for later processes; one thread at a time."""
@@ -143,59 +142,50 @@ class Activation:
         states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._roster)
         return Report(self.selection.text, self._version, states)
 
-    def stop(self) -> str:
-        """Take everything off, as soon as that is safe.
-
-        Returns:
-            what it waits for; "" if everything is off.
-        """
+    def stop(self) -> None:
+        """Have the next look take everything off."""
         self.is_stopping = self._roster.over = True
-        self._request(self._look)
-        return "" if self.ended else self.waits_for() or "the call that this one interrupted ends"
 
     def leave(self, reason: str) -> None:
         """In a forked child that can't go on: every patch is to be taken off."""
-        self._entry.is_importing = False
+        self._entry.is_preparing = False
         self._abandon(reason)
 
     def take_off(self, patch: str) -> None:
         """Take one patch off, as soon as that is safe; for tests and measurements."""
         self._request(partial(self._removal.lose, self._roster[patch], *_OFF))
 
-    def pause(self, patches: frozenset[str], *, regardless: bool, wait_s: float) -> Pause:
-        """Show stock's code in place of those of these patches that are live, until `resume`.
+    def pause(self, patches: frozenset[str], *, regardless: bool, wait_s: float) -> frozenset[str]:
+        """Show stock's code in place of those of these patches that are live, until the next call.
 
         Args:
             patches: their ids.
-            regardless: also while they hold work.
+            regardless: also while they hold work; while they come back too.
             wait_s: how long to wait for a moment at which that is safe, in seconds.
 
+        Returns:
+            the ids of all that is paused.
+
         Raises:
-            TimeoutError: there was none.
+            TimeoutError: there was none. What is to come back does so at the first look.
         """
-        pause = Pause(patches, regardless)
+        removal = self._removal
+        removal.pause, removal.regardless, removal.is_agreed = patches, regardless, False
         end = time.monotonic() + wait_s
-        try:
-            self._request(partial(self._pausing.begin, pause))
-            while not pause.is_shown:
-                if time.monotonic() > end:
-                    why = self._pausing.waits_for(patches)
-                    raise TimeoutError(f"not paused within {wait_s:g} s: {why}")
-                time.sleep(_POLL_S)
-                self._request(partial(self._pausing.begin, pause))
-        except BaseException:
-            self.resume(pause)
-            raise
-        return pause
+        self._request(lambda: None)
+        while not removal.is_agreed and not self.over:
+            if time.monotonic() > end:
+                raise TimeoutError(f"not paused within {wait_s:g} s: {removal.why_not_paused()}")
+            time.sleep(_POLL_S)
+            self._request(lambda: None)
+        if not patches:
+            self._request(self._look_at_everything)  # nobody looked at what was paused
+        return frozenset(member.patch.id for member in removal.paused())
 
-    def paused(self) -> frozenset[str]:
-        """The ids of the patches in whose place stock's code is shown."""
-        return frozenset(m.patch.id for m in self._roster if self._pausing.is_paused(m))
-
-    def resume(self, pause: Pause) -> None:
-        """End a pause: now, or at the first look at which that is safe."""
-        pause.is_wanted = False
-        self._request(self._look_at_everything)
+    @property
+    def pauses(self) -> frozenset[str]:
+        """The ids of the patches that are to pause, and of none that only needs one of them."""
+        return self._removal.pause
 
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
@@ -207,41 +197,39 @@ class Activation:
         return self._roster.over
 
     @property
-    def is_importing(self) -> bool:
-        """Whether code of ours is being imported, by the thread that is at work."""
-        return self._entry.is_importing
+    def is_preparing(self) -> bool:
+        """Whether code of ours is being imported or installed, by the thread that is at work."""
+        return self._entry.is_preparing
+
+    def speak(self) -> None:
+        """Log what is due, and report a loss; outside of the executor."""
+        self._notices.speak()
 
     # -- requests --------------------------------------------------------------------------------
 
     def _request(self, work: Callable[[], None]) -> None:
-        """Have work done, and let no fault of ours reach sglang.
-
-        After a fault, and after an interruption, which the caller must see, every patch is taken
-        off.
-        """
+        """Have work done; no fault of ours reaches sglang."""
         try:
             self._executor.do(partial(self._do, work), wait_s=_OTHER_THREAD_S)
-            if not self._executor.is_at_work_here():
-                self._notices.speak()
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
-            reason = f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):  # the next look goes on
-                self._executor.do(partial(self._abandon, reason))
-                self._notices.speak()
-        except BaseException:
-            self.is_stopping = self._roster.over = True
-            self._executor.do(self._go_on)
-            raise
+                self._executor.do(partial(self._abandon, f"{type(error).__name__}: {error}"))
 
     def _do(self, work: Callable[[], None]) -> None:
-        self._go_on()
+        """Do work, then take off what is due, then put live what can be by now.
+
+        No fault of ours reaches sglang: after one, every patch is taken off.
+        """
         try:
             work()
+            self._go_on()
+            self._advance()
+            if self._removal.has_more:  # what failed to go live takes along what needs it
+                self._go_on()
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
             self._abandon(f"{type(error).__name__}: {error}")
-        self._go_on()
 
     def _finish_import(self, name: str) -> None:
         if not self.over:
@@ -257,64 +245,55 @@ class Activation:
 
     def _after_publication(self) -> None:
         if not self.over:
-            self._request(self._rule)
+            self._request(self._gatekeeper.act)
 
     # -- what the executor does ------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._verify_live(
-            member
-            for member in self._roster
-            if member.state == "live" and not _are_same(self._verifier.glimpse(member), member.seen)
-        )
-        self._advance()
-
-    def _rule(self) -> None:
-        """Take off what the server has no use for, and put live what it turns out to need."""
+        """Verify what is live, if anything about it has changed."""
+        live = [member for member in self._roster.working() if member.state == "live"]
+        self._verify_live(member for member in live if not self._verifier.is_as_seen(member))
         self._gatekeeper.act()
-        self._advance()
 
     def _look_at(self, name: str) -> None:
-        """Verify what relies on a module whose import ends, and put live what can be by now."""
+        """The same, and what relies on a module whose import ends."""
         self._verify_live(
             member
             for member in self._roster.working()
             if any(module_of(each) == name for each in member.definitions)
         )
-        self._advance()
+        self._look()
 
     def _look_at_everything(self) -> None:
-        """Verify again what is live, and what a removal has uncovered."""
+        """Verify what is live, whatever it looks like."""
         self._verify_live(self._roster.working())
-        self._advance()
+        self._gatekeeper.act()
 
     def _verify_live(self, members: Iterable[Member]) -> None:
         """Verify patches; those that are undone are to be taken off."""
-        for member in list(members):
-            if self.over or member.state != "live" or member.end is not None:
-                continue
-            if self._pausing.is_paused(member):
+        paused = self._removal.paused()
+        for member in members:
+            if self.over or member.state != "live" or member.end is not None or member in paused:
                 continue
             now = self._verifier.glimpse(member)
             try:
-                wrappers = self._verifier.verify(member)
+                found = self._verifier.verify(member)
             except Foreign as foreign:
                 self._removal.lose(member, "conflict", str(foreign))
             else:
                 member.seen = now
-                self._notices.set_status(member, "live", around(wrappers))
+                self._notices.set_status(member, "live", around(found.wrappers))
 
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
         working = [member for member in self._roster if member.state in WAITING | WORKING]
-        if self.over or not working or self._pausing:
+        if self.over or not working or self._removal.pause or self._removal.paused():
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
         self._imports.wait_for([*names, HOOKS, *relied_on])
         self._neighbours.watch(self._imports)
         self._gatekeeper.watch(self._imports)
-        self._gatekeeper.act()
         self._entry.advance()
 
     def _step_aside(self, registry: Any) -> None:
@@ -325,12 +304,12 @@ class Activation:
                     self._removal.lose(member, "conflict", f"{reference} is replaced by {whose}")
 
     def _go_on(self) -> None:
-        """Go on with what is to be taken off, and end where that was everything."""
+        """Take off what is to be, and end where that was everything."""
         if self.is_stopping and not self.ended:
             self._removal.end_all(*_OFF, whatever=True)
         self._removal.go_on()
         if not self.over:
-            self._pausing.agree()
+            self._removal.agree()
             return
         # Nothing is to go live any more: what is inert goes, and our hooks.
         if not self._roster.on():
@@ -339,6 +318,7 @@ class Activation:
         self._roster.settle(list(self._roster.board.slots.values()))
         if self.is_stopping and not self.ended and self._roster.is_clear():
             self.ended = True
+            self._imports.leave()
             self._notices.tell(partial(self._on_end, self))
 
     def _abandon(self, reason: str) -> None:
@@ -354,7 +334,3 @@ class Activation:
             self._notices.lose_all(
                 reason, [each for each in self._roster if failed in (each.status, each.end)]
             )
-
-
-def _are_same(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))

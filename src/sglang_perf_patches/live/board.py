@@ -4,26 +4,25 @@ What stands in a stock place is *inert*: it calls what the table shows at that m
 `trampoline`), stock's own function at first. So every place of a patch changes with one assignment,
 ``Board.now = table``, and a thread sees all of a patch or nothing.
 
-A call that has begun goes on with what it began with. So the table is exchanged only while no
-thread is in a call that the exchange concerns. A *gate* brings that moment about: for some
-milliseconds, calls wait that begin outside of any such call; calls inside of one go on.
+A call that has begun continues with what it began with. So the table is exchanged only while no
+thread is in a call that the exchange concerns: see `at_rest`. If a thread is, nothing happens, and
+whoever asked tries again later. No call ever waits. A function that ``torch.compile`` has inlined
+has no frame of its own: that call ends with what was compiled.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import CodeType
+from collections.abc import Callable, Collection, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
-from . import stacks
-
-_GATE_S = 0.05
-_STEP_S = 0.0005
-# How long a call waits for an exchange that has been decided: it takes one assignment.
-_DECIDED_S = 1.0
+_INTERVAL_S = 0.005
+_GIVE_UP_S = 0.0001
+_TRIES = 50
 
 
 class Table:
@@ -32,26 +31,24 @@ class Table:
     Attributes:
         shown: what is noted of each place, by place.
         patches: ids of the patches that it shows.
-        before: what was shown before the gate was closed, where this is a closed gate's.
     """
 
     def __init__(self) -> None:
         """Show nothing."""
         self.shown: dict[Any, Any] = {}
         self.patches: frozenset[str] = frozenset()
-        self.before: Table | None = None
 
-    def copy(self) -> Table:
-        """A table that shows the same."""
+    def replaced(
+        self,
+        shown: Mapping[Any, Any],
+        functions: Mapping[str, Callable[..., Any]],
+        patches: frozenset[str],
+    ) -> Table:
+        """A table with other notes and functions of some places, for these patches."""
         table = Table()
         table.__dict__.update(self.__dict__)
-        table.shown = dict(self.shown)
-        return table
-
-    def replaced(self, shown: Mapping[Any, Any], patches: frozenset[str]) -> Table:
-        """A table with other notes of some places, for these patches."""
-        table = self.copy()
-        table.shown |= shown
+        table.__dict__.update(functions)
+        table.shown = {**self.shown, **shown}
         table.patches = patches
         return table
 
@@ -60,7 +57,7 @@ class Board:
     """The table of this process.
 
     Attributes:
-        now: what is shown.
+        now: what is shown, a `Table`.
         slots: every place in which something of ours stands or stood, by owner and name.
     """
 
@@ -69,131 +66,126 @@ class Board:
         self.now: Any = Table()
         self.slots: dict[tuple[int, str], Any] = {}
 
-    @property
-    def table(self) -> Table:
-        """What is shown while no gate is closed."""
-        now: Table = self.now
-        return now.before or now
-
-    def add(self, key: str, function: Callable[..., Any]) -> None:
-        """Have a new place, which nothing calls yet."""
-        setattr(self.table, key, function)
-
     def exchange(
-        self,
-        table: Table,
-        keys: Iterable[str],
-        codes: Collection[CodeType],
-        is_due: Callable[[], bool],
+        self, table: Table, codes: Collection[CodeType], is_due: Callable[[], bool]
     ) -> bool:
         """Show another table, at a moment at which no other thread executes one of `codes`.
 
         The caller answers for its own thread.
 
         Args:
-            table: made from `table`.
-            keys: of the places that it changes.
+            table: made from `now`.
             codes: what a thread executes that is in a call that the exchange concerns.
             is_due: whether it may be done; asked while no thread is in such a call.
 
         Returns:
-            False if there was no such moment, or it is not due: nothing has changed.
+            False if this was no such moment, or it is not due: nothing has changed.
         """
-        if not codes:
-            if not is_due():
-                return False
+
+        def show() -> None:
             self.now = table
-            return True
-        before = self.table
-        codes = (*codes, _Entry.__call__.__code__)  # who waited at an earlier gate has not gone on
-        gate = _Gate(self, before, codes)
-        try:
-            if len(sys._current_frames()) > 1:
-                self.now = gate.closed(keys)
-            while stacks.runs_elsewhere(codes, gate.waiting):
-                if time.monotonic() > gate.deadline:
-                    return False
-                time.sleep(_STEP_S)
-            # Asked twice: a walk of other threads' frames may be misled, though hardly twice.
-            if stacks.runs_elsewhere(codes, gate.waiting) or not is_due() or not gate.decide():
-                return False
-            self.now = table
-            return True
-        finally:
-            if self.now is not table:
-                self.now = before
-            gate.is_over = True
+
+        return at_rest(codes, show, is_due)
 
 
-class _Gate:
-    """Has calls wait that begin while a table is to be exchanged.
+def at_rest(
+    codes: Collection[CodeType], act: Callable[[], None], is_due: Callable[[], bool] = lambda: True
+) -> bool:
+    """Act if no other thread executes one of `codes`, before any other thread can begin to.
 
-    Attributes:
-        waiting: identifiers of the threads that wait.
-        deadline: when they go on whatever has become of the exchange, in monotonic seconds.
-        is_over: nobody waits any more.
+    A thread that waits for the GIL asks for it only after a whole switch interval in which nobody
+    else got it. So the interval is raised, the GIL given up, and after it was taken again a look at
+    all threads and the act share one slice of it. A look that took half of the interval does not
+    count, and is repeated. A generator and a coroutine count only while they run.
+
+    Args:
+        codes: the code objects; where there are none, no look is needed.
+        act: what is to be done, as quickly as an assignment.
+        is_due: whether it may be done, at that moment.
+
+    Returns:
+        whether it was done. Without a GIL nothing is, unless this is the only thread.
     """
-
-    def __init__(self, board: Board, before: Table, codes: Collection[CodeType]) -> None:
-        self.board = board
-        self.before = before
-        self.codes = codes
-        self.waiting: set[int] = set()
-        self.deadline = time.monotonic() + _GATE_S
-        self.is_over = False
-        self._undecided = [True]  # whoever takes it decides whether the exchange takes place
-
-    def closed(self, keys: Iterable[str]) -> Table:
-        """The table that has calls wait."""
-        table = self.before.copy()
-        table.before = self.before
-        for key in keys:
-            setattr(table, key, _Entry(self, key))
-        return table
-
-    def decide(self) -> bool:
-        """Take the decision, unless a call has gone on already."""
-        return _take(self._undecided)
-
-    def wait(self) -> None:
-        """Return when the exchange has been done or given up."""
-        thread = threading.get_ident()
-        self.waiting.add(thread)
-        try:
-            while not self.is_over:
-                late = time.monotonic() - self.deadline
-                if late > 0 and (_take(self._undecided) or late > _DECIDED_S):
-                    self.is_over = True
-                    return
-                time.sleep(_STEP_S)
-        finally:
-            self.waiting.discard(thread)
-
-
-class _Entry:
-    """What a closed gate shows in a place."""
-
-    def __init__(self, gate: _Gate, key: str) -> None:
-        self._gate = gate
-        self._key = key
-        self._inside = getattr(gate.before, key)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # The frame of the place itself says nothing; those beyond it are of an earlier call.
-        if stacks.runs_here(self._gate.codes, beyond=2):
-            return self._inside(*args, **kwargs)
-        waited: _Gate | None = None
-        gate = self._gate
-        while gate is not waited:
-            gate.wait()
-            function, waited = getattr(gate.board.now, self._key), gate
-            if isinstance(function, _Entry):  # the next exchange's, or one that nobody opened
-                function, gate = function._inside, function._gate
-        return function(*args, **kwargs)
-
-
-def _take(token: list[bool]) -> bool:
-    try:
-        return token.pop()
-    except IndexError:
+    if not codes or is_alone():
+        if is_due():
+            act()
+            return True
         return False
+    if not has_gil():
+        return False
+
+    interval, done = sys.getswitchinterval(), None
+    try:
+        sys.setswitchinterval(max(interval, _INTERVAL_S))
+        for _ in range(_TRIES):
+            done = _in_one_slice(lambda: not runs_elsewhere(codes) and is_due(), act)
+            if done is not None:
+                break
+    finally:
+        sys.setswitchinterval(interval)
+    return bool(done)
+
+
+def _in_one_slice(is_safe: Callable[[], bool], act: Callable[[], None]) -> bool | None:
+    """Give the GIL up, then ask and act before another thread gets it again.
+
+    Returns:
+        whether it acted; None if the machine was too slow, so that nobody knows: try again.
+    """
+    collects = gc.isenabled()
+    try:
+        time.sleep(_GIVE_UP_S)
+        gc.disable()  # a finaliser might give the GIL up
+        began = time.perf_counter()
+        if not is_safe():
+            return False
+        if time.perf_counter() - began > _INTERVAL_S / 2:
+            return None
+        act()
+        return True
+    finally:
+        if collects:
+            gc.enable()
+
+
+def has_gil() -> bool:
+    """Whether this Python runs one thread at a time."""
+    ask: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return ask is None or ask()
+
+
+def is_alone() -> bool:
+    """Whether this process has no other Python thread."""
+    return len(sys._current_frames()) == 1
+
+
+def runs_here(codes: Collection[CodeType]) -> bool:
+    """Whether the calling thread is executing one of `codes`, or something that it called."""
+    return _is_in(sys._getframe(1), _identities(codes))
+
+
+def runs_elsewhere(codes: Collection[CodeType]) -> bool:
+    """Whether another thread executes one of `codes`, or something that it called.
+
+    The answer holds while this thread keeps the GIL, and only if it kept it during the look.
+    """
+    identities, own = _identities(codes), threading.get_ident()
+    return any(
+        _is_in(frame, identities)
+        for thread, frame in sys._current_frames().items()
+        if thread != own
+    )
+
+
+def _identities(codes: Collection[CodeType]) -> set[int]:
+    # By identity: code objects of equal content are equal.
+    return {id(code) for code in codes}
+
+
+def _is_in(innermost: FrameType | None, identities: set[int]) -> bool:
+    frame = innermost
+    while frame is not None:
+        if id(frame.f_code) in identities:
+            return True
+        frame = frame.f_back
+    return False

@@ -16,12 +16,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ..judge.cache import NOTHING, Cache
+from ..judge.definition import OF_NAME
 from ..judge.source import Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patch import qualname_of
+from ..model.patching import MISSING
 
 _COMPARED = (
     "co_name",
@@ -168,3 +170,38 @@ _IMPORT_OR_BLOCK = re.compile(
     r"|^(?P<block>def|class|async|if|try|else|elif|except|finally|with|for|while)\b",
     re.MULTILINE,
 )
+
+
+def changed_default(function: FunctionType, definition: Definition) -> str:
+    """The parameter whose default is not the source's; "" if each is."""
+    if len(definition.lines) > 1:
+        return ""  # of several pieces, as a property's, any may be this one
+    code = function.__code__
+    positional = code.co_varnames[: code.co_argcount]
+    values = function.__defaults__ or ()
+    held = dict(zip(positional[len(positional) - len(values) :], values, strict=True))
+    held |= function.__kwdefaults__ or {}
+    for name in definition.defaults.keys() ^ held.keys():
+        return name
+    for name, text in definition.defaults.items():
+        if text.startswith(OF_NAME):
+            first, *rest = text.removeprefix(OF_NAME).split(".")
+            value = function.__globals__.get(first, MISSING)
+            for each in rest:
+                value = getattr(value, each, MISSING)
+            if value is not MISSING and value is not held[name]:
+                return name
+        elif text and repr(held[name]) != text:
+            return name
+    return ""
+
+
+def is_at(code: CodeType, definition: Definition) -> bool:
+    """Whether code says that it begins where a definition does."""
+    first_lines = {first for first, _ in definition.lines}
+    return code.co_firstlineno in first_lines and _same_file(code.co_filename, definition.path)
+
+
+@lru_cache(maxsize=1024)
+def _same_file(name: str, path: Path) -> bool:
+    return name == str(path) or Path(name).resolve() == path.resolve()

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 from .. import sets
 from ..judge import source
@@ -15,36 +15,40 @@ from ..judge.verdict import judge_each
 from ..model import selection, setups, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
-from . import stacks
 from .activation import Activation
 from .board import Board
 from .ending import end_process
-from .executor import Executor
+from .executor import executor
 
 logger = logging.getLogger("sglang_perf_patches")
 
 _board = Board()
-_executor = Executor()
-_starting = [threading.RLock()]  # guards judging, which imports only this project
-_nested: deque[Callable[[], object]] = deque()  # what was asked for while this thread was judging
 _ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
 
+# Install code may import what the very thread imports that waits for it.
+_WAIT_S = 1.0
 _FORK_S = 1.0
 # A child of a fork can't import a module that another thread was importing.
-_FORK_WHILE_IMPORTING_S = 5.0
+_FORK_WHILE_PREPARING_S = 5.0
 
 
 def activate(
     text: str | None = None, *, strict: bool | None = None, tree: source.Tree | None = None
 ) -> Report:
     """See `sglang_perf_patches.activate`; `tree` is the installed sglang, where it was read."""
-    if stacks.runs_here(_JUDGING):  # a signal handler, or a finaliser
-        _nested.append(lambda: activate(text, strict=strict, tree=tree))
-        return _nothing_yet(text)
+    start = partial(activate_now, text, strict=strict, tree=tree)
+    happened: Report | None = executor.do(start, wait_s=_WAIT_S).result()
+    return happened or report() or Report(text or "", "unknown", ())
+
+
+def activate_now(
+    text: str | None, *, strict: bool | None = None, tree: source.Tree | None = None
+) -> Report:
+    """The same, inside of a request."""
     activation = _started(text, strict=strict, tree=tree)
-    activation.look_again()
+    activation.look_now()
     if activation.selection.ids and not activation.is_observed and not activation.over:
         activation.is_observed = True
         for observer in _observers:
@@ -52,25 +56,26 @@ def activate(
                 observer.keep(report, look_again, activation)
             except Exception:
                 logger.warning("sglang-perf-patches: nothing is recorded", exc_info=True)
-        if activation.ended:  # a signal handler came in between
-            _tell_of_end(activation)
-    while _nested:
-        _nested.popleft()()
     return activation.report()
 
 
 def deactivate(*, is_told: bool = True) -> None:
     """See `sglang_perf_patches.deactivate`; whether it is told what that waits for."""
-    if stacks.runs_here(_JUDGING):
-        _nested.append(deactivate)
-        return
+    for activation in list(_current):
+        activation.stop()  # whoever is at work sees it
+    waits_for = executor.do(take_off, wait_s=_WAIT_S).result()
+    if waits_for and is_told:
+        logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
+
+
+def take_off() -> str:
+    """Take everything off, inside of a request; what that waits for."""
     activation = _present()
     if activation is None:
-        _executor.go_on()
-        return
-    waits_for = activation.stop()
-    if waits_for and is_told and not _executor.is_at_work_here():
-        logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
+        return ""
+    activation.stop()
+    activation.look_now()
+    return "" if activation.ended else activation.waits_for()
 
 
 @contextlib.contextmanager
@@ -82,13 +87,13 @@ def paused(names: Collection[str], *, regardless: bool, wait_s: float) -> Iterat
     if activation is None:
         yield frozenset()
         return
-    pause = activation.pause(
-        frozenset(chosen if names else patches), regardless=regardless, wait_s=wait_s
-    )
+    before = activation.pauses
+    wanted = before | frozenset(chosen if names else patches)
     try:
-        yield activation.paused()
+        yield activation.pause(wanted, regardless=regardless, wait_s=wait_s)
     finally:
-        activation.resume(pause)
+        with contextlib.suppress(TimeoutError):  # then they come back at the first look
+            activation.pause(before, regardless=regardless, wait_s=0)
 
 
 def report() -> Report | None:
@@ -119,40 +124,35 @@ def _present() -> Activation | None:
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Activation:
     """The activation of this process: the one that there is, or a new one, judged."""
     patches = by_id(sets.load())
-    with _starting[0]:
+    activation = _present()
+    if activation is not None and activation.is_stopping:
+        activation.look_now()  # an interruption came in between, or it had to wait
         activation = _present()
-        if activation is not None and activation.is_stopping:
-            activation.stop()  # an interruption came in between, or it had to wait
-            activation = _present()
-        if activation is None:
-            chosen = selection.parse(switch.from_environment() if text is None else text, patches)
-            for note in chosen.notes:
-                logger.warning("sglang-perf-patches: %s", note)
-            activation = Activation(
-                patches.values(),
-                chosen,
-                strict=switch.strict_from_environment() if strict is None else strict,
-                features=setups.FEATURES,
-                board=_board,
-                executor=_executor,
-                on_change=_tell_of_change,
-                on_end=_tell_of_end,
-                on_loss=_end,
-            )
-            if chosen.ids:
-                read = tree or source.installed()
-                activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
-                if read.cache and read.cache.trouble:
-                    logger.warning("sglang-perf-patches: %s", read.cache.trouble)
-            _current[:] = [activation]
-        elif text is not None:
+    if activation is not None:
+        if text is not None:
             _compare(text, patches, activation.selection)
         return activation
-
-
-def _nothing_yet(text: str | None) -> Report:
-    """In the middle of judging: the declarations may not be whole yet."""
-    return report() or Report(text or "", "unknown", ())
+    chosen = selection.parse(switch.from_environment() if text is None else text, patches)
+    for note in chosen.notes:
+        logger.warning("sglang-perf-patches: %s", note)
+    activation = Activation(
+        patches.values(),
+        chosen,
+        strict=switch.strict_from_environment() if strict is None else strict,
+        features=setups.FEATURES,
+        board=_board,
+        executor=executor,
+        on_change=_tell_of_change,
+        on_end=_tell_of_end,
+        on_loss=_end,
+    )
+    if chosen.ids:
+        read = tree or source.installed()
+        activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
+        if read.cache and read.cache.trouble:
+            logger.warning("sglang-perf-patches: %s", read.cache.trouble)
+    _current[:] = [activation]
+    return activation
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
@@ -187,32 +187,41 @@ def _end(line: str) -> None:
         end_process(line)
 
 
+def _speak() -> None:
+    for activation in list(_current):
+        activation.speak()
+
+
+def _interrupted() -> None:
+    """After an interruption, which the caller must see, every patch is taken off."""
+    for activation in list(_current):
+        activation.stop()
+        executor.do(activation.look_now)
+
+
+executor.afterwards = _speak
+executor.interrupted = _interrupted
+
+
 def _before_fork() -> None:
     _ending.acquire()
-    importing = any(activation.is_importing for activation in _current)
-    if not _executor.is_at_work_here():
-        _executor.acquire(_FORK_WHILE_IMPORTING_S if importing else _FORK_S)
+    preparing = any(activation.is_preparing for activation in _current)
+    if not executor.is_at_work_here():
+        executor.acquire(_FORK_WHILE_PREPARING_S if preparing else _FORK_S)
 
 
 def _after_fork() -> None:
-    _executor.release()
+    executor.release()
     _ending.release()
 
 
 def _after_fork_in_child() -> None:
-    _executor.release()
-    at_work = not _executor.is_free()
-    _executor.forget_threads()
-    if not stacks.runs_here(_JUDGING):
-        _starting[0] = threading.RLock()  # a thread that judged is not there
-    if at_work and not _executor.is_at_work_here():
+    if executor.forget_threads():
         for activation in _current:
-            if activation.is_importing:
+            if activation.is_preparing:
                 activation.leave("this process was forked while its code was being imported")
     _ending.release()
 
-
-_JUDGING = (_started.__code__,)
 
 # A child must not inherit a lock from a thread that it does not have.
 os.register_at_fork(

@@ -8,22 +8,24 @@ made. They are put in place inert, and the board shows all of them at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
+from typing import Any
 
-from ..model.patching import Gated
+from ..model.patch import Variant
+from ..model.patching import Gated, Make
+from ..model.state import RunFlag
 from .executor import Executor
 from .gatekeeper import Gatekeeper
-from .identity import Foreign
-from .imports import Imports
-from .member import SERVING, WAITING, Member
-from .notices import Notices
-from .patching import Patching
+from .imports import Imports, is_loaded
+from .member import SERVING, WAITING, Drain, Member, Notices, Roster
 from .removal import Removal
-from .roster import Roster
-from .swap import Change, Layer
+from .swap import Layer
 from .verifier import Verifier
+from .wrappers import Foreign, owner_of, raw
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -33,7 +35,7 @@ class Entry:
     """Puts patches live; each step may be repeated after an interruption.
 
     Attributes:
-        is_importing: code of ours is being imported, by the thread that is at work.
+        is_preparing: code of ours is being imported or installed, by the thread that is at work.
     """
 
     _roster: Roster
@@ -43,7 +45,7 @@ class Entry:
     _notices: Notices
     _gatekeeper: Gatekeeper
     _executor: Executor
-    is_importing: bool = False
+    is_preparing: bool = False
 
     def advance(self) -> None:
         """Put live what can be by now."""
@@ -78,36 +80,35 @@ class Entry:
             self._notices.set_status(member, *ruled)
             return
         try:
-            wrappers, changes = self._prepare(member)
+            self.is_preparing = True
+            self._go_live(member, self._prepare(member))
         except Gated as gate:
+            member.forget()
             self._notices.set_status(member, "gated", str(gate))
         except Foreign as foreign:
             self._removal.lose(member, "conflict", str(foreign))
         except Exception as error:
-            self.is_importing = False
             logger.debug("%s failed", member.patch.id, exc_info=True)
-            if len(self._executor) > 1:
-                return  # an import has ended meanwhile, which may be what was missing
-            self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
-        else:
-            if not self._roster.over:
-                self._go_live(member, changes, wrappers)
+            if not self._executor:  # else an import has ended, which may be what was missing
+                self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
+        finally:
+            self.is_preparing = False
 
-    def _prepare(self, member: Member) -> tuple[list[str], dict[str, Change]]:
-        """Import and run install code; what is seen stays as it is.
+    def _prepare(self, member: Member) -> list[str]:
+        """Import and run install code, and note what it makes; what is seen stays as it is.
 
         Returns:
-            foreign wrappers, and what each slot is to show, by the reference that it is for.
+            foreign wrappers around what the patch changes.
 
         Raises:
             Foreign: stock's code is not what it was.
             Gated: the patch does not support the situation of this process.
             Exception: install code failed.
         """
-        self.is_importing = True
+        member.forget()
         install = member.variant.load()
-        self.is_importing = False
-        wrappers = self._verifier.verify(member)
+        found = self._verifier.verify(member)
+        member.seen = self._verifier.glimpse(member)
         member.gate = ""
         patching = Patching(
             member.patch.id,
@@ -118,51 +119,39 @@ class Entry:
             lambda: member.end is not None,
         )
         install(patching)
-        changes = self._changes(member, patching)
-        member.drains = tuple(patching.drains)
-        return wrappers, changes
-
-    def _changes(self, member: Member, patching: Patching) -> dict[str, Change]:
-        """What each slot is to show, by the reference that it is for.
-
-        Raises:
-            RuntimeError: a declared definition would stay as it is.
-        """
-        variant = member.variant
         layers: dict[str, list[Layer]] = {}
         for reference, make in patching.changes:
-            layer = Layer(member.order, member.patch.id, make)
-            layers.setdefault(reference, []).append(layer)
-        unchanged = set(variant.targets + variant.adds) - set(layers)
+            layers.setdefault(reference, []).append(Layer(member.patch.id, make))
+        unchanged = set(member.variant.targets + member.variant.adds) - set(layers)
         if unchanged:
             raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
-        return {
-            reference: self._verifier.slot(member, reference).with_layers(of_reference)
-            for reference, of_reference in layers.items()
-        }
+        if not self._verifier.is_as_seen(member):  # since install code imported something
+            found = self._verifier.verify(member)
+        slots = {reference: self._verifier.slot(reference, found) for reference in layers}
+        member.layers = {reference: tuple(each) for reference, each in layers.items()}
+        member.slots = slots
+        member.drains = tuple(patching.drains)
+        # Makes the layers, which may import too, and keeps them.
+        self._roster.made_with(member)
+        return found.wrappers
 
-    def _go_live(self, member: Member, changes: Mapping[str, Change], wrappers: list[str]) -> None:
+    def _go_live(self, member: Member, wrappers: list[str]) -> None:
         """Change everything that a patch wants changed, or nothing."""
         roster = self._roster
-        member.slots = {reference: change.slot for reference, change in changes.items()}
-        slots = member.slots.values()
-        roster.board.slots |= {(id(slot.owner), slot.name): slot for slot in slots}
-        others = [other for other in roster.on_at(slots) if other is not member]
+        if roster.over:
+            return
+        roster.board.slots |= {(id(slot.owner), slot.name): slot for slot in member.slots.values()}
         try:
-            for slot in slots:
-                slot.place()
-            codes = [code for slot in slots for code in slot.codes()]
-            patches = roster.board.table.patches | {member.patch.id}
-            is_shown = roster.show(changes.values(), patches, codes, others)
+            is_shown = roster.show([*roster.on(), member])
         except Exception as error:
             if not roster.is_on(member):
+                slots = [*member.slots.values()]
+                member.forget()
                 roster.settle(slots)
-                member.slots = {}
             self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
             return
-        roster.settle(slots)
         if not is_shown:
-            member.slots = {}
+            member.forget()
             reason = "a thread is in a call that it would change"
             self._notices.set_status(member, "pending", reason)
         elif member.gate:
@@ -182,3 +171,63 @@ def around(wrappers: Iterable[str]) -> str:
     """The reason of a patch that is live, with foreign wrappers around it."""
     text = "; ".join(wrappers)
     return f"wrapped by {text}" if text else ""
+
+
+@dataclass(eq=False)
+class Patching:
+    """Takes note of what an install function wants changed. Nothing changes while that runs.
+
+    It belongs to the activation; sets only use it. The methods are those of
+    `model.patching.Patching`.
+
+    Attributes:
+        release: the release whose code the tree has.
+        ran: the patch's run flag.
+        gate: called at run time by changed code that from now on runs only stock's code, and why.
+        is_leaving: whether it is to be taken off.
+        changes: ``(reference, make)``, in the order of the requests.
+        drains: what the patch holds between its calls.
+        leaves: whether the install function has said when the patch may be taken off.
+    """
+
+    _patch: str
+    _variant: Variant
+    release: str
+    ran: RunFlag
+    gate: Callable[[str], None]
+    is_leaving: Callable[[], bool]
+    changes: list[tuple[str, Make]] = field(default_factory=list)
+    drains: list[Drain] = field(default_factory=list)
+    leaves: bool = False
+
+    def module(self, name: str) -> ModuleType:
+        """A module that has been imported."""
+        # The variant's modules are complete, even if their imports are still on the stack.
+        if name not in self._variant.modules() and not is_loaded(name):
+            raise RuntimeError(f"module {name} has not been imported")
+        return sys.modules[name]
+
+    def get(self, reference: str) -> Any:
+        """The object under a reference: a class, or an attribute as its owner holds it."""
+        owner, name = owner_of(reference)
+        return raw(owner, name)
+
+    def override(self, reference: str, make: Make) -> None:
+        """Replace a declared target, or an added definition that another patch of ours may add."""
+        if reference not in self._variant.targets + self._variant.adds:
+            raise RuntimeError(f"{reference} is not declared as a target of {self._patch}")
+        self.changes.append((reference, make))
+
+    def add(self, reference: str, value: Any) -> None:
+        """Bring a declared new attribute."""
+        self.override(reference, lambda _: value)
+
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """Hold work between calls: stay on until `is_idle`."""
+        self.leaves = True
+        self.drains.append(Drain(is_idle, waits_for))
+
+    def anytime(self, because: str) -> None:
+        """Hold nothing between calls."""
+        assert because
+        self.leaves = True

@@ -15,10 +15,9 @@ from ..model.feature import Features, Setup
 from ..model.ruling import Ruling, ruling
 from .board import Board
 from .imports import Imports
-from .member import Member
+from .member import Member, Roster
 from .published import MODULES, Watch, published
 from .removal import Removal
-from .roster import Roster
 
 
 class Gatekeeper:
@@ -56,7 +55,7 @@ class Gatekeeper:
 
         While it is being published, in whatever thread, nothing can be said: `act` is called then.
         """
-        if self._watch.publishing:
+        if self._watch.is_publishing():
             return
         setup: Setup | None = None
         for member in self._roster.working():
@@ -74,7 +73,7 @@ class Gatekeeper:
 
     def ruling(self, member: Member) -> Ruling | None:
         """Why a patch may not go live here; None if it may."""
-        if not self._is_ruled(member) or self._watch.publishing:
+        if not self._is_ruled(member) or self._watch.is_publishing():
             return None
         return self._rule(member, self._setup())
 

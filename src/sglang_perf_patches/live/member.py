@@ -1,9 +1,14 @@
-"""One patch in this process."""
+"""The patches of this process: one, all together, and what is said of them.
+
+The board shows the layers of the patches that are on: `Roster.show` is the one function that
+changes which those are.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +16,8 @@ from ..judge.source import Definition
 from ..judge.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import RunFlag, State
-from .swap import Slot
+from .board import Board, has_gil, is_alone, runs_here
+from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -40,24 +46,24 @@ class Member:
 
     Attributes:
         patch: its declaration.
-        order: its place among all.
         status: its state, and why; one object, so that no reader sees half of a change.
         verdict: what was judged of its code.
         ran: its run flag.
         gate: why it runs only stock's code; "" while it does not.
         slots: what it changes, by reference; noted before the first change.
+        layers: what it makes of them, by reference.
         seen: what it touches and relies on, as it was when that was verified last.
         drains: what it holds.
         end: the state and the reason that it is to have, once it has been taken off.
     """
 
     patch: Patch
-    order: int
     status: tuple[State, str] = ("off", "not chosen")
     verdict: Verdict | None = None
     ran: RunFlag = field(default_factory=RunFlag)
     gate: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
+    layers: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
     drains: tuple[Drain, ...] = ()
     end: tuple[State, str] | None = None
@@ -95,3 +101,214 @@ class Member:
                 logger.debug("%s: is it idle?", self.patch.id, exc_info=True)
             return drain.waits_for
         return ""
+
+    def layers_at(self, slot: Slot) -> Iterator[Layer]:
+        """What it makes of a slot."""
+        for reference, own in self.slots.items():
+            if own is slot:
+                yield from self.layers[reference]
+
+    def forget(self) -> None:
+        """Have nothing more to show."""
+        for slot in self.slots.values():
+            slot.forget(self.patch.id)
+        self.slots, self.layers = {}, {}
+
+
+class Roster:
+    """Every patch there is, in declared order, and what they show.
+
+    Attributes:
+        board: what this process shows.
+        over: nothing goes live any more.
+    """
+
+    def __init__(self, patches: Iterable[Patch], board: Board) -> None:
+        """Change nothing yet."""
+        self.board = board
+        self.over = False
+        self._members = {patch.id: Member(patch) for patch in patches}
+
+    def __iter__(self) -> Iterator[Member]:
+        """Each member, in declared order."""
+        return iter(self._members.values())
+
+    def __getitem__(self, patch: str) -> Member:
+        """The member of a patch, by its id."""
+        return self._members[patch]
+
+    def is_on(self, member: Member) -> bool:
+        """Whether the board shows a patch, whatever its state says so far."""
+        return member.patch.id in self.board.now.patches
+
+    def on(self) -> list[Member]:
+        """Those that the board shows."""
+        return [member for member in self if self.is_on(member)]
+
+    def working(self) -> list[Member]:
+        """Those that are live, or may be."""
+        return [member for member in self if member.state in WORKING]
+
+    def show(self, members: Collection[Member], *, regardless: bool = False) -> bool:
+        """Have the board show exactly these patches, all at once, if that is safe now.
+
+        It is while no thread is in a call that this concerns, and while no patch holds work that
+        shows something in a place that changes. May be repeated.
+
+        Args:
+            members: those that are on then. What they make is made here, if it is not kept.
+            regardless: also while they hold work.
+
+        Returns:
+            False if it was not safe: nothing has changed.
+
+        Raises:
+            Exception: what makes a layer, or puts it into its place; then nothing has changed, or
+                all that is to be seen.
+        """
+        before, after = self.on(), [member for member in self if member in members]
+        coming = _slots(member for member in after if member not in before)
+        slots = _slots(member for member in before if member not in after) | coming
+        changes = [slot.made_of(_layers(after, slot)) for slot in slots]
+        inert = [code for slot in slots for code in slot.inert_codes()]
+        if runs_here(inert):
+            return False
+        for slot in coming:
+            slot.place()
+        codes = [*inert, *(code for slot in coming for code in slot.codes())]
+        holding = [each for each in before if not slots.keys().isdisjoint(each.slots.values())]
+        functions: dict[str, Callable[..., Any]] = {}
+        for change in changes:
+            functions |= change.slot.functions(change)
+        table = self.board.now.replaced(
+            {change.slot: change for change in changes},
+            functions,
+            frozenset(member.patch.id for member in after),
+        )
+        is_shown = self.board.exchange(
+            *(table, codes),
+            lambda: regardless or not any(member.waits_for() for member in holding),
+        )
+        self.settle(slots)
+        return is_shown
+
+    def made_with(self, member: Member) -> None:
+        """Make what the board would show with one more patch; it is kept."""
+        with_it = [each for each in self if each is member or self.is_on(each)]
+        for slot in member.slots.values():
+            slot.made_of(_layers(with_it, slot))
+
+    def settle(self, slots: Iterable[Slot]) -> None:
+        """Make memory agree with the board.
+
+        Raises:
+            Exception: of the first slot where that failed; the others were settled.
+        """
+        failed: Exception | None = None
+        for slot in slots:
+            try:
+                slot.settle()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def is_clear(self) -> bool:
+        """Whether nothing of ours is shown, nor left in stock's places."""
+        return not self.on() and all(
+            slot.layers or slot.is_left() for slot in self.board.slots.values()
+        )
+
+
+def _slots(members: Iterable[Member]) -> dict[Slot, None]:
+    """The places in which members show something, each once."""
+    return dict.fromkeys(slot for member in members for slot in member.slots.values())
+
+
+def _layers(members: Iterable[Member], slot: Slot) -> list[Layer]:
+    """What members make of a slot, the one that is nearest to stock first."""
+    return [layer for member in members for layer in member.layers_at(slot)]
+
+
+def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
+    """Some members, and those among others that need any of them, directly or not."""
+    together = list(dict.fromkeys(members))
+    for member in together:  # which grows
+        id = member.patch.id
+        together += [each for each in among if id in each.patch.requires and each not in together]
+    return together
+
+
+def why_it_stays(members: Iterable[Member]) -> str:
+    """What must end before members can come off together, after "until"."""
+    waits = next(filter(None, (member.waits_for() for member in members)), "")
+    if not waits and not has_gil() and not is_alone():
+        return "no other thread runs, as this Python has no GIL"
+    return waits or "no thread is in a call of it"
+
+
+class Notices:
+    """Says each thing once, and no fault of an observer's reaches the patches."""
+
+    def __init__(
+        self,
+        demanded: Collection[str],
+        on_change: Callable[[], None],
+        on_loss: Callable[[str], None],
+    ) -> None:
+        """Have nothing to say yet.
+
+        Args:
+            demanded: ids whose loss is more than a warning.
+            on_change: called when the state of a patch changed.
+            on_loss: called by `speak` with the line to show, where a demanded one is lost.
+        """
+        self._demanded = demanded
+        self._on_change = on_change
+        self._on_loss = on_loss
+        self._messages: deque[tuple[int, str]] = deque()
+        self._loss = ""
+
+    def set_status(self, member: Member, state: State, reason: str) -> None:
+        """Note what became of a patch."""
+        if member.status != (state, reason):
+            member.status = (state, reason)
+            if state == "gated" and member.patch.id in self._demanded:
+                self.complain(member)
+            self.tell(self._on_change)
+
+    def tell(self, observers: Callable[[], None]) -> None:
+        """Call observers."""
+        try:
+            observers()
+        except Exception:
+            logger.debug("an observer failed", exc_info=True)
+
+    def complain(self, member: Member) -> None:
+        """Say that a patch is lost, and why."""
+        state, reason = member.end or member.status
+        line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
+        if member.patch.id in self._demanded:
+            self._loss = self._loss or line
+        else:
+            self._messages.append((logging.WARNING, line))
+
+    def lose_all(self, reason: str, lost: Collection[Member]) -> None:
+        """Say that every patch is removed; of those that are demanded too."""
+        for member in lost:
+            if member.patch.id in self._demanded:
+                self.complain(member)
+        line = f"sglang-perf-patches: every patch is removed: {reason}"
+        self._messages.append((logging.ERROR, line))
+
+    def speak(self) -> None:
+        """Log what is due, and report a loss; outside of the executor."""
+        loss, self._loss = self._loss, ""
+        if loss:
+            self._on_loss(loss)
+        while self._messages:
+            try:
+                level, line = self._messages.popleft()
+            except IndexError:  # another thread took it
+                return
+            logger.log(level, line)

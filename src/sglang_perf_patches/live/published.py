@@ -16,11 +16,10 @@ from typing import Any
 
 from ..model.feature import MISSING, Server
 from . import model_config
-from .board import Board
-from .identity import raw
+from .board import Board, runs_elsewhere, runs_here
 from .imports import Imports, is_loaded
 from .swap import Layer, Slot
-from .wrappers import is_function
+from .wrappers import is_function, raw
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
@@ -126,15 +125,10 @@ class _Unreadable:
 
 
 class Watch:
-    """A call of ours after each publication, once what publishes has been imported.
-
-    Attributes:
-        publishing: publications that have begun and not ended: what is held is not whole yet.
-    """
+    """A call of ours after each publication, once what publishes has been imported."""
 
     def __init__(self, board: Board, after: Callable[[], None]) -> None:
         """Change nothing yet; `after` is called when something has been published."""
-        self.publishing = 0
         self._board = board
         self._after = after
         self._slot: Slot | None = None
@@ -151,28 +145,39 @@ class Watch:
         if not is_function(held):
             return  # another plugin's: what is published shows at the next look
         slot = Slot(self._board, owner, name, held, None if isinstance(owner, type) else held)
-        change = slot.with_layers([Layer(0, "", self._around)])
         self._slot = slot
         self._board.slots[id(owner), name] = slot
+        layer = Layer("", self._around)
+        slot.made_of([layer])
         slot.place()
-        slot.show_alone(change)
+        slot.show_alone([layer])
 
     def leave(self) -> None:
         """Be shown no longer; memory is to be settled after that."""
         if self._slot is not None and self._slot.layers:
-            self._slot.show_alone(self._slot.without(frozenset({""})))
+            self._slot.show_alone([])
+            self._slot.forget("")
+
+    def is_publishing(self) -> bool:
+        """Whether any thread publishes at the moment: what is held is not whole yet.
+
+        The threads tell, not a count, which an interruption could leave wrong.
+        """
+        codes = (_publishing.__code__,)
+        return runs_here(codes) or runs_elsewhere(codes)
 
     def _around(self, inner: Any) -> Any:
         def publish(*args: Any, **kwargs: Any) -> Any:
-            self.publishing += 1
-            try:
-                result = inner(*args, **kwargs)
-            finally:
-                self.publishing -= 1
+            result = _publishing(inner, args, kwargs)
             self._after()
             return result
 
         return publish
+
+
+def _publishing(inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Publish; its frame is what `Watch.is_publishing` looks for."""
+    return inner(*args, **kwargs)
 
 
 def _publishing_class() -> Any:

@@ -1,19 +1,24 @@
-"""Taking patches off: completely, together with those that need them, and only when that is safe.
+"""Taking patches off, for good or for a while: completely, and only when that is safe.
 
 A patch that is to be taken off has an `end`. It stays on while a thread is in a call of it, or
-while it holds work (`model.patching.Patching.drain`). Every look tries again.
+while it holds work (`model.patching.Patching.drain`). So do the patches that need it, and those
+that share a place with it. Each look tries once.
+
+A pause is for measurements: what is paused is off the board, so stock's own objects are back in
+their places. But it keeps its layers, and comes back as the same objects. Meanwhile nothing else
+goes live, and what is paused is not verified, since nothing of it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..model.state import State
-from . import stacks
-from .member import WAITING, WORKING, Member
-from .notices import Notices
-from .roster import Roster, with_dependents
+from .member import WAITING, WORKING, Member, Notices, Roster, why_it_stays, with_dependents
+
+PAUSED: tuple[State, str] = ("live", "paused: stock's code runs")
+"""The status of a patch that is paused. One that is lost meanwhile has another, and stays off."""
 
 _RULED = frozenset({"gated", "not needed"})
 """States that are no fault of a patch."""
@@ -21,16 +26,27 @@ _RULED = frozenset({"gated", "not needed"})
 
 @dataclass(eq=False)
 class Removal:
-    """Takes patches off; each step may be repeated after an interruption."""
+    """Takes patches off; each step may be repeated after an interruption.
+
+    Attributes:
+        pause: ids of the patches that are to pause.
+        regardless: whether also while they hold work.
+        is_agreed: the board shows what the pause leaves.
+        has_more: a patch is to be taken off since the last `go_on`.
+    """
 
     _roster: Roster
     _notices: Notices
+    pause: frozenset[str] = frozenset()
+    regardless: bool = False
+    is_agreed: bool = True
+    has_more: bool = False
 
     def lose(self, member: Member, state: State, reason: str) -> None:
-        """Take a patch off for good and log it; patches that need it are taken off too."""
+        """Have a patch off for good, and log it: now, or by `go_on` if it is on."""
         if self._roster.is_on(member):
+            self.has_more = self.has_more or member.end is None
             member.end = member.end or (state, reason)
-            self.go_on()
         else:
             self._end({member: (state, reason)})
 
@@ -51,59 +67,84 @@ class Removal:
                 if whatever or member.end is None:
                     member.end = (state, reason)
             elif member.end is None and member.state in WAITING | WORKING:
-                self._notices.set_status(member, state, reason)
+                self._end({member: (state, reason)}, is_quiet=True)
 
     def go_on(self) -> None:
-        """Take off what is to be, together where that is possible, else what can be."""
-        leaving = self._roster.leaving()
-        if not leaving or (len(leaving) > 1 and self._take_off(leaving)):
-            return
-        for member in reversed(leaving):
-            if member.end is not None and not self._take_off([member]):
-                state, reason = member.end
-                why = reason and f" ({state}: {reason})"
-                waits = f"to be taken off{why}: waits until {_why_it_stays(member)}"
-                self._notices.set_status(member, "live", waits)
+        """Take off what is to be, each group as a whole or not at all; each is tried once."""
+        self.has_more = False
+        leaving = [member for member in self._roster if member.end is not None]
+        for group in _groups(with_dependents(leaving, self._roster.on())):
+            if self._exchange(group):
+                self._end({each: each.end for each in group if each.end is not None})
+                continue
+            for member in group:
+                if member.end is not None:
+                    state, reason = member.end
+                    why = reason and f" ({state}: {reason})"
+                    waits = f"to be taken off{why}: waits until {why_it_stays(group)}"
+                    self._notices.set_status(member, "live", waits)
 
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
-        lines = {member.patch.id: _why_it_stays(member) for member in self._roster.leaving()}
-        return "; ".join(f"{patch} until {why}" for patch, why in lines.items())
+        leaving = [member for member in self._roster if member.end is not None]
+        groups = _groups(with_dependents(leaving, self._roster.on()))
+        lines = {member.patch.id: why_it_stays(group) for group in groups for member in group}
+        return "; ".join(f"{each.patch.id} until {lines[each.patch.id]}" for each in leaving)
 
-    def _take_off(self, leaving: list[Member]) -> bool:
-        """Take patches off, with those that need them, if that is safe now."""
+    def paused(self) -> list[Member]:
+        """The patches in whose place stock's code is shown."""
+        return [member for member in self._roster if member.status == PAUSED]
+
+    def agree(self) -> None:
+        """Show what the pause leaves, all at once, if that is safe now."""
+        live = [each for each in self._roster if each.state == "live" and each.end is None]
+        off = with_dependents([each for each in live if each.patch.id in self.pause], live)
+        going = [each for each in off if self._roster.is_on(each)]
+        coming = [each for each in self.paused() if each not in off]
+        is_due = bool(going or coming)
+        self.is_agreed = not is_due or self._exchange(going, coming, regardless=self.regardless)
+        if not (is_due and self.is_agreed):
+            return
+        for member in coming:
+            self._notices.set_status(member, "live", "")
+        for member in going:
+            self._notices.set_status(member, *PAUSED)
+
+    def why_not_paused(self) -> str:
+        """Why the patches that are to pause can't, now."""
+        members = [each for each in self._roster.on() if each.patch.id in self.pause]
+        holding = next((each for each in members if each.waits_for()), None)
+        if holding is None:
+            return "a thread is in a call of them"
+        return f"{holding.patch.id}: until {holding.waits_for()}"
+
+    def _exchange(
+        self,
+        going: Collection[Member],
+        coming: Collection[Member] = (),
+        *,
+        regardless: bool = False,
+    ) -> bool:
+        """Take patches off the board, and put paused ones back, if that is safe now."""
         roster = self._roster
-        together = with_dependents(leaving, roster.on())
-        going = [member for member in roster.on() if member in together]
-        # Those of a patch too that an interruption left between the board's change and this.
-        of = dict.fromkeys([*going, *leaving])
-        patches = frozenset(member.patch.id for member in of)
-        slots = list(dict.fromkeys(slot for each in of for slot in each.slots.values()))
-        changes = [slot.without(patches) for slot in slots]
-        if going:
-            codes = [code for slot in slots for code in slot.inert_codes()]
-            concerned = dict.fromkeys([*going, *roster.on_at(slots)])
-            if any(each.waits_for() for each in concerned) or stacks.runs_here(codes):
-                return False
-            if not roster.show(changes, roster.board.table.patches - patches, codes, concerned):
-                return False
-        roster.settle(slots)
+        shown = [each for each in roster.on() if each not in going]
+        slots = [slot for each in (*going, *coming) for slot in each.slots.values()]
+        if not roster.show([*shown, *coming], regardless=regardless):
+            return False
+        roster.settle(slots)  # also where an interruption came before that was done
         for slot in slots:
             slot.forget_results()
-        for member in of:
-            member.slots = {}
-        # Also the ends of those that went along because they need one of these.
-        self._end({each: each.end for each in of if each.end is not None})
         return True
 
-    def _end(self, ends: Mapping[Member, tuple[State, str]]) -> None:
+    def _end(self, ends: Mapping[Member, tuple[State, str]], *, is_quiet: bool = False) -> None:
         """Note that patches are off for good, and end those that need them."""
         for member, (state, reason) in ends.items():
+            member.forget()
             member.end = None
             self._notices.set_status(member, state, reason)
-            if state not in _RULED | {"off"}:
+            if state not in _RULED | {"off"} and not is_quiet:
                 self._notices.complain(member)
-        for member, (state, reason) in ends.items():
+        for member, (state, reason) in ends.items() if not is_quiet else ():
             for other in self._roster.working():
                 if member.patch.id in other.patch.requires:
                     is_ruled = state in _RULED
@@ -112,5 +153,19 @@ class Removal:
                     self.lose(other, so, f"it needs {member.patch.id}{why}")
 
 
-def _why_it_stays(member: Member) -> str:
-    return member.waits_for() or "no thread is in a call of it"
+def _groups(members: Iterable[Member]) -> list[list[Member]]:
+    """Members by what depends on each other: one needs the other, or they share a place."""
+    groups: list[list[Member]] = []
+    for member in members:
+        linked = [group for group in groups if any(_are_linked(member, each) for each in group)]
+        groups = [group for group in groups if group not in linked]
+        groups.append([*(each for group in linked for each in group), member])
+    return groups
+
+
+def _are_linked(one: Member, other: Member) -> bool:
+    return (
+        one.patch.id in other.patch.requires
+        or other.patch.id in one.patch.requires
+        or not {*one.slots.values()}.isdisjoint(other.slots.values())
+    )

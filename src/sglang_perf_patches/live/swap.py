@@ -12,57 +12,47 @@ has left, and may be repeated.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 from ..model.patching import MISSING, Make
-from . import stacks
-from .board import Board
-from .identity import raw
+from .attributes import copy_of, functions_in, is_of_kind, of_kind, refuses
+from .board import Board, at_rest, runs_here
 from .trampoline import PREFIX, exchangeable, front, require_plain
-from .wrappers import chain, is_function, look_like, wrappers_around
+from .wrappers import chain, is_function, look_like, raw, wrappers_around
 
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Layer:
     """What one patch makes of an attribute.
 
     Attributes:
-        order: place of the patch among all; lower ones are nearer to stock.
         patch: its id.
         make: makes the new attribute from what the layers below left.
     """
 
-    order: int
     patch: str
     make: Make
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a slot is to show. To make one runs the layers' code.
+    """What a slot is to show.
 
     Attributes:
         slot: where.
-        layers: in their order.
-        values: what each made of the one below it.
+        layers: in their order, the one nearest to stock first.
+        value: what they made of the original.
     """
 
     slot: Slot
-    layers: tuple[Layer, ...] = ()
-    values: tuple[Any, ...] = ()
-
-    @property
-    def value(self) -> Any:
-        """What they made of the original."""
-        return self.values[-1] if self.values else self.slot.original
+    layers: tuple[Layer, ...]
+    value: Any
 
 
 class Slot:
@@ -93,14 +83,15 @@ class Slot:
         self._board = board
         self._front: Any = MISSING  # what is inert, for a class's function
         self._assigned: list[Any] = []  # values of ours that were put there, noted in advance
+        self._made: dict[tuple[Layer, ...], Any] = {}
         self._stem = f"{PREFIX}{name}_{next(_numbers)}"
         self._parts: tuple[str, ...] = ()
         self._trampoline: CodeType | None = None
         if inside is not None:
             require_plain(inside)
             self._code: CodeType = inside.__code__
-            self.original = _copy(inside)
-            board.add(self._stem, self.original)
+            self.original = copy_of(inside)
+            setattr(board.now, self._stem, self.original)  # which nothing calls yet
             self.keys = (self._stem,)
             self._trampoline = exchangeable(inside, self._stem, self._stem)
 
@@ -113,7 +104,7 @@ class Slot:
     @property
     def shown(self) -> Change:
         """What the board shows here."""
-        change: Change = self._board.table.shown.get(self) or Change(self)
+        change: Change = self._board.now.shown.get(self) or self.made_of(())
         return change
 
     @property
@@ -123,17 +114,31 @@ class Slot:
 
     # -- preparing: runs the layers' code, changes nothing that is seen --------------------------
 
-    def with_layers(self, added: Iterable[Layer]) -> Change:
-        """With a patch's layers, kept in declared order.
+    def made_of(self, layers: Iterable[Layer]) -> Change:
+        """What layers make of the original; what they made before is kept until `forget`.
 
         Raises:
-            TypeError: what a layer made can't stand in this place.
+            TypeError: it can't stand in this place.
         """
-        return self.made_of(sorted([*self.layers, *added], key=lambda layer: layer.order))
+        layers, value = tuple(layers), self.original
+        for number, layer in enumerate(layers, 1):
+            key = layers[:number]
+            if key not in self._made:
+                made = layer.make(value)
+                look_like(made, value)
+                self._made[key] = made
+            value = self._made[key]
+        if layers and self.inside is None:
+            self._fit(value)
+        return Change(self, layers, value)
 
-    def without(self, patches: frozenset[str]) -> Change:
-        """Without some patches' layers; without any, it is stock's own object."""
-        return self.made_of([layer for layer in self.layers if layer.patch not in patches])
+    def forget(self, patch: str) -> None:
+        """Keep nothing that a patch made."""
+        self._made = {
+            layers: value
+            for layers, value in self._made.items()
+            if all(layer.patch != patch for layer in layers)
+        }
 
     def functions(self, change: Change) -> dict[str, Callable[..., Any]]:
         """What the board's table holds for a change, by key."""
@@ -141,16 +146,16 @@ class Slot:
             return {}
         if self.inside is not None:
             return {self._stem: change.value}
-        functions = _functions(self._inherited() if change.value is MISSING else change.value)
+        functions = functions_in(self._inherited() if change.value is MISSING else change.value)
         return {
-            f"{self._stem}{part}": functions.get(part, _refuses(self.name)) for part in self._parts
+            f"{self._stem}{part}": functions.get(part, refuses(self.name)) for part in self._parts
         }
 
     def codes(self) -> list[CodeType]:
         """The code of what is inert here, and of what stood here before."""
         if self._trampoline is not None:
             return [self._trampoline, self._code]
-        stock = _functions(self.original).values()
+        stock = functions_in(self.original).values()
         return self.inert_codes() + [each.__code__ for each in stock if is_function(each)]
 
     def inert_codes(self) -> list[CodeType]:
@@ -159,34 +164,16 @@ class Slot:
             return [self._trampoline]
         return [each.__code__ for each in self._inert() if is_function(each)]
 
-    def made_of(self, layers: Iterable[Layer]) -> Change:
-        """The layers' values; those of the same layers on the same ground are kept."""
-        shown = self.shown
-        layers, values = tuple(layers), []
-        value, is_same = self.original, True
-        for number, layer in enumerate(layers):
-            is_same = is_same and shown.layers[number : number + 1] == (layer,)
-            if is_same:
-                value = shown.values[number]
-            else:
-                below, value = value, layer.make(value)
-                look_like(value, below)
-            values.append(value)
-        change = Change(self, layers, tuple(values))
-        if layers and self.inside is None:
-            self._fit(change.value)
-        return change
-
     def _fit(self, value: Any) -> None:
         """Make what is inert, the first time, for a value of the kind that stands here."""
         like = value if self.original is MISSING else self.original
         if self._front is not MISSING or self._assigned:
-            if bool(self.keys) != _is_of_kind(value, like):
+            if bool(self.keys) != is_of_kind(value, like):
                 raise TypeError(f"{self.name} was {type(like).__name__}, not a {type(value)}")
             return
-        if not _is_of_kind(value, like):
+        if not is_of_kind(value, like):
             return
-        parts = _functions(value) | _functions(like)
+        parts = functions_in(value) | functions_in(like)
         try:
             fronts = {
                 part: front(function, self._board, f"{self._stem}{part}")
@@ -195,13 +182,13 @@ class Slot:
         except TypeError:
             return
         self._parts = tuple(parts)
-        inert = _of_kind(like, fronts)
+        inert = of_kind(like, fronts)
         look_like(inert, like)
         for part, function in fronts.items():
             look_like(function, parts[part])
         self.keys = tuple(f"{self._stem}{part}" for part in parts)
-        for key, stock in self.functions(Change(self)).items():
-            self._board.add(key, stock)
+        for key, stock in self.functions(self.made_of(())).items():
+            setattr(self._board.now, key, stock)
         self._front = inert
 
     def _inherited(self) -> Any:
@@ -219,15 +206,15 @@ class Slot:
         """Put there what is inert; may be repeated."""
         if self._trampoline is not None:
             self.inside.__globals__[self._stem] = self._board
-            self.inside.__code__ = self._trampoline
+            if self.inside.__code__ is self._code:
+                self.inside.__code__ = self._trampoline
         elif self._front is not MISSING:
             self._assign(self._front)
 
-    def show_alone(self, change: Change) -> None:
-        """Have the board show a change that is of no patch; whoever is in a call may see both."""
-        table = self._board.table.replaced({self: change}, self._board.table.patches)
-        table.__dict__.update(self.functions(change))
-        self._board.now = table
+    def show_alone(self, layers: Iterable[Layer]) -> None:
+        """Have the board show layers that are of no patch; whoever is in a call may see both."""
+        change, now = self.made_of(layers), self._board.now
+        self._board.now = now.replaced({self: change}, self.functions(change), now.patches)
 
     def settle(self) -> None:
         """Make memory agree with the board; may be repeated."""
@@ -278,7 +265,7 @@ class Slot:
 
     def _inert(self) -> list[Any]:
         """The functions in what is inert here, for a class's function."""
-        return [] if self._front is MISSING else [*_functions(self._front).values()]
+        return [] if self._front is MISSING else [*functions_in(self._front).values()]
 
     def _is_ours(self, held: Any) -> bool:
         """Whether what the owner holds is inert, or a value that was put there."""
@@ -308,69 +295,5 @@ class Slot:
         if function.__code__ is self._trampoline:
             function.__code__ = self._code
         # A call that has begun may not have read the name yet.
-        if self._stem in names and not (
-            stacks.runs_here((self._trampoline,)) or stacks.runs_elsewhere((self._trampoline,))
-        ):
-            names.pop(self._stem, None)
-
-
-def _functions(value: Any) -> dict[str, Any]:
-    """The functions in an attribute, by their part in it."""
-    if type(value) is property:
-        parts = {"_get": value.fget, "_set": value.fset, "_delete": value.fdel}
-        return {part: function for part, function in parts.items() if function is not None}
-    if type(value) in (staticmethod, classmethod):
-        return {"": value.__func__}
-    if type(value) is functools.cached_property:
-        return {"": value.func}
-    return {"": value}
-
-
-def _is_of_kind(value: Any, like: Any) -> bool:
-    """Whether one inert attribute can stand for both."""
-    if not all(is_function(function) for function in _functions(like).values()):
-        return False
-    if is_function(like):
-        # What is called with its object as the first argument.
-        return is_function(value) or (
-            callable(value) and hasattr(type(value), "__get__") and type(value) not in _DESCRIPTORS
-        )
-    return type(value) is type(like) and all(map(callable, _functions(value).values()))
-
-
-_DESCRIPTORS = (staticmethod, classmethod, property, functools.cached_property)
-
-
-def _of_kind(like: Any, fronts: dict[str, Any]) -> Any:
-    if type(like) is property:
-        get, put, delete = (fronts.get(part) for part in ("_get", "_set", "_delete"))
-        return property(get, put, delete, like.__doc__)
-    return fronts[""] if is_function(like) else type(like)(fronts[""])
-
-
-def _refuses(name: str) -> Callable[..., Any]:
-    def refuses(*_: Any) -> Any:
-        raise AttributeError(name)
-
-    return refuses
-
-
-def _copy(function: FunctionType) -> FunctionType:
-    """The same function under another identity."""
-    copy = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__qualname__ = function.__qualname__
-    copy.__module__ = function.__module__
-    copy.__doc__ = function.__doc__
-    if sys.version_info >= (3, 14):  # where to read the annotations evaluates them
-        copy.__annotate__ = function.__annotate__
-    else:
-        copy.__annotations__ = function.__annotations__
-    copy.__dict__.update(function.__dict__)
-    return copy
+        if self._stem in names and not runs_here((self._trampoline,)):
+            at_rest((self._trampoline,), lambda: names.pop(self._stem, None))

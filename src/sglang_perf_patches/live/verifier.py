@@ -1,22 +1,65 @@
-"""Whether the names that a patch touches and relies on still hold what they should."""
+"""Whether the names that a patch touches and relies on still hold what they should.
+
+A name holds stock's object, or something of ours that stands in its place.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..judge.source import Definition
-from ..model.patch import module_of
+from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .board import Board
-from .compiled import Compiled
-from .identity import Foreign, check, check_relatives, check_values, glimpse, owner_of, raw
+from .compiled import Compiled, changed_default, is_at
 from .imports import Imports
 from .member import Member
 from .swap import Slot
-from .wrappers import describe
+from .wrappers import (
+    Foreign,
+    chain,
+    describe,
+    first_replacement,
+    foreign,
+    is_class_of,
+    is_function,
+    is_of_another_copy,
+    owner_of,
+    raw,
+    underlying,
+)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The stock function behind a name.
+
+    Attributes:
+        function: the innermost function, whose code is the definition's own.
+        wrappers: foreign wrappers around it, outermost first: whose each is, in words.
+    """
+
+    function: FunctionType
+    wrappers: tuple[str, ...]
+
+
+@dataclass
+class Found:
+    """What a check of a patch has found.
+
+    Attributes:
+        wrappers: the foreign wrappers around what the patch changes.
+        stock: the stock functions among what it changes and relies on, by reference.
+    """
+
+    wrappers: list[str] = field(default_factory=list)
+    stock: dict[str, Stock] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -31,54 +74,49 @@ class Verifier:
     _imports: Imports
     compiled: Compiled
 
-    def verify(self, member: Member) -> list[str]:
-        """Check every definition of a patch in memory.
-
-        Returns:
-            the foreign wrappers around its targets.
+    def verify(self, member: Member) -> Found:
+        """Check every definition of a patch in memory, each once.
 
         Raises:
             Foreign: other code replaced one, or already added what the patch would add.
         """
-        variant = member.variant
-        wrappers: list[str] = []
+        variant, found = member.variant, Found()
         for definition in member.each_definition():
             reference = definition.reference
             if not self._imports.is_ready(module_of(reference)):
                 continue  # it is verified when its import ends
-            check_values(definition, partial(self._is_ours, member))
+            check_values(definition, self._imports.is_ready, partial(self._is_ours, member))
             slot = self._placed(member, reference)
             if slot is not None:
-                wrappers += self._require_ours(reference, slot, definition)
+                found.wrappers += self._require_ours(reference, slot, definition)
                 continue
             stock = check(definition, self.compiled)
-            if stock is not None and reference in variant.targets:
-                wrappers += stock.wrappers
+            if stock is not None:
+                found.stock[reference] = stock
+                found.wrappers += stock.wrappers if reference in variant.targets else ()
         verified = {definition.reference for definition in member.each_definition()}
         for reference in variant.adds:
             slot = self._placed(member, reference)
             if slot is not None:
-                wrappers += self._require_ours(reference, slot)
+                found.wrappers += self._require_ours(reference, slot)
                 continue
             owner, name = owner_of(reference)
             if raw(owner, name) is not MISSING:
                 raise Foreign(f"{reference} exists already: {describe(raw(owner, name))}")
             check_relatives(reference, verified)
-        return wrappers
+        return found
 
-    def slot(self, member: Member, reference: str) -> Slot:
-        """The slot of a reference: the one that is there, or a new one.
+    def slot(self, reference: str, found: Found) -> Slot:
+        """The slot of a reference, of what was found there: one that there is, or a new one.
 
         Raises:
-            Foreign: what stands there is not stock's.
             TypeError: its code can't be exchanged.
         """
         owner, name = owner_of(reference)
         slot: Slot | None = self._board.slots.get((id(owner), name))
         if slot is not None and (slot.layers or slot.stands()):
             return slot
-        definition = member.definitions.get(reference)
-        stock = check(definition, self.compiled) if definition else None
+        stock = found.stock.get(reference)
         held, inside = raw(owner, name), None
         if stock and (stock.wrappers or isinstance(owner, ModuleType)):
             held = inside = stock.function
@@ -86,6 +124,11 @@ class Verifier:
         if slot is not None and slot.is_for(held, inside):
             return slot
         return Slot(self._board, owner, name, held, inside)
+
+    def is_as_seen(self, member: Member) -> bool:
+        """Whether all that a patch touches and relies on is as it was when it was seen last."""
+        now = self.glimpse(member)
+        return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
 
     def glimpse(self, member: Member) -> list[Any]:
         """Objects that stay the same ones while what a patch touches and relies on does."""
@@ -142,3 +185,155 @@ class Verifier:
         if held is MISSING:
             raise Foreign(f"{reference} is gone from memory")
         raise Foreign(f"{reference} is replaced by {describe(held)}")
+
+
+def glimpse(references: Iterable[str]) -> list[Any]:
+    """Objects that are the same ones as before unless something was changed; costs little."""
+    objects: list[Any] = []
+    for reference in references:
+        owner: Any = sys.modules.get(module_of(reference))
+        for name in qualname_of(reference).split("."):
+            objects += owner, getattr(owner, "__bases__", None)
+            owner = getattr(owner, "__dict__", {}).get(name)
+        function = underlying(owner)
+        objects += owner, getattr(owner, "__bases__", None)
+        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+        objects += (getattr(function, "__kwdefaults__", None) or {}).values()
+    return objects
+
+
+def check_values(
+    definition: Definition, is_ready: Callable[[str], bool], is_ours: Callable[[str], bool]
+) -> None:
+    """Verify that the literals which a definition reads are what the source says.
+
+    Args:
+        definition: whose.
+        is_ready: whether a module has been imported completely.
+        is_ours: whether a reference leads to something of ours.
+
+    Raises:
+        Foreign: somebody changed one.
+    """
+    for reference, text in definition.values.items():
+        if not is_ready(module_of(reference)):
+            continue  # a function imports it when it runs, or it is not there yet
+        owner: Any = sys.modules[module_of(reference)]
+        *classes, name = qualname_of(reference).split(".")
+        for each in classes:
+            owner = vars(owner).get(each) if owner is not None else None
+        held = vars(owner).get(name, MISSING) if owner is not None else MISSING
+        if held is MISSING and not classes:
+            raise Foreign(f"{reference}, which {definition.reference} reads, is gone from memory")
+        # A class may keep something else in its place, as an enumeration does.
+        is_kept = isinstance(held, int | float | str | bytes | tuple | None)
+        if (is_kept or not classes) and repr(held) != text and not is_ours(reference):
+            raise Foreign(
+                f"{reference}, which {definition.reference} reads, is {held!r:.80} "
+                f"in memory and {text} in the source"
+            )
+
+
+def check(definition: Definition, compiled: Compiled) -> Stock | None:
+    """Verify that a definition's name holds its stock object; what a function's name holds.
+
+    Returns:
+        the stock function where the definition is one; None for classes and values.
+
+    Raises:
+        Foreign: somebody replaced it, or the class it is in.
+    """
+    owner, name = owner_of(definition.reference)
+    held = raw(owner, name)
+    if held is MISSING:
+        raise Foreign(f"{definition.reference} is gone from memory")
+    if definition.is_class:
+        module, qualname = module_of(definition.reference), qualname_of(definition.reference)
+        if not isinstance(held, type) or not is_class_of(held, module, qualname):
+            raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
+        _check_bases(held, definition)
+        return None
+    if isinstance(owner, type):
+        _check_bases(owner, definition)
+    if not definition.is_function:
+        return None
+    return stock_function(held, definition, compiled)
+
+
+def check_relatives(reference: str, verified: Collection[str]) -> None:
+    """Verify that what is to be added to a class hides and is hidden by known code alone.
+
+    Args:
+        reference: of what is to be added.
+        verified: references that are verified.
+
+    Raises:
+        Foreign: a base or a subclass has that name too, and it is none of these.
+    """
+    owner, name = owner_of(reference)
+    if not isinstance(owner, type):
+        return
+    for each in (*owner.__mro__[1:-1], *_below(owner)):
+        of = f"{each.__module__}:{each.__qualname__}.{name}"
+        if name in vars(each) and of not in verified:
+            what = "inherited from" if issubclass(owner, each) else "overridden in"
+            raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
+
+
+def _below(owner: type) -> Iterator[type]:
+    below: list[type] = type.__subclasses__(owner)
+    for each in below:
+        yield each
+        yield from _below(each)
+
+
+def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Stock:
+    """Follow wrappers from what a name holds to the function that the source defines.
+
+    Raises:
+        Foreign: the chain ends elsewhere, a link of it does not call the next, or the function's
+            code is not what its source says.
+    """
+    links = list(chain(held))
+    for depth, link in enumerate(links):
+        if is_of_another_copy(link):
+            raise Foreign(f"{definition.reference} is patched by another copy: {describe(link)}")
+        if is_function(link) and is_at(link.__code__, definition):
+            replacement = first_replacement(links[: depth + 1])
+            if replacement is not None:
+                raise Foreign(f"{definition.reference} is replaced by {describe(replacement)}")
+            if not compiled.has(link.__code__, definition):
+                raise Foreign(
+                    f"{definition.reference} in memory is not what its source said when it was "
+                    f"judged: the file or the code in memory was changed"
+                )
+            module = sys.modules[module_of(definition.reference)]
+            if link.__globals__ is not vars(module):
+                raise Foreign(f"{definition.reference} in memory reads the globals of other code")
+            changed = changed_default(link, definition)
+            if changed:
+                raise Foreign(f"the default of {changed} of {definition.reference} was changed")
+            # Stock's own decorators wrap too; only further wrappers come from other code.
+            return Stock(link, foreign(links[: max(0, depth - definition.decorators)]))
+    raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
+
+
+def _check_bases(held: type, definition: Definition) -> None:
+    """Verify that a class has the bases that its source names.
+
+    Raises:
+        Foreign: it has others.
+    """
+    names = definition.bases
+    bases = [base for base in held.__bases__ if base is not object]
+    module = sys.modules.get(module_of(definition.reference))
+    what = f"{held.__module__}:{held.__qualname__}"
+    # What is no class in memory, as NamedTuple, is replaced when the class is made.
+    if any(not isinstance(getattr(module, name, type), type) for name in names if name):
+        return
+    for base, name in zip(bases, names, strict=False):
+        if name and base.__name__ != name and getattr(module, name, None) is not base:
+            raise Foreign(f"{what} has the base {describe(base)}, not {name}")
+    # What stands for several, such as Generic[T], may bring more than one or none.
+    if all(names) and len(bases) != len([name for name in names if name != "object"]):
+        raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")

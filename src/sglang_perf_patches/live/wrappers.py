@@ -9,20 +9,53 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
 
 import wrapt
 
-from . import naming
+from ..model.patch import module_of, qualname_of
+from ..model.patching import MISSING
 from .trampoline import callee_of
 
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former from wrapt 2 on
 _MARK = "__sglang_perf_patches__"
 _THIS_COPY = object()
+_PLUGINS = "sglang.srt.plugins"
+
+
+class Foreign(Exception):
+    """A name holds a foreign object; the message says whose, and where."""
+
+
+def owner_of(reference: str) -> tuple[Any, str]:
+    """The module or class that binds the last name of a reference, and that name.
+
+    Raises:
+        Foreign: the module is not loaded, or a class on the way is gone or not of that module.
+    """
+    name = module_of(reference)
+    owner: Any = sys.modules.get(name)
+    if owner is None:
+        raise Foreign(f"module {name} is not loaded")
+    *classes, last = qualname_of(reference).split(".")
+    for depth, class_name in enumerate(classes, 1):
+        owner = vars(owner).get(class_name)
+        qualname = ".".join(classes[:depth])
+        if not isinstance(owner, type) or not is_class_of(owner, name, qualname):
+            raise Foreign(f"{name}:{qualname} is replaced by {describe(owner)}")
+    return owner, last
+
+
+def raw(owner: Any, name: str) -> Any:
+    """The attribute as the owner itself holds it, `MISSING` where it holds none."""
+    return vars(owner).get(name, MISSING)
 
 
 def chain(held: Any) -> Iterator[Any]:
@@ -138,7 +171,7 @@ def describe(held: Any) -> str:
     # functools.wraps gives a function the wrapped one's name; its code keeps its own name.
     name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
     name = name or type(link).__qualname__
-    return f"{module}.{name} of {naming.distribution(module.partition('.')[0]) or file or module}"
+    return f"{module}.{name} of {distribution(module.partition('.')[0]) or file or module}"
 
 
 def _calls(outer: Any, inner: Any) -> bool:
@@ -244,3 +277,65 @@ def _module_at(file: str | None) -> str | None:
         if isinstance(module, ModuleType) and getattr(module, "__file__", None) == file:
             return name
     return None
+
+
+def is_class_of(held: type, module: str, qualname: str) -> bool:
+    """Whether a class is the one of that name in that module."""
+    return held.__module__ == module and held.__qualname__ == qualname
+
+
+def distribution(package: str) -> str | None:
+    """The distribution that brings a top-level package, also where it is installed editable.
+
+    ``importlib.metadata.packages_distributions`` parses all that every distribution says, which
+    takes seconds where there are hundreds. Here only the lists of files that name the package are.
+
+    Args:
+        package: its name.
+
+    Returns:
+        the distribution's name; None if there is none, or the distributions can't be read.
+    """
+    with contextlib.suppress(Exception):  # a message is worth no failure
+        return _found(package, tuple(map(str, sys.path)))
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _found(package: str, path: tuple[str, ...]) -> str | None:
+    """See `distribution`; `path` is where distributions are looked for."""
+    plugin = _plugins(path).get(package)
+    if plugin is not None:
+        return plugin
+    for one in metadata.distributions():
+        with contextlib.suppress(Exception):  # it is damaged
+            if _brings(one, package):
+                return str(one.metadata["Name"])
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def _plugins(_path: tuple[str, ...]) -> dict[str, str]:
+    """Top-level package → the distribution whose plugin for sglang is in it."""
+    distributions: dict[str, str] = {}
+    for entry_point in metadata.entry_points(group=_PLUGINS):
+        if entry_point.dist:
+            top = entry_point.value.partition(":")[0].partition(".")[0]
+            distributions.setdefault(top, entry_point.dist.name)
+    return distributions
+
+
+def _brings(one: metadata.Distribution, package: str) -> bool:
+    declared = (one.read_text("top_level.txt") or "").split()
+    if declared:
+        return package in declared
+    record = one.read_text("RECORD")
+    if record is not None:
+        # A line for each file; a name with a comma is quoted.
+        lines = re.finditer(rf'^"?({re.escape(package)}(?:/|\.)[^",\n]*)', record, re.MULTILINE)
+        return any(_is_below(line[1], package) for line in lines)
+    return any(_is_below(str(file), package) for file in one.files or ())
+
+
+def _is_below(file: str, package: str) -> bool:
+    return file.startswith(f"{package}/") or inspect.getmodulename(file) == package

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import urllib.error
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from linux_mlx.completions import workload
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.processes import members
-from linux_mlx.server import write_model
+from linux_mlx.server import running_server, write_model
 from mlx_server_on_cpu import Outcome, _print_verdict, serve, what_is_wrong
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
@@ -73,6 +76,31 @@ def test_the_example_gives_no_speed_of_single_runs(capsys: pytest.CaptureFixture
     assert "OK: 0 replies are equal" in said
     assert "add --bench" in said
     assert not re.search(r"tokens per second|\d times", said)
+
+
+@pytest.mark.whole_matrix  # a server each
+@pytest.mark.parametrize("switch", ["", "--mlx-enable-sampling"])
+def test_logprobs_need_the_switch_that_the_readme_names(switch: str, tmp_path: Path) -> None:
+    environment = sglang_environment("0.5.23")
+    model = write_model(environment, tmp_path)
+    log, asked = tmp_path / "log", {"input_ids": [5, 6, 7], "return_logprob": True}
+    with running_server(
+        environment, model, selection="none", log=log, arguments=switch.split()
+    ) as server:
+        request = urllib.request.Request(
+            f"{server.url}/generate",
+            json.dumps(asked | {"sampling_params": {"max_new_tokens": 3}}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        if switch:
+            with direct.open(request, timeout=120) as reply:
+                assert json.load(reply)["meta_info"]["output_token_logprobs"]
+            return
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            direct.open(request, timeout=120)
+    assert "in _normalize_decode_outputs" in log.read_text()
+    assert "'NoneType' object has no attribute 'tolist'" in log.read_text()
 
 
 def test_the_example_tells_what_is_wrong() -> None:

@@ -2,7 +2,8 @@
 
 The release is on PYTHONPATH. Prints one JSON line a server: its ``name``; the features that are
 ``on``; the uses that it is known to be ``having`` and ``lacking``; and how often the publication
-was ``seen``; or, where the release refuses its arguments, ``refused`` and why.
+was ``seen``; or, where the release refuses its arguments, ``refused`` and why. At last a line for
+each of some models, with what is read of the release's ``model`` configuration.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_perf_patches.proof import lent
 
 lent.lend()
 
-from sglang_perf_patches.live import published  # noqa: E402
+from sglang_perf_patches.live import model_config, published  # noqa: E402
 from sglang_perf_patches.live.board import Board  # noqa: E402
 from sglang_perf_patches.live.imports import Imports  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
@@ -46,6 +48,21 @@ IMAGES = {
     "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64},
 }
 """A model that takes images, though no argument says so."""
+LAYERS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+DELTA = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
+DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3ForCausalLM": {},
+    "LlamaForCausalLM": {"model_type": "llama"},
+    "Qwen3NextForCausalLM": {"model_type": "qwen3_next", **DELTA, **EXPERTS},
+    "GptOssForCausalLM": {"model_type": "gpt_oss", "sliding_window": 128, **LAYERS},
+    "Gemma3ForCausalLM": {"model_type": "gemma3_text", "sliding_window": 512, **LAYERS},
+    "DeepseekV2ForCausalLM": {"model_type": "deepseek_v2", **LATENT, "v_head_dim": 8},
+}
+"""Architecture → what its configuration has that `MODEL` lacks."""
+
 
 _seen: list[object] = []
 
@@ -68,6 +85,12 @@ def main() -> None:
         servers |= {each.name: (each.example, each.arguments()) for each in FEATURES.all}
         for name, (given, switches) in servers.items():
             print(json.dumps({"name": name, **_read(folder, given, switches)}), flush=True)
+        for name, config in MODELS.items():
+            place = Path(folder, name)  # a release reads the configuration of a folder once
+            place.mkdir()
+            whole = {**MODEL, "architectures": [name], **config}
+            place.joinpath("config.json").write_text(json.dumps(whole))
+            print(json.dumps({"name": name, "model": _answers(str(place))}), flush=True)
 
 
 def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
@@ -87,6 +110,16 @@ def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
     setup = FEATURES.setup(published.published())
     about = {"on": dict(setup.on), "lacking": sorted(setup.lacking), "having": sorted(setup.having)}
     return {**about, "seen": len(_seen)}
+
+
+def _answers(folder: str) -> dict[str, bool]:
+    """What is read of the release's own configuration of a model."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        kept = SimpleNamespace(_model_config=ModelConfig(folder))
+    names = ("has_mla", "has_states", "has_windows")
+    return {name: model_config.read(kept, name) for name in names}
 
 
 def fields(kind: Any) -> set[str]:

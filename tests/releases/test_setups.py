@@ -50,6 +50,15 @@ BRINGS = {
     "unified-memory": {"page-major"},
 }
 """What a release may switch on together with a feature."""
+MODELS: dict[str, set[str]] = {
+    "Qwen3ForCausalLM": set(),
+    "LlamaForCausalLM": set(),
+    "Qwen3NextForCausalLM": {"states"},
+    "GptOssForCausalLM": {"windows"},
+    "Gemma3ForCausalLM": {"windows"},
+    "DeepseekV2ForCausalLM": {"mla"},
+}
+"""Architecture → what such a model has of `uses.USES`."""
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)
@@ -87,6 +96,10 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
         plain["having"]
     )
     assert "multimodal" in by_name.pop("images")["on"]
+    has = {name: by_name.pop(name)["model"] for name in MODELS}
+    assert {
+        name: {use for use, is_so in model.items() if is_so} for name, model in has.items()
+    } == {name: {f"has_{use}" for use in uses} for name, uses in MODELS.items()}
     spelled = by_name.pop("--attn-dp-size")
     assert "absent" in spelled or "dp-attention" in spelled["on"], spelled
     assert ("absent" in spelled) == ("attn_dp_size" not in arguments(release))

@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import warnings
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -24,6 +26,8 @@ mamba.prepare()
 import quick_pages
 import sglang
 
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.proof import comparing
 from sglang_perf_patches.proof.mamba import exhaustion
 from sglang_perf_patches.proof.mamba.hybrid_parts import MEMORY, Shape, trees
@@ -183,3 +187,24 @@ def broken() -> Any:
 def episodes(count: int, first: int = 0) -> Any:
     """Where stock died in how many of the episodes, in all of which the patch is right."""
     return dict(exhaustion.alike(range(first, first + count)))
+
+
+def together(given: str) -> Any:
+    """As `episodes`, with further patches live and requests that lack KV; no two play the same.
+
+    Args:
+        given: JSON of ``selections``, ids of the further patches; ``seed`` of the first episode;
+            and ``count`` of the episodes of each selection.
+    """
+    asked = json.loads(given)
+    selections, seed, count = asked["selections"], asked["seed"], asked["count"]
+    for patch in {patch for beside in selections for patch in beside}:
+        for variant in by_id(sets.load())[patch].variants:
+            if sglang.__version__ in variant.releases:
+                for module in variant.modules():
+                    importlib.import_module(module)
+    counts: Counter[str] = Counter()
+    for number, beside in enumerate(selections):
+        first = seed + number * count
+        counts += exhaustion.alike(range(first, first + count), beside, more=(300,))
+    return dict(counts)

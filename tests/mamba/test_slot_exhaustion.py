@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from matrix import before, newest_of_each_group
+import tiers
+from matrix import applying, before, newest_of_each_group
 
 pytestmark = pytest.mark.bodies_of("mamba.slot-exhaustion")
 
@@ -15,6 +17,8 @@ Found = Callable[..., Any]
 
 RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
+ALONE = {"mamba.slot-exhaustion", "mamba.host-states"}
+"""The patch itself, and one that goes live on servers where this one is gated."""
 ASSERTED = {
     "alloc",
     "_alloc_ping_pong_buffer",
@@ -112,6 +116,24 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
     assert not counts.pop("kept a slot", 0) or release == "0.5.9"
     assert counts, "stock dies in some"
     assert set(counts) <= ASSERTED
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        RELEASES[0],
+        *(pytest.param(each, marks=pytest.mark.whole_matrix) for each in RELEASES[1:-1]),
+        RELEASES[-1],
+    ],
+)
+def test_with_the_other_patches(found: Found, request: pytest.FixtureRequest, release: str) -> None:
+    """With each default patch, and with all: the same, and requests that lack KV among others."""
+    others = [name for name in applying("mamba", release) if name not in ALONE]
+    selections = [[name] for name in others] + ([others] if len(others) > 1 else [])
+    count = 20 if tiers.is_whole(request.config) else 2
+    given = json.dumps({"selections": selections, "seed": 5000, "count": count})
+    counts = found(release, "slots_jobs", "together", given=given)
+    assert sum(counts.values()) == count * len(selections)
 
 
 @pytest.mark.whole_matrix

@@ -24,6 +24,7 @@ import leaving_checks  # noqa: E402
 import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
+import together_checks  # noqa: E402
 from checks import CHECKS  # noqa: E402
 from machine import play  # noqa: E402
 
@@ -37,7 +38,7 @@ from sglang_perf_patches.proof.swa.pools import publish  # noqa: E402
 _CHECKS: dict[str, Callable[..., Any]] = {"play": play}
 for _of_a_module in (
     *(CHECKS, leaving_checks.CHECKS, pool_checks.CHECKS),
-    *(heap_checks.CHECKS, metadata_checks.CHECKS),
+    *(heap_checks.CHECKS, metadata_checks.CHECKS, together_checks.CHECKS),
 ):
     assert not _CHECKS.keys() & _of_a_module.keys(), "two checks have one name"
     _CHECKS |= _of_a_module

@@ -64,8 +64,12 @@ def shape(random: Random) -> Shape:
     )
 
 
-def play(seed: int) -> Told:
+def play(seed: int, more: Sequence[int] = ()) -> Told:
     """Play an episode, the same one for the same seed as long as the server decides the same.
+
+    Args:
+        seed: of everything that is drawn.
+        more: numbers of tokens that a request may get, besides those of `submit`.
 
     Raises:
         Different: an invariant does not hold.
@@ -74,9 +78,9 @@ def play(seed: int) -> Told:
     server = HybridServer(shape(random))
     try:
         for _ in range(random.randint(2, 6)):
-            submit(server, random)
+            submit(server, random, more)
         for _ in range(ACTIONS):
-            act(server, random)
+            act(server, random, more)
     except AssertionError as error:
         return _death(server, error)
     return drained(server)
@@ -143,15 +147,23 @@ def drained(server: HybridServer) -> Told:
     return Told(server.log, slot_kept=server.slot_kept)
 
 
-def alike(seeds: Sequence[int]) -> Counter[str]:
+def alike(
+    seeds: Sequence[int], beside: Sequence[str] = (), more: Sequence[int] = ()
+) -> Counter[str]:
     """Play episodes on stock and then patched; how often stock lived, and died where.
+
+    Args:
+        seeds: of the episodes.
+        beside: ids of patches that are live too.
+        more: see `play`.
 
     Raises:
         Different: patched, an episode goes another way than stock while that lives, or breaks.
     """
     counts: Counter[str] = Counter()
-    for seed, expected, actual in both((PATCH,), play, seeds, ran=None):
-        where = f"{PATCH}, episode {seed}"
+    patches = (PATCH, *beside)
+    for seed, expected, actual in both(patches, lambda each: play(each, more), seeds, ran=None):
+        where = f"{', '.join(patches)}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         require(actual.slot_kept is None, f"{where}: a request waits with a slot")
         kept = expected.slot_kept is not None
@@ -170,21 +182,21 @@ def _death(server: HybridServer, error: AssertionError) -> Told:
     return Told(server.log, str(error), _place(error), server.slot_kept)
 
 
-def submit(server: HybridServer, random: Random) -> None:
+def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
     """Queue a drawn request, which often shares a prefix with others."""
     family, shared = random.randint(0, 2), random.choice((0, 64, 130, 200))
     unique = random.choice((1, 17, 64, 100, 300))
     ids = [10 + family] * shared
     ids += [random.randint(100, 900) for _ in range(unique)]
-    server.submit(ids, random.choice((1, 2, 5, 20, 70)))
+    server.submit(ids, random.choice((1, 2, 5, 20, 70, *more)))
 
 
-def act(server: HybridServer, random: Random) -> None:
+def act(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
     """Do what is drawn: queue requests, run some steps, abort or retract."""
     match random.choice(("submit", "submit", "run", "run", "run", "abort", "retract")):
         case "submit":
             for _ in range(random.randint(1, 3)):
-                submit(server, random)
+                submit(server, random, more)
         case "abort":
             requests = [*server.waiting, *server.running.reqs]
             if requests:

@@ -134,11 +134,12 @@ def play(random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True) -
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]
     episode = Episode(chosen, lengths)
     for _ in range(RULES):
-        _any_rule(episode, random)
+        any_rule(episode, random)
     return episode.end()
 
 
-def _any_rule(episode: Episode, random: Random) -> None:
+def any_rule(episode: Episode, random: Random) -> None:
+    """Whatever `random` chooses of what can happen."""
     worker = episode.worker
     rules = ["submit", "run", "run", "admit"]
     rules += ["abort_in_transfer"] if worker.transfers.queue else []

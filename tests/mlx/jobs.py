@@ -1226,6 +1226,17 @@ def leaving() -> dict[str, Any]:
     return results
 
 
+def trials() -> dict[str, Any]:
+    """What patches do on a device that counts as unproven."""
+    release = installed_release()
+    import trials as plays
+
+    results = {"in groups": plays.in_groups(), "restless": plays.restless()}
+    if release == "0.5.23":
+        results["prompts"] = plays.prompts()
+    return results
+
+
 def whose_turn() -> dict[str, Any]:
     """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
     installed_release()

@@ -14,6 +14,12 @@ def has_cuda(core: Any) -> bool:
     return hasattr(core, "cuda") and bool(core.cuda.is_available())
 
 
+def is_proven(core: Any) -> bool:
+    """Whether equal logits are proven on MLX's device: yes on CPUs and CUDA, not on Metal."""
+    on_cpu: bool = core.default_device() == core.Device(core.cpu)
+    return on_cpu or has_cuda(core)
+
+
 def attends_by_cudnn(core: Any) -> bool:
     """Whether a single request may be decoded by cuDNN's attention; `core` is ``mlx.core``."""
     return has_cuda(core) and os.environ.get(CUDNN_ATTENTION, "1") != "0"

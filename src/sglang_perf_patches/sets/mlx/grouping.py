@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 MARK = "_sglang_perf_patches_groups"
-"""On a step's context: the run flag of the patch that wants groups. Without it there are none."""
+"""On a step's context: the `Patching` of the patch that wants groups. Without it there are none."""
 
 AT_LEAST = 4096
 """Tokens of padding, in a layer, that a group of its own must save: it costs some small kernels."""

@@ -7,7 +7,6 @@ calls the model, it gets its row. What stock does around the model stays, from t
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..device import attends_by_cudnn
+from ..device import attends_by_cudnn, is_proven
 from ..references import MLX, RUNNER
+from ..self_check import SelfCheck
 from . import EXTEND_BATCH
 from .grouping import Prompt, Shape, groups, shape
 from .rows import Layer, Row, compute
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
-
-logger = logging.getLogger(__name__)
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -137,10 +135,10 @@ class _Batches:
         self._core: Any = patching.module("mlx.core")
         caches: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
         self._make_mask = caches.make_attention_mask
-        self._gate, self._ran = patching.gate, patching.ran
+        self._check = SelfCheck("mlx.batched-prefill", patching.gate)
+        self._ran, self._is_proven = patching.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
         self._rows: dict[str, Row] = {}
-        self._is_off = self._is_tried = False
 
     def launch(self, runner: Any, noted: Sequence[Noted]) -> list[Any]:
         """Launch noted prompts, in their order, those of like length computed together.
@@ -151,7 +149,7 @@ class _Batches:
         before = COUNTS["together"]
         try:
             # Padding would become part of a recurrent state.
-            if not self._is_off and not runner._cache_layout.has_auxiliary_state:
+            if not self._check.is_over and not runner._cache_layout.has_auxiliary_state:
                 prompts = [
                     _prompt(number, each) for number, each in enumerate(noted) if each.tokens
                 ]
@@ -183,20 +181,28 @@ class _Batches:
             runner.model = model
 
     def _compute(self, runner: Any, noted: Sequence[Noted], group: Sequence[Prompt]) -> None:
-        if self._is_off:
-            return
         of = shape(group)
         prompts = [noted[each.number] for each in group]
         # cuDNN plans its attention for each new shape, which takes longer than the prompts do.
-        rows = self._forward(runner, prompts, of.rounded() if self._plans else of)
-        if not self._is_tried:
-            self._is_tried = True
+        of = of.rounded() if self._plans else of
+        # Where nobody has proven it, each kind of shape is tried; elsewhere the first group is.
+        kind = "any" if self._is_proven else of.kind()
+        is_tried = self._check.may_try(kind)
+        if not is_tried and not self._check.has_passed(kind):
+            return
+        rows = self._forward(runner, prompts, of)
+        if is_tried:
             COUNTS["trials"] += 1
             for each, prompt, row in zip(group, prompts, rows, strict=True):
                 (alone,) = self._forward(runner, [prompt], shape([each]))
                 if not row.is_near(alone, self._core, _NEAR):
-                    self._leave(runner.model)
+                    self._rows.clear()
+                    self._check.fail(
+                        f"{of.kind()} of {type(runner.model).__module__}, computed together, have "
+                        f"other values on {self._core.default_device()}"
+                    )
                     return
+            self._check.credit(kind)
         self._rows.update(zip((each.req_id for each in prompts), rows, strict=True))
 
     def _forward(self, runner: Any, prompts: Sequence[Noted], of: Shape) -> list[Row]:
@@ -225,15 +231,6 @@ class _Batches:
             keys, values = runner._attention_kv_pool.get_kv(pool_index, slots)
             layers.append(Layer(core, self._make_mask, (by_row(keys), by_row(values))))
         return layers
-
-    def _leave(self, model: Any) -> None:
-        self._is_off = True
-        reason = (
-            f"{type(model).__module__} runs stock's code: prompts computed together have other "
-            f"values on {self._core.default_device()}"
-        )
-        logger.warning("mlx.batched-prefill: %s", reason)
-        self._gate(reason)
 
 
 def _prompt(number: int, noted: Noted) -> Prompt:

@@ -60,6 +60,13 @@ class Shape:
     prefix: int
     tokens: int
 
+    def kind(self) -> str:
+        """What decides which kernels compute it: each size by its power of two, from 32 on."""
+        rows, prefix, tokens = self.rows, max(self.prefix, _STEP - 1), max(self.tokens, _STEP - 1)
+        rows, prefix, tokens = ((1 << each.bit_length()) - 1 for each in (rows, prefix, tokens))
+        behind = f", behind up to {prefix}" if self.prefix else ""
+        return f"up to {rows} rows of up to {tokens} tokens{behind}"
+
     def rounded(self) -> Shape:
         """One of fewer shapes, for a device that has to plan each new one; or this, if too long."""
         prefix = self.prefix // _STEP * _STEP

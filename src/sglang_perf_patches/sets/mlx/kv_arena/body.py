@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from .. import grouping
 from ..buffer_growth import growing
+from ..device import is_proven
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
 from . import CHAINED, RELEASE
 from .arena import Rows
-from .choice import COUNTS, Choice
+from .choice import COUNTS, Choice, Groups
 from .layer_step import Fast, OfAll
 from .moves import Moves
 from .padding import PaddingAndMask
 from .step import GroupedStep, Step, StepApart
-from .trial import Trial, is_proven
+from .trial import Trial
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -128,15 +129,15 @@ def _begin(
         # Stock attends to a single request's buffer directly; its length selects the kernel.
         choice.leave(caches)
         return None
-    if trial is not None and trial.is_needed(lengths):
-        tried = trial.begin(caches, lengths)
-        if tried is None:
-            return None
-        if tried.arena is None:
-            return StepApart(ctx, tried.caches, field, trial)
-        return Step(core, ctx, [tried.arena], field, trial)
     mark = vars(ctx).get(grouping.MARK)
     groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)
+    if trial is not None:
+        if mark is not None:
+            trial.gate_of_groups = mark.gate
+        if len(groups) > 1 and not choice.can_group(caches, lengths, groups):
+            groups = [[*range(len(lengths))]]
+        if trial.is_needed(lengths, groups):
+            return _tried(trial, core, ctx, field, groups)
     arenas = choice.arenas_for(caches, lengths, groups)
     if not arenas:
         return None
@@ -144,8 +145,22 @@ def _begin(
     if len(arenas) == 1:
         return Step(core, ctx, arenas, field)
     grouping.COUNTS["steps"] += 1
-    mark.seen = True
+    mark.ran.seen = True
     return GroupedStep(core, ctx, arenas, field, groups)
+
+
+def _tried(
+    trial: Trial, core: Any, ctx: Any, field: str, groups: Groups
+) -> Step | StepApart | None:
+    """A step that stock serves, and that copies compute too; None if stock alone computes it."""
+    tried = trial.begin(getattr(ctx, field), list(ctx.seq_lens), groups)
+    if tried is None:
+        return None
+    if not tried.arenas:
+        return StepApart(ctx, tried.caches, field, trial)
+    if len(tried.arenas) == 1:
+        return Step(core, ctx, tried.arenas, field, trial)
+    return GroupedStep(core, ctx, tried.arenas, field, groups, trial)
 
 
 class _Core(PaddingAndMask):

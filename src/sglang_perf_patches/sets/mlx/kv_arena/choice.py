@@ -35,6 +35,13 @@ rows before a step that stock serves."""
 Caches = Sequence[Sequence[Any]]
 """The requests' caches, indexed by attention layer, then by request."""
 
+Groups = Sequence[Sequence[int]]
+"""The rows of each group of a batch, which have an arena each."""
+
+
+Part = tuple[Caches, list[int]]
+"""The caches and lengths of a group."""
+
 
 class Choice:
     """Implements the table above."""
@@ -48,9 +55,7 @@ class Choice:
         """Copy all rows back, for stock, which attends to each request's own buffer."""
         self._rows.take_all_back(caches)
 
-    def arenas_for(
-        self, caches: Caches, lengths: list[int], groups: Sequence[Sequence[int]]
-    ) -> list[Arena]:
+    def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
         """The arenas that serve a step, with room for the new tokens: one for each group.
 
         Args:
@@ -61,12 +66,7 @@ class Choice:
         Returns:
             none for stock.
         """
-        parts = [(caches, lengths)]
-        if len(groups) > 1:
-            parts = [
-                ([[each[row] for row in group] for each in caches], [lengths[row] for row in group])
-                for group in groups
-            ]
+        parts = parts_of(caches, lengths, groups)
         arenas = [self._arena_of(*part) for part in parts]
         can_hold = [
             [self._can_hold(each, part[1]) for each in part[0]]
@@ -74,10 +74,7 @@ class Choice:
             else [layer is not None for layer in arena.layers]
             for part, arena in zip(parts, arenas, strict=True)
         ]
-        needed = [max(of_part) + 1 for _, of_part in parts]
-        most = [self.most(*part) for part in parts]
-        fits = all(need <= limit for need, limit in zip(needed, most, strict=True))
-        if not fits or not any(can_hold[0]) or any(each != can_hold[0] for each in can_hold):
+        if not self._fits(parts, can_hold):
             if len(groups) > 1:
                 return self.arenas_for(caches, lengths, [range(len(lengths))])
             self.leave(caches)
@@ -90,17 +87,27 @@ class Choice:
             COUNTS["stock steps"] += 1
             return []
         serving = []
-        for part, arena, need, limit in zip(parts, arenas, needed, most, strict=True):
+        for part, arena in zip(parts, arenas, strict=True):
             if arena is None:
                 arena = self.build(*part)
                 arena.lasts = is_expected
             else:
                 arena.lasts = True
-                if need > arena.capacity:
-                    self._moves.grow(arena, capacity_for(need, limit))
+                if (needed := max(part[1]) + 1) > arena.capacity:
+                    self._moves.grow(arena, capacity_for(needed, self.most(*part)))
                     COUNTS["growths"] += 1
             serving.append(arena)
         return serving
+
+    def can_group(self, caches: Caches, lengths: list[int], groups: Groups) -> bool:
+        """Whether `arenas_for` would give each group an arena of its own."""
+        parts = parts_of(caches, lengths, groups)
+        return self._fits(parts, [[self._can_hold(each, own) for each in of] for of, own in parts])
+
+    def _fits(self, parts: Sequence[Part], can_hold: Sequence[Sequence[bool]]) -> bool:
+        """Whether arenas can hold the parts, with the same layers of each."""
+        fits = all(max(lengths) + 1 <= self.most(caches, lengths) for caches, lengths in parts)
+        return fits and any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
         """An arena of these caches; stock serves layers whose caches can't share a buffer."""
@@ -176,3 +183,13 @@ class Choice:
                 held = max(layer.arena.capacity for layer in rows)
                 return held if length <= held <= min(most, wanted + wanted // 4) else wanted
         return wanted
+
+
+def parts_of(caches: Caches, lengths: list[int], groups: Groups) -> list[Part]:
+    """Each group's caches, by layer, then by request, and lengths."""
+    if len(groups) == 1:
+        return [(caches, lengths)]
+    return [
+        ([[each[row] for row in group] for each in caches], [lengths[row] for row in group])
+        for group in groups
+    ]

@@ -20,9 +20,9 @@ from ....proof.mlx.alike import FEW, after_failures, can_sample, further_models
 from ....proof.mlx.cases import Step
 from ....proof.mlx.models import Model
 from ....proof.mlx.rig import Player
+from ..device import is_proven
 from . import body
 from .choice import COUNTS
-from .trial import is_proven
 
 PATCH = "mlx.kv-arena"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..device import has_cuda
 from .arena import CUDNN_STEP, Arena
-from .choice import COUNTS
+from .choice import COUNTS, Groups
 from .layer_step import InGroups, LayerStep, WrapperOf
 from .trial import Trial
 
@@ -144,10 +144,16 @@ class GroupedStep(Step):
     """One decode step of a batch whose groups have an arena each."""
 
     def __init__(
-        self, core: Any, ctx: Any, arenas: Sequence[Arena], field: str, groups: list[list[int]]
+        self,
+        core: Any,
+        ctx: Any,
+        arenas: Sequence[Arena],
+        field: str,
+        groups: Groups,
+        trial: Trial | None = None,
     ) -> None:
         """`groups` names the batch's rows in each arena, in order."""
-        super().__init__(core, ctx, arenas, field)
+        super().__init__(core, ctx, arenas, field, trial)
         self._core = core
         self._rows = [_selection(core, group) for group in groups]
         order = [row for group in groups for row in group]
@@ -243,7 +249,7 @@ def _index_of(wrapper: Any, index: Any) -> int:
     return number if index is None else index[number]
 
 
-def _selection(core: Any, group: list[int]) -> Any:
+def _selection(core: Any, group: Sequence[int]) -> Any:
     """Selects a group's rows: a slice, which copies nothing, where they follow each other."""
     first, last = group[0], group[-1]
     return slice(first, last + 1) if last - first + 1 == len(group) else core.array(group)

@@ -11,29 +11,31 @@ the arena's next step is built and queued while one is computed, as it is when a
 Steps are of a kind, by what selects kernels and by how they follow each other, and each kind is
 tried in `PHASES`: an arena of stock's buffers, an enlarged one, one that was made of other arenas'
 rows, and rows that were set apart. An arena serves a kind only after `STEPS` equal steps of one
-batch in each phase.
+batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
+has not passed after `TRIES` steps, as the batch changed too often, is left to stock.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..device import equal_bits, has_cuda
+from ..device import equal_bits
+from ..self_check import SelfCheck
 from .arena import Arena, Rows, capacity_for
-from .choice import COUNTS, Caches, Choice
+from .choice import COUNTS, Caches, Choice, Groups, parts_of
 from .moves import Moves
-
-logger = logging.getLogger(__name__)
 
 PHASES = ("built", "enlarged", "moved", "set apart")
 """What happens to the copies before the steps of a phase."""
 
 STEPS = 4
 """Steps in a row that are compared in each phase."""
+
+TRIES = 2 * len(PHASES) * STEPS
+"""Steps of a kind that are compared at most: enough if a batch lasts for five steps."""
 
 _BEHIND = 2
 _SMALLEST = 8
@@ -44,21 +46,30 @@ class Kind:
     """What decides how an arena's step is computed.
 
     Attributes:
-        is_equal: all requests have the same length.
-        bits: of the longest request's length after the step, at least 8; attention's kernels change
-            at powers of two.
+        sizes: of each group, in any order; of all requests where there are no groups. Whether they
+            have the same length, and the bits of the longest one's length after the step, at least
+            8: attention's kernels change at powers of two.
         is_chained: the step is built before the one before it has been read.
     """
 
-    is_equal: bool
-    bits: int
+    sizes: tuple[tuple[bool, int], ...]
     is_chained: bool
 
+    @classmethod
+    def of(cls, lengths: Sequence[int], groups: Groups, is_chained: bool) -> Kind:
+        """The kind of a step, by the tokens of each request before it."""
+        each = [[lengths[row] for row in group] for group in groups]
+        sizes = [
+            (min(own) == max(own), max(_SMALLEST, (max(own) + 1).bit_length())) for own in each
+        ]
+        return cls(tuple(sorted(sizes)), is_chained)
 
-def is_proven(core: Any) -> bool:
-    """Whether equal logits are proven on MLX's device: yes on CPUs and CUDA, not on Metal."""
-    on_cpu: bool = core.default_device() == core.Device(core.cpu)
-    return on_cpu or has_cuda(core)
+    def __str__(self) -> str:
+        parts = "a step in groups" if len(self.sizes) > 1 else "a step"
+        lengths = "equal" if all(is_equal for is_equal, _ in self.sizes) else "unequal"
+        longest = (1 << max(bits for _, bits in self.sizes)) - 1
+        after = " built before the last one was read" if self.is_chained else ""
+        return f"{parts} with {lengths} lengths up to {longest}{after}"
 
 
 @dataclass
@@ -68,9 +79,9 @@ class _Copies:
     Attributes:
         batch: ids of the caches that they are copies of.
         lengths: tokens of each request.
-        caches: the copies, by layer, then by request; rows of `arena`, but in a step of rows that
-            were set apart.
-        arena: the arena that holds them.
+        caches: the copies, by layer, then by request.
+        groups: the rows of each arena.
+        arenas: they hold the copies; none in a step of rows that were set apart.
         kind: the kind of the last step.
         taken: steps in a row of this kind and phase.
     """
@@ -78,7 +89,8 @@ class _Copies:
     batch: list[int]
     lengths: list[int]
     caches: list[list[Any]]
-    arena: Arena | None
+    groups: Groups = ()
+    arenas: list[Arena] = field(default_factory=list)
     kind: Kind | None = None
     taken: int = 0
 
@@ -88,11 +100,11 @@ class Pass:
     """A step that is computed both ways.
 
     Attributes:
-        arena: the arena of copies that computes it; None if stock's code computes it.
+        arenas: those of copies that compute it; none if stock's code computes it.
         caches: the copies, by layer, then by request.
     """
 
-    arena: Arena | None
+    arenas: Sequence[Arena]
     caches: list[list[Any]]
 
 
@@ -101,58 +113,57 @@ class Trial:
 
     Attributes:
         is_chained: the step that is being built is built before the one before it has been read.
+        gate_of_groups: switches off the patch that asks for groups, if there is one.
     """
 
     def __init__(
         self, rows: Rows, choice: Choice, moves: Moves, gate: Callable[[str], None]
     ) -> None:
         """`gate` switches the patch off, with a reason."""
-        self._rows, self._choice, self._moves, self._gate = rows, choice, moves, gate
-        self._is_over = False
+        self._rows, self._choice, self._moves = rows, choice, moves
+        self._check = SelfCheck("mlx.kv-arena", gate, needed=len(PHASES), tries=TRIES)
         self._number = 0
         self._is_open = False
-        self._passed: Counter[Kind] = Counter()
         self._copies: _Copies | None = None
         self._noted: list[Any] = []
         self._queued: deque[tuple[int, Kind, Any]] = deque()
         self.is_chained = False
+        self.gate_of_groups: Callable[[str], None] = lambda _: None
 
-    def is_needed(self, lengths: list[int]) -> bool:
-        """Whether stock must serve such a step, for comparison or because the trial failed."""
+    def is_needed(self, lengths: list[int], groups: Groups) -> bool:
+        """Whether stock must serve such a step: for comparison, or as its kind has not passed."""
         self._number += 1
         if self._is_open:  # the step before has failed
             self._is_open = False
             self._noted.clear()
             self._drop()
         self._read()
-        return self._is_over or not self._has_passed(self._kind_of(lengths))
+        return not self._has_passed(Kind.of(lengths, groups, self.is_chained))
 
-    def begin(self, caches: Caches, lengths: list[int]) -> Pass | None:
+    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Pass | None:
         """How copies compute a step that stock serves; None to run stock alone.
 
         As in `Choice`, a batch gets an arena at its second step.
         """
         COUNTS["stock steps"] += 1
-        if self._is_over:
-            return None
-        batch, kind = [id(cache) for cache in caches[0]], self._kind_of(lengths)
+        batch, kind = [id(cache) for cache in caches[0]], Kind.of(lengths, groups, self.is_chained)
         if self._copies is None or (self._copies.batch, self._copies.lengths) != (batch, lengths):
             self._drop()
             self._choice.leave(caches)
         is_expected = self._choice.is_expected(caches, lengths)
-        is_done = self._passed[kind] == len(PHASES)  # its last comparisons have not been read
-        fits = max(lengths) + 1 <= self._choice.most(caches, lengths)
-        if is_done or not is_expected or not fits:
+        is_done = self._check.has_passed(kind)  # its last comparisons have not been read
+        fits = len(groups) > 1 or max(lengths) + 1 <= self._choice.most(caches, lengths)
+        if is_done or not is_expected or not fits or not self._check.may_try(kind):
             self._drop()
             return None
-        copies = self._prepared(caches, lengths, kind)
+        copies = self._prepared(caches, lengths, groups, kind)
         if not any(any(map(self._rows.layer_if_row, each)) for each in copies.caches):
             self._drop()
             return None
         copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
         self._is_open = True
-        return Pass(copies.arena, copies.caches)
+        return Pass(copies.arenas, copies.caches)
 
     def note(self, stock: Any, copied: Any) -> None:
         """Keep whether a layer's two results, (batch, 1, hidden), are equal."""
@@ -169,59 +180,61 @@ class Trial:
         copies.taken += 1
         if copies.taken == STEPS:
             copies.taken = 0
-            self._passed[copies.kind] += 1
-
-    def _kind_of(self, lengths: list[int]) -> Kind:
-        longest = max(lengths)
-        bits = max(_SMALLEST, (longest + 1).bit_length())
-        return Kind(min(lengths) == longest, bits, self.is_chained)
+            self._check.credit(copies.kind)
 
     def _has_passed(self, kind: Kind) -> bool:
-        """Whether an arena may serve; steps that are queued behind others show more than others."""
-        kinds = {kind, Kind(kind.is_equal, kind.bits, is_chained=True)}
+        """Whether arenas may serve; steps that are queued behind others show more than others."""
         return any(
-            self._passed[each] == len(PHASES) and all(of != each for _, of, _ in self._queued)
-            for each in kinds
+            self._check.has_passed(each) and all(of != each for _, of, _ in self._queued)
+            for each in {kind, Kind(kind.sizes, is_chained=True)}
         )
 
-    def _prepared(self, caches: Caches, lengths: list[int], kind: Kind) -> _Copies:
+    def _prepared(self, caches: Caches, lengths: list[int], groups: Groups, kind: Kind) -> _Copies:
         """The copies, ready for the next step of this kind."""
         ready = self._copies
-        phase = PHASES[self._passed[kind]]
-        if ready is not None and ready.kind != kind:
+        phase = PHASES[self._check.credits(kind)]
+        if ready is not None and (ready.kind, ready.groups) != (kind, groups):
             ready.taken = 0
         if ready is None or (phase == PHASES[0] and not ready.taken):
             self._drop()
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
-            ready = self._copies = _Copies(batch, lengths, copies, None)
-        if ready.arena is None:  # of stock's buffers, or of rows that have been set apart
-            ready.arena = self._choice.build(ready.caches, lengths)
+            ready = self._copies = _Copies(batch, lengths, copies)
+        if not ready.arenas or ready.groups != groups:
+            # Of stock's buffers, of rows that have been set apart, or of other groups.
+            ready.groups = groups
+            self._build(ready, lengths)
         if not ready.taken:
             self._change(ready, lengths, phase)
-        elif max(lengths) + 1 > ready.arena.capacity:
-            self._enlarge(ready.arena, max(lengths) + 1)
+        self._make_room(ready)
+        if not ready.taken and phase == "set apart":
+            self._moves.set_apart(ready.caches)
+            ready.arenas = []
         for of_layer in ready.caches:
             for layer in filter(None, map(self._rows.layer_if_row, of_layer)):
                 self._rows.forget(layer)
         return ready
 
+    def _build(self, copies: _Copies, lengths: list[int]) -> None:
+        parts = parts_of(copies.caches, lengths, copies.groups)
+        copies.arenas = [self._choice.build(*part) for part in parts]
+
     def _change(self, copies: _Copies, lengths: list[int], phase: str) -> None:
-        """What the phase is about, at its start."""
-        assert copies.arena is not None
+        """What the phase is about, at its start; `_prepared` sets rows apart."""
         if phase == "enlarged":
-            self._enlarge(copies.arena, max(copies.arena.capacity, max(lengths)) + 1)
+            for arena in copies.arenas:
+                self._enlarge(arena, max(arena.capacity, *arena.lengths) + 1)
         elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
             self._choice.build([each[::-1] for each in copies.caches], lengths[::-1])
             for first, *_ in copies.caches:
                 if self._rows.layer_if_row(first) is not None:
                     self._rows.take_back(first)
-            copies.arena = self._choice.build(copies.caches, lengths)
-        if max(lengths) + 1 > copies.arena.capacity:
-            self._enlarge(copies.arena, max(lengths) + 1)
-        if phase == "set apart":
-            self._moves.set_apart(copies.caches)
-            copies.arena = None
+            self._build(copies, lengths)
+
+    def _make_room(self, copies: _Copies) -> None:
+        for arena in copies.arenas:
+            if (needed := max(arena.lengths) + 1) > arena.capacity:
+                self._enlarge(arena, needed)
 
     def _enlarge(self, arena: Arena, needed: int) -> None:
         self._moves.grow(arena, capacity_for(needed, needed))
@@ -236,17 +249,12 @@ class Trial:
                 return
 
     def _fail(self, kind: Kind, layer: int) -> None:
-        self._is_over = True
         self._queued.clear()
         self._drop()
-        lengths = "equal" if kind.is_equal else "unequal"
-        after = " built before the last one was read" if kind.is_chained else ""
-        reason = (
-            f"on {self._rows.core.default_device()} attention layer {layer} of a step with "
-            f"{lengths} lengths{after} gave other bits than stock's"
-        )
-        logger.warning("mlx.kv-arena runs stock's code for everything: %s", reason)
-        self._gate(reason)
+        device = self._rows.core.default_device()
+        reason = f"on {device} attention layer {layer} of {kind} gave other bits than stock's"
+        self._check.fail(reason)
+        self.gate_of_groups(reason)
 
     def _drop(self) -> None:
         """Free the copies' buffers now: rows and layers reference each other."""

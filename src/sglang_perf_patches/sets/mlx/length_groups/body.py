@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 def install(patching: Patching) -> None:
     """Mark each step's context."""
-    ran = patching.ran
     patching.anytime("without it the next step's requests share one buffer again")
 
     def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
         def batched_decode(self: Any, x: Any, ctx: Any) -> Any:
             """Decode one layer; x and the result are (batch, 1, hidden)."""
-            vars(ctx)[MARK] = ran
+            vars(ctx)[MARK] = patching
             return inner(self, x, ctx)
 
         return batched_decode

@@ -1,0 +1,119 @@
+"""On an unproven device each kind of work is tried, a bounded number of times, before it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches.sets.mlx.batched_prefill.grouping import MOST_PROMPTS, MOST_TOKENS, Shape
+from sglang_perf_patches.sets.mlx.kv_arena.trial import PHASES, STEPS, TRIES, Kind
+from sglang_perf_patches.sets.mlx.self_check import SelfCheck
+
+Found = Callable[..., Any]
+EACH = pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
+
+
+@EACH
+@pytest.mark.parametrize("fault", ["faulty", "longer"])
+def test_steps_in_groups_that_differ_are_found_and_never_served(
+    found: Found, release: str, fault: str
+) -> None:
+    of = found(release, "trials")["in groups"]
+    assert of[fault]["faults"] > 0
+    assert of[fault]["played"] == of["stock"]["played"]
+    for patch in ("mlx.kv-arena", "mlx.length-groups"):
+        state, reason = of[fault][patch]
+        assert state == "gated"
+        assert "of a step in groups with unequal lengths" in reason
+    # Of the first size of kernels alone, which has no fault.
+    assert bool(of[fault]["counts"]["grouped"]) == (fault == "longer")
+
+
+@EACH
+def test_steps_in_groups_are_tried_in_each_size_and_then_served(found: Found, release: str) -> None:
+    of = found(release, "trials")["in groups"]
+    assert of["whole"]["played"] == of["stock"]["played"]
+    assert of["whole"]["mlx.length-groups"] == ["live", ""]
+    assert of["whole"]["counts"]["tried steps"] == 2 * len(PHASES) * STEPS
+    assert of["whole"]["counts"]["grouped"] == of["whole"]["counts"]["steps"] > 0
+
+
+@EACH
+def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(
+    found: Found, release: str
+) -> None:
+    """The batch changes every three steps; once it settles, its kind has had its tries."""
+    of = found(release, "trials")["restless"]
+    assert of["mlx.kv-arena"]["played"] == of["none"]["played"]
+    assert of["mlx.kv-arena"]["counts"]["tried steps"] == TRIES
+    assert of["mlx.kv-arena"]["counts"]["stock steps"] == 40 * 3 + 20
+    assert of["mlx.kv-arena"]["mlx.kv-arena"] == ["live", ""]
+
+
+def test_each_kind_of_a_group_of_prompts_is_tried(found: Found) -> None:
+    """Of few and of many prompts; the second group of many is not tried again."""
+    of = found("0.5.23", "trials")["prompts"]
+    assert of["whole"]["played"] == of["faulty"]["played"] == of["stock"]["played"]
+    counts = {"trials": 2, "unused": 0}
+    assert of["whole"]["counts"] == counts | {"together": 2 + 6 + 6, "alone": 0}
+    assert of["whole"]["mlx.batched-prefill"] == ["live", ""]
+    assert of["faulty"]["counts"] == counts | {"together": 2, "alone": 6 + 6}
+    state, reason = of["faulty"]["mlx.batched-prefill"]
+    assert state == "gated"
+    assert "up to 7 rows of up to 63 tokens" in reason
+
+
+def test_a_kind_passes_runs_out_of_tries_or_ends_all(caplog: pytest.LogCaptureFixture) -> None:
+    reasons: list[str] = []
+    check = SelfCheck("mlx.some", reasons.append, needed=2, tries=3)
+    for _ in range(2):
+        assert check.may_try("good")
+        assert not check.has_passed("good")
+        check.credit("good")
+    assert check.has_passed("good")
+    assert not check.may_try("good")
+    assert [check.may_try("slow") for _ in range(5)] == [True, True, True, False, False]
+    assert not check.has_passed("slow")
+    said = "mlx.some runs stock's code for slow: 3 tries were too few"
+    assert [record.getMessage() for record in caplog.records] == [said]
+    check.fail("it differs")
+    assert reasons == ["it differs"]
+    assert not check.has_passed("good")
+    assert not check.may_try("other")
+
+
+def test_a_batch_that_lasts_for_five_steps_has_tries_enough() -> None:
+    """Its first step is not tried, and a phase begins anew with each batch."""
+    for lasting in range(STEPS + 1, 40):
+        tried = credited = 0
+        while credited < len(PHASES):
+            credited += (lasting - 1) // STEPS
+            tried += lasting - 1
+        assert tried - (lasting - 1) < TRIES
+
+
+def test_a_step_in_groups_is_a_kind_of_its_own() -> None:
+    lengths = [600, 9, 12]
+    alone, grouped = (Kind.of(lengths, each, False) for each in ([[0, 1, 2]], [[0], [1, 2]]))
+    assert alone != grouped
+    assert grouped == Kind.of([7, 700, 40], [[1], [0, 2]], False)
+    assert grouped != Kind.of([600, 12, 12], [[0], [1, 2]], False)
+    assert grouped != Kind.of([1100, 9, 12], [[0], [1, 2]], False)
+    assert grouped != Kind.of(lengths, [[0], [1, 2]], True)
+
+
+def test_shapes_of_prompts_have_few_kinds() -> None:
+    powers = [1 << bits for bits in range(13)]
+    shapes = [
+        Shape(rows, prefix, tokens)
+        for rows in range(2, MOST_PROMPTS + 1)
+        for prefix in (0, *powers)
+        for tokens in powers
+        if rows * (prefix + tokens) <= MOST_TOKENS
+    ]
+    kinds = {shape.kind() for shape in shapes}
+    assert len(kinds) == 131
+    assert Shape(5, 0, 31).kind() == Shape(7, 0, 1).kind() == "up to 7 rows of up to 31 tokens"
+    assert Shape(5, 40, 32).kind() == "up to 7 rows of up to 63 tokens, behind up to 63"

@@ -1,0 +1,128 @@
+"""What patches do on a device that counts as unproven; on a release's real runner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any
+from unittest import mock
+
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.proof.mlx import batches, cases, models, rig
+
+# Two groups; then, one further token at a time, a long one at the next size of kernels.
+GROUPED: tuple[cases.Step, ...] = (
+    *(("join", who, length) for who, length in (("a", 600), ("b", 9), ("c", 12))),
+    ("chain", "abc", 60),
+)
+LONGER: tuple[cases.Step, ...] = (
+    *(("join", who, length) for who, length in (("d", 1100), ("e", 9), ("f", 12))),
+    ("chain", "def", 30),
+)
+RESTLESS: tuple[cases.Step, ...] = (
+    *(("join", who, length) for who, length in (("a", 20), ("b", 30), ("c", 40))),
+    *(("chain", order, 3) for order in ("abc", "bca", "cab", "acb") * 10),
+    ("chain", "abc", 20),
+)
+FEW: batches.Batch = [("a", 9, "", 0), ("b", 9, "", 0)]
+MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
+
+
+def in_groups() -> dict[str, Any]:
+    """Steps in groups: stock, patched, and with writes that go wrong in some of them alone."""
+    from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
+    from sglang_perf_patches.sets.mlx.length_groups.proof import groups_at
+
+    write = GroupedStep.write
+    faults: Counter[str] = Counter()
+
+    def wrong(name: str, is_concerned: Callable[[int], bool]) -> Callable[..., Any]:
+        def writing(self: Any, index: int, keys: Any, values: Any) -> Any:
+            if is_concerned(max(each.longest for each in self._writers)):
+                faults[name] += 1
+                values = keys
+            return write(self, index, keys, values)
+
+        return writing
+
+    results: dict[str, Any] = {}
+    for what, selection, changed in (
+        ("stock", "none", write),
+        ("whole", "mlx.length-groups", write),
+        ("faulty", "mlx.length-groups", wrong("faulty", lambda _: True)),
+        ("longer", "mlx.length-groups", wrong("longer", lambda longest: longest > 1023)),
+    ):
+        with mock.patch.object(GroupedStep, "write", changed), groups_at(32):
+            results[what] = _played(selection, [GROUPED, LONGER]) | {"faults": faults[what]}
+    return results
+
+
+def restless() -> dict[str, Any]:
+    """A batch that changes every three steps, and then settles: stock and patched."""
+    return {each: _played(each, [RESTLESS]) for each in ("none", "mlx.kv-arena")}
+
+
+def prompts() -> dict[str, Any]:
+    """Groups of few and of many prompts: stock, patched, and where many go wrong."""
+    from sglang_perf_patches.sets.mlx.batched_prefill import body
+
+    compute = body.compute
+
+    def wrong(core: Any, model: Any, layers: Any, rows: Any, tokens: int) -> Any:
+        computed = compute(core, model, layers, rows, tokens)
+        for layer in layers if len(rows) > 4 else ():
+            layer.values = layer.values * 2
+        return computed
+
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model:
+        for what, selection, changed in (
+            ("stock", "none", compute),
+            ("whole", "mlx.batched-prefill", compute),
+            ("faulty", "mlx.batched-prefill", wrong),
+        ):
+            with _unproven(), mock.patch.object(body, "compute", changed):
+                body.COUNTS.clear()
+                ours.activate(selection)
+                again: batches.Batch = [(who * 2, *more) for who, *more in MANY]
+                played, _ = batches.play(model, (FEW, MANY, again))
+                results[what] = {"played": played, "counts": dict(body.COUNTS), **_states()}
+                ours.deactivate()
+    return results
+
+
+def _played(selection: str, schedules: Sequence[Sequence[cases.Step]]) -> dict[str, Any]:
+    from sglang_perf_patches.sets.mlx import grouping
+    from sglang_perf_patches.sets.mlx.kv_arena import choice
+
+    choice.COUNTS.clear()
+    grouping.COUNTS.clear()
+    with models.model("qwen3", "float32") as model, _unproven():
+        ours.activate(selection)
+        player = rig.Player(model)
+        played = [asdict(player.play(each)) for each in schedules]
+        counts = {**choice.COUNTS, "grouped": grouping.COUNTS["steps"]}
+        states = _states()
+        ours.deactivate()
+    return {"played": played, "counts": counts, **states}
+
+
+@contextmanager
+def _unproven() -> Iterator[None]:
+    from sglang_perf_patches.sets.mlx.batched_prefill import body as prefill
+    from sglang_perf_patches.sets.mlx.kv_arena import body as arena
+
+    with ExitStack() as stack:
+        for body in (prefill, arena):
+            stack.enter_context(mock.patch.object(body, "is_proven", return_value=False))
+        yield
+
+
+def _states() -> dict[str, Any]:
+    report = engine.report()
+    assert report is not None
+    of_set = [each for each in report.patches if each.id.startswith("mlx.")]
+    return {each.id: [each.state, each.reason] for each in of_set}

@@ -317,9 +317,6 @@ def broken_rows() -> dict[str, Any]:
     def too_short(self: Any) -> Any:
         return replace(rounded(self), tokens=self.tokens)
 
-    def fits_by_length(self: Any, ids: Any, cache: Any) -> bool:
-        return bool(ids.shape == (1, self.tokens) and cache[0].offset == self.prefix)
-
     broken = {
         "whole": (batched_prefill, "COUNTS", batched_prefill.COUNTS),
         "everything is left to stock": (batched_prefill, "groups", lambda _: []),
@@ -333,7 +330,6 @@ def broken_rows() -> dict[str, Any]:
         "a longer prefix is all rows'": (batched_prefill, "shape", longest_prefix),
         "a shape with a rounded prefix is too short": (Shape, "rounded", too_short),
         "a row fits no call": (Row, "fits", lambda *_: False),
-        "a row fits a cache that holds its prefix": (Row, "fits", fits_by_length),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_perf_patches.sets.mlx.batched_prefill import grouping
+from sglang_perf_patches.sets.mlx.batched_prefill import grouping, rows
 from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Prompt, Shape, groups
 
 PREFIXES = st.sampled_from([0, 0, 1, 7, 300, 304, 1_000])
@@ -75,6 +76,16 @@ def test_a_long_prompt_beside_short_ones_is_computed_alone() -> None:
     assert [[prompt.number for prompt in group] for group in chosen] == [[3, 0, 2]]
     lengths = [grouping.MOST_TOKENS // 2 + 1, *itertools.repeat(grouping.MOST_TOKENS, 2)]
     assert groups(_prompts([(0, length) for length in lengths])) == []
+
+
+def test_a_row_fits_an_empty_cache_or_one_that_reads_the_pool() -> None:
+    """One that another patch filled up to the prefix's end would hold the prefix twice."""
+    behind = rows.Row(0, 5, 3, (), None)
+    assert not behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5)])
+    assert behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5, _full_keys=None)])
+    whole = rows.Row(0, 0, 3, (), None)
+    assert whole.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=0)])
+    assert not whole.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=2)])
 
 
 @pytest.mark.parametrize("release", ["0.5.23"])

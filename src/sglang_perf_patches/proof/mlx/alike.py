@@ -97,7 +97,6 @@ def near(
     play: Callable[[], Sequence[tuple[Any, Sequence[mx.array]]]],
     part: float,
     *,
-    beside: Sequence[str] = (),
     ran: bool | None = True,
 ) -> None:
     """Play on stock, then patched, for a patch whose shapes select other kernels on a GPU.
@@ -108,7 +107,6 @@ def near(
         play: plays it with what is live, and gives results and logits of each input.
         part: of the largest logit, by which others may differ there. On a CPU the results must be
             equal by bits.
-        beside: see `comparing.live`.
         ran: see `comparing.live`.
 
     Raises:
@@ -116,7 +114,7 @@ def near(
         Missing: as `where_stock_repeats`.
     """
     expected = play()
-    with live(patch, beside=beside, ran=ran):
+    with live(patch, ran=ran):
         actual = play()
     with where_stock_repeats(model, lambda: [results for results, _ in play()]):
         if on_cpu():

@@ -31,15 +31,6 @@ SCRIPTED: Batches = (
 )
 """Batches of prompts: name, new tokens, whose prefix from the pool, and how long it is."""
 
-TURNS: Batches = (
-    [("a", 200, "", 0), ("b", 190, "", 0)],
-    [("c", 12, "a", 202), ("d", 12, "b", 192)],
-    # The same prompts again: with wrong KV in the pool, their replies stay wrong.
-    [("e", 12, "a", 202), ("f", 12, "b", 192), ("g", 5, "c", 214)],
-    [("h", 30, "d", 1), ("i", 33, "d", 1)],
-)
-"""Second turns that wait together, and a third one."""
-
 
 def full_attention(inputs: Inputs) -> int:
     """Scripted and drawn batches, with prefixes from the pool, then decoded together."""
@@ -74,13 +65,6 @@ def windows(inputs: Inputs) -> int:
     if "gpt_oss" not in further_models():
         return 0
     return _same("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="gpt_oss")
-
-
-def second_turns(_: Inputs) -> int:
-    """Turns that wait together, beside the patch that keeps what the turn before has left."""
-    with models.model("qwen3", "float32") as model:
-        near(PATCH, model, lambda: [play(model, TURNS)], _PART, beside=("mlx.next-turn",))
-    return 1
 
 
 def recurrent(_: Inputs) -> int:
@@ -163,7 +147,6 @@ CHECKS = {
     "other weights": other_weights,
     "rounded shapes": rounded_shapes,
     "windows": windows,
-    "second turns": second_turns,
     "recurrent": recurrent,
     "sampled": sampled,
     "other values": other_values,

@@ -100,7 +100,7 @@ def cases(release: str, cold: str) -> list[Case]:
             chosen("all"),
         ),
         Case("`all`, cold", cold_load, "`none`", (500, None, None), chosen("all") | uncached),
-        Case("`list`", listing, "", (None, 250, None), path),
+        Case("`list`", listing, "", (250, None, None), path),
         Case("`list`, cold", cold_listing, settings=path | uncached),
         Case(
             "Python under `run`, without sglang",

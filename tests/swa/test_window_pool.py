@@ -39,7 +39,7 @@ SAYS = {
     "two backends": "different attention backends",
     "windows alone": "not both kinds of layers",
     "both directions": "prefills are not chunked",  # stock resolves that for such a model
-    "another model": "LlamaForCausalLM has the pools that stock gives it",
+    "another model": "the model has no sliding windows",
 }
 """What is said where a server is left to stock."""
 

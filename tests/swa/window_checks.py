@@ -58,7 +58,8 @@ def left_to_stock() -> dict[str, str]:
             report = engine.report()
             assert report is not None
             state = report.of(PATCH)
-            assert state.state == "gated", (name, state)
+            wanted = "not needed" if model == "llama" else "gated"
+            assert state.state == wanted, (name, state)
             reasons[name] = state.reason
     return reasons
 

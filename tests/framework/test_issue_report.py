@@ -146,11 +146,20 @@ def test_anything_in_the_wrong_place_is_no_error(value: Any) -> None:
         "proven on this code, as released in 0.5.10.post1",
         "the code that it would change is not there",
         "it needs mlx.kv-arena, which is failed",
+        "the model has no recurrent states",
         "upstream has it",
     ],
 )
 def test_what_stays(text: str) -> None:
     assert vocabulary.sentence(text) == text
+
+
+def test_what_stays_of_a_gate() -> None:
+    gate = "tensor parallelism is on (--tp-size), and it was not proven with that"
+    assert vocabulary.sentence(gate) == (
+        "tensor parallelism is on --tp-size, and it was not proven with that"
+    )
+    assert vocabulary.sentence("secret7b is on (--secret7b)") == "hidden is on hidden"
 
 
 def test_what_stays_of_a_refusal_and_of_an_error() -> None:

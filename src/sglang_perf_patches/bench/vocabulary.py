@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections.abc import Iterator
 from functools import cache
 
 from .. import sets
-from ..model import releases
+from ..model import releases, setups
+from ..model.feature import flag
 from ..model.patch import by_id
 
 HIDDEN, OTHER = "hidden", "other"
@@ -189,7 +191,17 @@ def _is_known(word: str) -> bool:
 
 @cache
 def _words() -> frozenset[str]:
-    return frozenset([*_OURS.split(), *_OF_SERVERS.split()])
+    return frozenset([*_OURS.split(), *_OF_SERVERS.split(), *_in_clauses()])
+
+
+def _in_clauses() -> Iterator[str]:
+    """Words of what is said of a server's features and uses, in small letters, and their flags."""
+    clauses = [each.clause for each in setups.FEATURES.all]
+    clauses += [use.lacking for use in setups.FEATURES.uses]
+    for clause in clauses:
+        yield from (word.strip("(),").lower() for word in clause.split())
+    for feature in setups.FEATURES.all:
+        yield from map(flag, feature.arguments())
 
 
 @cache

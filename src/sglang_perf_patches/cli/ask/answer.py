@@ -57,7 +57,8 @@ def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
     Raises:
         AskError: the release refuses the arguments, or the child could not import it.
     """
-    search = [str(tree.root.parent), *filter(None, sys.path)]
+    own = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
+    search = [str(tree.root.parent), *filter(None, [*own, *sys.path])]
     environment = {**asked.environment, "PYTHONPATH": os.pathsep.join(search)}
     with worker.Child(
         _RESOLVER,

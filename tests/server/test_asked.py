@@ -30,11 +30,12 @@ def test_a_server_reports_what_was_answered(words: tuple[str, ...], tmp_path: Pa
     install_checkout(environment)
     model = write_model(environment, tmp_path)
     settings = server_variables("all", tmp_path)
-    given = (f"{name}={settings[name]}" for name in ("PYTHONPATH", "SGLANG_USE_MLX"))
-    command = ["env", *given, *server_command(environment, model), *words]
-    ask = [environment.script("sglang-perf-patches"), "doctor", "--json", "--gpu", "none", "--"]
+    given = [f"{name}={settings[name]}" for name in ("PYTHONPATH", "SGLANG_USE_MLX")]
+    command: list[str | Path] = ["env", *given, *server_command(environment, model), *words]
+    ours = environment.script("sglang-perf-patches")
+    ask: list[str | Path] = [ours, "doctor", "--json", "--gpu", "none", "--"]
     asked = subprocess.run(
-        [*ask, *command], env=variables(), capture_output=True, text=True, timeout=900
+        ask + command, env=variables(), capture_output=True, text=True, timeout=900
     )
     assert asked.returncode == 0, asked.stderr
     answers = {each["id"]: each for each in json.loads(asked.stdout)["patches"]}
@@ -55,6 +56,6 @@ def test_a_server_reports_what_was_answered(words: tuple[str, ...], tmp_path: Pa
         assert server["state"] in states, (answer, server)
         if server["state"] in {"gated", "not needed"} and "it needs " not in server["reason"]:
             assert server["reason"] == answer["reason"]
-    states = [each["state"] for each in reported.values()]
-    assert "not needed" in states
-    assert ("gated" if "--num-continuous-decode-steps" in words else "live") in states
+    there = {each["state"] for each in reported.values()}
+    assert "not needed" in there
+    assert ("gated" if "--num-continuous-decode-steps" in words else "live") in there

@@ -7,8 +7,9 @@ Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at ev
 that code below the named folders of the framework makes. The others strike at lines of theirs that
 run: ``interrupts`` raises a KeyboardInterrupt, ``interrupts-twice`` another one some lines later,
 ``fails`` a MemoryError; ``deactivates`` and ``activates`` call that, as a signal handler would.
-``interrupts`` does so in what changes things at every line, the first time that it runs, and at one
-in APART the last and each STEP-th time too. Elsewhere, and with the others, it is one in APART.
+``interrupts`` does so in what changes things at one line of four, the first time that it runs, and
+at one in APART the last and each STEP-th time too. Elsewhere, and with the others, it is at one in
+APART.
 Prints a list of what came of each attempt, the first of which is left alone.
 """
 
@@ -194,7 +195,7 @@ def interrupted(watched, scenario, at, fault, again=0):
 def at_lines(fault, watched, step, scenario, apart):
     # Every attempt must run the same lines: not with what an earlier one left in the cache folder,
     # nor with files that are too young to be kept at first (see `judge.cache`).
-    os.environ["XDG_CACHE_HOME"] = os.devnull
+    os.environ["XDG_CACHE_HOME"] = os.environ["TMPDIR"] = os.devnull
     time.sleep(2.5)
     whole = forked(interrupted, watched, scenario, None, fault)
     times = {}
@@ -206,7 +207,7 @@ def at_lines(fault, watched, step, scenario, apart):
         if number % apart == 0:
             repeats = changes and fault == "interrupts"
             chosen |= {*of_line[::step], of_line[-1]} if repeats else {of_line[0]}
-        elif changes and fault == "interrupts":
+        elif changes and fault == "interrupts" and number % 4 == 0:
             chosen.add(of_line[0])
     again = [0]
     if fault == "interrupts-twice":  # in what the first one set going

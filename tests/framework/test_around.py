@@ -114,6 +114,11 @@ REPLACED = {
     "a default that is named": ("c.Own.more.__defaults__ = (4,)", "the default of size"),
     "a default of a module": ("c.Own.more.__kwdefaults__ = {'kind': 4}", "the default of kind"),
     "a default by name": ("c.Own.step.__kwdefaults__ = {'more': 6}", "the default of more"),
+    "a function with other globals": (
+        "c.Own.step = type(c.use)(c.Own.step.__code__, dict(vars(c)), 'step', (3,));"
+        " c.Own.step.__kwdefaults__ = {'more': 5}",
+        "c:Own.step in memory reads the globals of other code",
+    ),
     "a base of a method's class": ("c.More.__bases__ = (c.Other,)", "c:More has the base"),
     "a base": ("c.Own.__bases__ = (c.Other,)", "c:Own has the base sglang.srt.c.Other of"),
 }

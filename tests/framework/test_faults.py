@@ -53,8 +53,8 @@ def inject(throwaway: Throwaway, *words: str) -> list[dict[str, Any]]:
 def test_a_fault_at_any_call_leaves_stock_or_patched(
     throwaway: Throwaway, folders: str, step: int, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one of twice as many calls."""
-    rarer = 1 if tiers.is_whole(pytestconfig) else 2
+    """The default tier strikes at one of four times as many calls."""
+    rarer = 1 if tiers.is_whole(pytestconfig) else 4
     whole, *faulty = inject(throwaway, "raises", folders, str(step * rarer))
     assert set(whole["states"].values()) == {"live"}
     assert set(whole["effects"].values()) == {True}
@@ -79,19 +79,19 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
 ) -> None:
     """Afterwards the interrupted caller can activate and take off patches as before.
 
-    The default tier interrupts every line of `live`, which changes the process, but later
-    repetitions of a sixth of them only, and a sixth of the lines that change nothing.
+    The default tier interrupts one line of twelve, those of `live` again when they repeat, and one
+    more of four of `live`, which changes the process.
     """
-    step, apart = ("15", "1") if tiers.is_whole(pytestconfig) else ("80", "6")
+    is_whole = tiers.is_whole(pytestconfig)
+    step, apart = ("15", "1") if is_whole else ("80", "12")
     whole, *outcomes = inject(throwaway, "interrupts", folders, step, scenario, apart)
     on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
     off = dict.fromkeys(on, False)
     assert whole["effects"] == (off if scenario == "deactivating" else on)
     places = {outcome["where"] for outcome in outcomes}
     live = {place for place in places if place and place.startswith("live")}
-    assert (
-        len(live) > {"imported before": 350, "imported later": 300, "deactivating": 150}[scenario]
-    )
+    least = {"imported before": 300, "imported later": 250, "deactivating": 150}[scenario]
+    assert len(live) > (least if is_whole else least / 10)
     for outcome in outcomes:
         # An import that was interrupted has left no module to look at.
         assert outcome["effects"] in (on, off) or scenario == "imported later", outcome
@@ -106,9 +106,9 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 ) -> None:
     """A second interruption, want of memory, and a signal handler that calls us.
 
-    The default tier strikes at one line of ten.
+    The default tier strikes at one line of twenty.
     """
-    apart = "1" if tiers.is_whole(pytestconfig) else "10"
+    apart = "1" if tiers.is_whole(pytestconfig) else "20"
     _, *outcomes = inject(throwaway, fault, "live/", "1", scenario, apart)
     struck = [outcome for outcome in outcomes if outcome["where"]]
     assert len(struck) > 200 / int(apart)
@@ -124,22 +124,24 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one line of 240, the whole one at one of three: half an hour."""
-    apart = 3 if tiers.is_whole(pytestconfig) else 240
+    """The default tier strikes at one line of 600, the whole one at one of ten."""
+    apart = 10 if tiers.is_whole(pytestconfig) else 600
     search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("first_call.py")), what, str(apart)],
-        env=throwaway.environment(PYTHONPATH=os.pathsep.join(search), XDG_CACHE_HOME=os.devnull),
+        env=throwaway.environment(
+            PYTHONPATH=os.pathsep.join(search), XDG_CACHE_HOME=os.devnull, TMPDIR=os.devnull
+        ),
         capture_output=True,
         text=True,
         timeout=7200,
     )
     assert done.returncode == 0, done.stderr
-    outcomes = json.loads(done.stdout)
-    assert len(outcomes) > 2000 / apart
+    # A line that the machine's pace decides on may not run again.
+    outcomes = [each for each in json.loads(done.stdout) if each.get("place", "none")]
+    assert len(outcomes) > 1500 / apart
     for outcome in outcomes:
         assert "traceback" not in outcome, outcome["traceback"]
-        assert outcome["place"], outcome
         assert "pending" in outcome["later"], outcome
         assert outcome["off"], outcome
         # Before the import begins, and before judging does, the handler's call is the earlier one.
@@ -176,11 +178,11 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
         return {str(path): path.read_bytes() for path in files}
 
     before = tree()
-    outcomes = inject(throwaway, "kills", "live/,seen/", "60")
+    outcomes = inject(throwaway, "kills", "live/,seen/", "150")
     # Not so where another thread made the last of the calls this time.
     killed = [outcome for outcome in outcomes[1:] if set(outcome) == {"killed"}]
     assert all(outcome["where"] is None for outcome in outcomes[1:] if outcome not in killed)
-    assert len(killed) > 20
+    assert len(killed) > 10
     assert tree() == before
     records = throwaway.runtime / "sglang-perf-patches"
     assert list(records.iterdir())  # what the killed ones left

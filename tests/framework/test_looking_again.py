@@ -186,3 +186,92 @@ engine.look_again()
 assert [member.patch.id for member in verified][:2] == ["one.step", "two.both"]
 """
     )
+
+
+def test_a_constant_of_a_half_imported_module_is_not_there_yet(throwaway: Throwaway) -> None:
+    """It is no conflict: whoever reads it imports it first."""
+    throwaway.put("sglang/srt/c.py", "def use(x):\n    from .c2 import SIZE\n    return x + SIZE\n")
+    throwaway.put("sglang/srt/c2.py", "import half\nhalf.look()\nSIZE = 64\n")
+    throwaway.put("half.py", "look = lambda: None\n")
+    throwaway.run(
+        HEAD
+        + """
+import half, sglang.srt.c as c
+throwaway_installs.own = lambda patching: patching.override(
+    "sglang.srt.c:use", lambda inner: lambda x: inner(x) + 1000
+)
+own = declare("one.own", install="own", targets=("sglang.srt.c:use",))
+use(own)
+states = []
+half.look = lambda: states.append(ours.activate("all").of("one.own"))
+import sglang.srt.c2 as c2
+assert [state.state for state in states] == ["live"], states
+assert c.use(1) == 1065
+c2.SIZE = 63
+engine.look_again()
+assert engine.report().of("one.own").state == "conflict"
+"""
+    )
+
+
+def test_no_activation_stays_in_memory(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+import gc
+from sglang_perf_patches.live.activation import Activation
+use(STEP)
+for _ in range(5):
+    assert ours.activate("all").of("one.step").state == "pending"
+    ours.deactivate()
+    assert engine.report() is None
+gc.collect()
+assert sum(type(each) is Activation for each in gc.get_objects()) <= 1
+ours.activate("all")
+import sglang.srt.a as a
+assert a.Worker().step(1) == 102
+"""
+    )
+
+
+def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -> None:
+    """At any line of ours; while the arguments are published, nothing is read."""
+    throwaway.run(
+        """
+        import sys
+        from sglang_perf_patches.live import published
+        from sglang_perf_patches.live.board import Board
+
+        watch = published.Watch(Board(), lambda: None)
+        during = []
+        publish = watch._around(lambda: during.append(watch.is_publishing()))
+        publish()
+        assert during == [True] and not watch.is_publishing()
+
+        def interrupted(at):
+            count = 0
+            def trace(frame, event, _):
+                nonlocal count
+                if frame.f_code.co_filename != published.__file__:
+                    return None
+                count += event == "line"
+                if event == "line" and count == at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+                return trace
+            sys.settrace(trace)
+            try:
+                publish()
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.settrace(None)
+            return False
+
+        at = 1
+        while interrupted(at):
+            assert not watch.is_publishing(), at
+            at += 1
+        assert at > 3
+        """
+    )

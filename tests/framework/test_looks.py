@@ -237,6 +237,57 @@ def test_torch_compiles_what_is_patched_as_it_compiles_stock(throwaway: Throwawa
     released.run(released.Place(place.python, search), "-c", textwrap.dedent(COMPILE))
 
 
+COMPILING = """
+import threading
+import torch
+from throwaway_patches import *
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+import sglang.srt.a as a, sglang.srt.b as b
+
+use(HELPER)
+assert ours.activate("all").of("two.helper").state == "live"
+compiling, go_on, results, failed = threading.Event(), threading.Event(), [], []
+
+def backend(graph, inputs):
+    compiling.set()
+    assert go_on.wait(60)
+    return graph.forward
+
+compiled = torch.compile(lambda x: a.helper(x) + b.use(x), backend=backend)
+x = torch.zeros(1)
+
+def call():
+    try:
+        results.append(compiled(x).item())
+    except BaseException as error:
+        failed.append(repr(error))
+
+thread = threading.Thread(target=call)
+thread.start()
+assert compiling.wait(60)
+ours.deactivate()
+state = engine.report()
+go_on.set()
+thread.join()
+assert not failed and results == [2000.0], (failed, results)
+assert state and state.of("two.helper").state == "live", state
+ours.deactivate()
+while engine.report() is not None:
+    ours.deactivate()
+assert compiled(x).item() == 0 and a.helper(1) == 1
+"""
+
+
+def test_a_patch_stays_on_while_a_caller_is_compiled(
+    throwaway: Throwaway,
+) -> None:
+    """What was inlined has no frame to be seen, and its compiler compares what it has read."""
+    place = released.tree("0.5.23")
+    search = (throwaway.site, *place.search[1:])
+    released.run(released.Place(place.python, search), "-c", textwrap.dedent(COMPILING))
+
+
 RELEASED = """
 from sglang_perf_patches.proof import mamba
 

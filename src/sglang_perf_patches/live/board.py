@@ -23,6 +23,7 @@ from typing import Any
 _INTERVAL_S = 0.005
 _GIVE_UP_S = 0.0001
 _TRIES = 50
+_COMPILER = "torch._dynamo.convert_frame"
 
 
 class Table:
@@ -67,7 +68,12 @@ class Board:
         self.slots: dict[tuple[int, str], Any] = {}
 
     def exchange(
-        self, table: Table, codes: Collection[CodeType], is_due: Callable[[], bool]
+        self,
+        table: Table,
+        codes: Collection[CodeType],
+        is_due: Callable[[], bool] = lambda: True,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
     ) -> bool:
         """Show another table, at a moment at which no other thread executes one of `codes`.
 
@@ -77,13 +83,17 @@ class Board:
             table: made from `now`.
             codes: what a thread executes that is in a call that the exchange concerns.
             is_due: whether it may be done; asked while no thread is in such a call.
+            before: puts there what is inert.
+            after: makes memory agree with what is shown.
 
         Returns:
             False if this was no such moment, or it is not due: nothing has changed.
         """
 
         def show() -> None:
+            before()
             self.now = table
+            after()
 
         return at_rest(codes, show, is_due)
 
@@ -96,7 +106,9 @@ def at_rest(
     A thread that waits for the GIL asks for it only after a whole switch interval in which nobody
     else got it. So the interval is raised, the GIL given up, and after it was taken again a look at
     all threads and the act share one slice of it. A look that took half of the interval does not
-    count, and is repeated. A generator and a coroutine count only while they run.
+    count, and is repeated. A generator and a coroutine count only while they run. While another
+    thread compiles with torch, which notes what it has read and compares it at its end, nothing is
+    done either.
 
     Args:
         codes: the code objects; where there are none, no look is needed.
@@ -118,7 +130,9 @@ def at_rest(
     try:
         sys.setswitchinterval(max(interval, _INTERVAL_S))
         for _ in range(_TRIES):
-            done = _in_one_slice(lambda: not runs_elsewhere(codes) and is_due(), act)
+            done = _in_one_slice(
+                lambda: not (runs_elsewhere(codes) or compiles_elsewhere()) and is_due(), act
+            )
             if done is not None:
                 break
     finally:
@@ -175,6 +189,19 @@ def runs_elsewhere(codes: Collection[CodeType]) -> bool:
         for thread, frame in sys._current_frames().items()
         if thread != own
     )
+
+
+def compiles_elsewhere() -> bool:
+    """Whether another thread is in the middle of ``torch.compile``'s tracing."""
+    file = getattr(sys.modules.get(_COMPILER), "__file__", None)
+    own = threading.get_ident()
+    for thread, innermost in sys._current_frames().items() if file else ():
+        frame: FrameType | None = innermost
+        while frame is not None and thread != own:
+            if frame.f_code.co_filename == file:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def _identities(codes: Collection[CodeType]) -> set[int]:

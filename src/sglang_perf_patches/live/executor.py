@@ -98,8 +98,9 @@ class Executor:
                 return
             try:
                 self._work()
-            except BaseException:
-                self.interrupted()
+            except BaseException as error:
+                if not isinstance(error, Exception):  # whoever requested answers for those
+                    self.interrupted()
                 raise
             self.afterwards()
 

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..judge.source import Definition
@@ -173,8 +174,6 @@ class Roster:
         inert = [code for slot in slots for code in slot.inert_codes()]
         if runs_here(inert):
             return False
-        for slot in coming:
-            slot.place()
         codes = [*inert, *(code for slot in coming for code in slot.codes())]
         holding = [each for each in before if not slots.keys().isdisjoint(each.slots.values())]
         functions: dict[str, Callable[..., Any]] = {}
@@ -185,12 +184,12 @@ class Roster:
             functions,
             frozenset(member.patch.id for member in after),
         )
-        is_shown = self.board.exchange(
+        return self.board.exchange(
             *(table, codes),
-            lambda: regardless or not any(member.waits_for() for member in holding),
+            is_due=lambda: regardless or not any(member.waits_for() for member in holding),
+            before=lambda: _each(slot.place for slot in coming),
+            after=lambda: _each(partial(slot.settle, is_at_rest=True) for slot in slots),
         )
-        self.settle(slots)
-        return is_shown
 
     def made_with(self, member: Member) -> None:
         """Make what the board would show with one more patch; it is kept."""
@@ -204,20 +203,25 @@ class Roster:
         Raises:
             Exception: of the first slot where that failed; the others were settled.
         """
-        failed: Exception | None = None
-        for slot in slots:
-            try:
-                slot.settle()
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        _each(slot.settle for slot in slots)
 
     def is_clear(self) -> bool:
         """Whether nothing of ours is shown, nor left in stock's places."""
         return not self.on() and all(
             slot.layers or slot.is_left() for slot in self.board.slots.values()
         )
+
+
+def _each(steps: Iterable[Callable[[], None]]) -> None:
+    """Take every step, then raise what the first that failed has raised."""
+    failed: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _slots(members: Iterable[Member]) -> dict[Slot, None]:
@@ -268,6 +272,7 @@ class Notices:
         self._on_loss = on_loss
         self._messages: deque[tuple[int, str]] = deque()
         self._loss = ""
+        self._is_ending = False
 
     def set_status(self, member: Member, state: State, reason: str) -> None:
         """Note what became of a patch."""
@@ -303,9 +308,11 @@ class Notices:
 
     def speak(self) -> None:
         """Log what is due, and report a loss; outside of the executor."""
-        loss, self._loss = self._loss, ""
-        if loss:
-            self._on_loss(loss)
+        if self._is_ending:
+            return  # the line of the loss is the only one
+        if self._loss:
+            self._is_ending = True
+            self._on_loss(self._loss)
         while self._messages:
             try:
                 level, line = self._messages.popleft()

@@ -216,13 +216,17 @@ class Slot:
         change, now = self.made_of(layers), self._board.now
         self._board.now = now.replaced({self: change}, self.functions(change), now.patches)
 
-    def settle(self) -> None:
-        """Make memory agree with the board; may be repeated."""
+    def settle(self, *, is_at_rest: bool = False) -> None:
+        """Make memory agree with the board; may be repeated.
+
+        Args:
+            is_at_rest: no thread is in what is inert here.
+        """
         shown = self.shown
         if self._trampoline is not None:
             if shown.layers:
                 return
-            self._take_out()
+            self._take_out(is_at_rest)
         elif self._front is not MISSING:
             if not shown.layers:
                 self._assign(self.original)
@@ -289,11 +293,13 @@ class Slot:
         if set_name is not None and value is not self.original:
             set_name(value, self.owner, self.name)
 
-    def _take_out(self) -> None:
+    def _take_out(self, is_at_rest: bool) -> None:
         function, names = self.inside, self.inside.__globals__
         assert self._trampoline is not None
         if function.__code__ is self._trampoline:
             function.__code__ = self._code
         # A call that has begun may not have read the name yet.
-        if self._stem in names and not runs_here((self._trampoline,)):
+        if is_at_rest:
+            names.pop(self._stem, None)
+        elif self._stem in names and not runs_here((self._trampoline,)):
             at_rest((self._trampoline,), lambda: names.pop(self._stem, None))

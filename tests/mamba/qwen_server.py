@@ -99,7 +99,9 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     """
     lend()
     hybrid = importlib.import_module(f"{_LAYERS}.attention.hybrid_linear_attn_backend")
-    settings = {"attention_backend": "triton", "dtype": "float16", **asked}
+    # Without a number stock makes as many states as fit into half of the memory: 17 GB here.
+    few = {"max_mamba_cache_size": 64}
+    settings = {"attention_backend": "triton", "dtype": "float16", **few, **asked}
     with mock.patch.object(hybrid, "check_cuda_graph_backend", return_value=bool(buckets)):
         server = WindowServer(NAME, **settings)
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from linux_mlx.server import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "framework"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -40,7 +41,5 @@ def throwaway_of_server(tmp_path: Path) -> Throwaway:
 
 @pytest.fixture
 def port() -> int:
-    """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port that neither the kernel nor another worker gives to somebody else."""
+    return free_port()

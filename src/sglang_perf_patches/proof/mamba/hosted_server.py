@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import Different
+from .. import Different, stock
 from ..caches import kv_allocator, unified_cache
 from ..stock import MEMORY, called
 from .hybrid_parts import Shape, bare_state_pool, prefix_params
@@ -75,7 +75,8 @@ class HostedServer(HybridServer):
             hicache_mem_layout="page_first",
             **dict(shape.more),
         )
-        super().__init__(shape)
+        super().__init__(shape)  # publishes a server without a host's cache, the first time
+        stock.publish(self._args)
         self.scheduler.enable_hierarchical_cache = True
 
     # -- what it is made of ----------------------------------------------------------------------
@@ -221,6 +222,9 @@ def lend() -> None:
     for name in _STREAMED:
         module: Any = importlib.import_module(name)
         module.device_module = _DEVICE
+    # Stock keeps 10 GiB of the host free, which a machine may not have; these pools hold kilobytes.
+    base: Any = importlib.import_module(f"{MEMORY}.pool_host.base")
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     common: Any = importlib.import_module(f"{MEMORY}.pool_host.common")
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, *, dtype, **_: torch.zeros(dims, dtype=dtype)
     kv = importlib.import_module(f"{MEMORY}.pool_host.mha").MHATokenToKVPoolHost

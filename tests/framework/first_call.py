@@ -3,20 +3,18 @@
     python first_call.py activates|deactivates|interrupts APART
 
 The first call imports most of the framework. At one in APART of the lines that run in it, those of
-modules too, a signal handler's call or a KeyboardInterrupt comes in between. Each attempt is a
-forked child. Prints a list of what came of each.
+modules too, a signal handler's call or a KeyboardInterrupt comes in between (see `places`). Each
+attempt is a forked child. Prints a list of what came of each.
 """
 
 import json
 import logging
-import os
 import sys
 
 from in_a_fork import said_by
+from places import Places, sampled
 
 import sglang_perf_patches as ours
-
-FOLDER = os.path.dirname(ours.__file__)
 
 
 def interrupt():
@@ -30,8 +28,9 @@ HAPPENS = {
 }
 
 
-def is_early(frame):
+def is_early():
     """Whether the call is not in the queue yet: then what comes in between is first."""
+    frame = sys._getframe()
     queue = sys.modules["sglang_perf_patches.live.executor"].executor
     is_at_work = False
     while frame is not None:
@@ -41,24 +40,15 @@ def is_early(frame):
 
 
 def attempt(happens, at):
-    """Activate, with something at line number `at`; where that is None, say which lines run."""
-    outcome, first_runs, count = {"at": at, "place": None}, {}, 0
+    """Activate, with something at a line; where that is None, say which lines run."""
+    outcome = {"at": at}
 
-    def trace(frame, event, _):
-        nonlocal count
-        if not frame.f_code.co_filename.startswith(FOLDER):
-            return None
-        if event == "line":
-            place = f"{frame.f_code.co_filename[len(FOLDER) + 1 :]}:{frame.f_lineno}"
-            first_runs.setdefault(place, count)
-            if count == at:
-                sys.settrace(None)
-                outcome["place"], outcome["early"] = place, is_early(frame)
-                happens()
-            count += 1
-        return trace
+    def strike():
+        outcome["early"] = is_early()
+        happens()
 
-    sys.settrace(trace)
+    places = Places(("",), at, strike)
+    sys.settrace(places.trace)
     try:
         ours.activate("mla")
     except KeyboardInterrupt:
@@ -66,9 +56,10 @@ def attempt(happens, at):
     finally:
         sys.settrace(None)
     if at is None:
-        return sorted(first_runs.values())
+        return list(places.times)
     from sglang_perf_patches.live import engine
 
+    outcome["where"] = places.struck
     outcome["on"] = engine.report() is not None
     outcome["later"] = [state.state for state in ours.activate("mla").patches]
     ours.deactivate()
@@ -87,5 +78,5 @@ def forked(happens, at):
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     happens = HAPPENS[sys.argv[1]]
-    lines = forked(happens, None)
-    print(json.dumps([forked(happens, at) for at in lines[:: int(sys.argv[2])]]))
+    chosen = sampled(forked(happens, None), int(sys.argv[2]))
+    print(json.dumps([forked(happens, (place, 1)) for place in chosen]))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import traceback
 from collections.abc import Callable
 
 
 def said_by(attempt: Callable[[], str], failed: Callable[[str], str] = str) -> str:
-    """What `attempt` returns in a child of its own.
+    """What `attempt` returns in a child of its own, which has an empty cache folder.
+
+    If one attempt kept what it read of sglang, the next would not run the code that reads it.
 
     Args:
         attempt: whatever it changes is gone with the child.
@@ -20,6 +23,7 @@ def said_by(attempt: Callable[[], str], failed: Callable[[str], str] = str) -> s
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
         try:
             answer = attempt()
         except BaseException:

@@ -34,65 +34,83 @@ _STATUS = (
 # -- a fault, or the end, at any call; an interruption at any line ---------------------------------
 
 
-def inject(throwaway: Throwaway, *words: str) -> list[dict[str, Any]]:
+def outcomes_of(throwaway: Throwaway, script: str, *words: str, **variables: str) -> Any:
     done = subprocess.run(
-        [sys.executable, str(_INJECT), *words],
-        env=throwaway.environment(),
+        [sys.executable, str(Path(__file__).with_name(script)), *words],
+        env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=7200,  # with --all
     )
     assert done.returncode == 0, done.stderr
-    outcomes: list[dict[str, Any]] = json.loads(done.stdout)
+    outcomes = json.loads(done.stdout)
     for outcome in outcomes:
         assert "traceback" not in outcome, outcome["traceback"]
     return outcomes
 
 
-@pytest.mark.parametrize(("folders", "step"), [("live/,seen/,model/", 23), ("judge/,sets/", 4)])
+def inject(throwaway: Throwaway, *words: str) -> Any:
+    return outcomes_of(throwaway, "inject.py", *words)
+
+
+def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]]:
+    """The attempts in which something came in between, which it did in these modules.
+
+    A line may not run again that only a slow machine runs.
+    """
+    found = [outcome for outcome in outcomes if outcome["where"]]
+    assert len(found) > 0.9 * len(outcomes)
+    assert {f"{each}.py" for each in modules} <= {each["where"].split(":")[0] for each in found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folders", "modules"),
+    [
+        ("live/,seen/,model/", ("live/activation", "live/entry", "live/swap", "seen/keeper")),
+        ("judge/,sets/", ("judge/cache", "judge/parsing", "judge/source", "judge/verdict")),
+    ],
+)
 def test_a_fault_at_any_call_leaves_stock_or_patched(
-    throwaway: Throwaway, folders: str, step: int, pytestconfig: pytest.Config
+    throwaway: Throwaway, folders: str, modules: tuple[str, ...], pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one of four times as many calls."""
-    rarer = 1 if tiers.is_whole(pytestconfig) else 4
-    whole, *faulty = inject(throwaway, "raises", folders, str(step * rarer))
+    """The default tier strikes at a call of one in five functions."""
+    apart = 0 if tiers.is_whole(pytestconfig) else 5
+    whole, *faulty = inject(throwaway, "raises", folders, str(apart))
     assert set(whole["states"].values()) == {"live"}
     assert set(whole["effects"].values()) == {True}
-    struck = [outcome for outcome in faulty if outcome["where"]]
-    assert len(struck) > 50 / rarer
-    for outcome in struck:
+    for outcome in struck(faulty, *modules):
         live = {id: outcome["states"].get(id) == "live" for id in outcome["effects"]}
         assert outcome["effects"] == live, outcome
         assert all(live.values()) or outcome["messages"], outcome
 
 
+@pytest.mark.shares_nothing
 @pytest.mark.parametrize(
-    ("scenario", "folders"),
+    ("scenario", "folders", "modules"),
     [
-        ("imported before", ""),
-        ("imported later", "live/"),
-        ("deactivating", ""),
+        ("imported before", "", ("judge/source", "live/swap", "seen/keeper")),
+        ("imported later", "live/", ("live/imports", "live/swap")),
+        ("deactivating", "", ("live/removal", "live/swap", "seen/keeper")),
     ],
 )
 def test_an_interruption_at_any_line_leaves_everything_or_nothing(
-    throwaway: Throwaway, scenario: str, folders: str, pytestconfig: pytest.Config
+    throwaway: Throwaway,
+    scenario: str,
+    folders: str,
+    modules: tuple[str, ...],
+    pytestconfig: pytest.Config,
 ) -> None:
     """Afterwards the interrupted caller can activate and take off patches as before.
 
-    The default tier interrupts one line of twelve, those of `live` again when they repeat, and one
-    more of four of `live`, which changes the process.
+    The default tier strikes at a line of one in eight functions.
     """
-    is_whole = tiers.is_whole(pytestconfig)
-    step, apart = ("15", "1") if is_whole else ("80", "12")
-    whole, *outcomes = inject(throwaway, "interrupts", folders, step, scenario, apart)
+    apart = 0 if tiers.is_whole(pytestconfig) else 8
+    whole, *outcomes = inject(throwaway, "interrupts", folders, str(apart), scenario)
     on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
     off = dict.fromkeys(on, False)
     assert whole["effects"] == (off if scenario == "deactivating" else on)
-    places = {outcome["where"] for outcome in outcomes}
-    live = {place for place in places if place and place.startswith("live")}
-    least = {"imported before": 300, "imported later": 250, "deactivating": 150}[scenario]
-    assert len(live) > (least if is_whole else least / 10)
-    for outcome in outcomes:
+    for outcome in struck(outcomes, *modules):
         # An import that was interrupted has left no module to look at.
         assert outcome["effects"] in (on, off) or scenario == "imported later", outcome
         require_whole(outcome)
@@ -106,13 +124,11 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 ) -> None:
     """A second interruption, want of memory, and a signal handler that calls us.
 
-    The default tier strikes at one line of twenty.
+    The default tier strikes at a line of one in eight functions.
     """
-    apart = "1" if tiers.is_whole(pytestconfig) else "20"
-    _, *outcomes = inject(throwaway, fault, "live/", "1", scenario, apart)
-    struck = [outcome for outcome in outcomes if outcome["where"]]
-    assert len(struck) > 200 / int(apart)
-    for outcome in struck:
+    apart = 0 if tiers.is_whole(pytestconfig) else 8
+    _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
+    for outcome in struck(outcomes, "live/board", "live/removal", "live/swap"):
         if fault == "fails" and scenario == "imported before":
             require_each_whole(outcome)
         else:
@@ -124,28 +140,18 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one line of 600, the whole one at one of ten."""
-    apart = 10 if tiers.is_whole(pytestconfig) else 600
+    """The default tier strikes at one line of 500, the whole one at one of ten."""
+    apart = 10 if tiers.is_whole(pytestconfig) else 500
     search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("first_call.py")), what, str(apart)],
-        env=throwaway.environment(
-            PYTHONPATH=os.pathsep.join(search), XDG_CACHE_HOME=os.devnull, TMPDIR=os.devnull
-        ),
-        capture_output=True,
-        text=True,
-        timeout=7200,
+    outcomes = outcomes_of(
+        throwaway, "first_call.py", what, str(apart), PYTHONPATH=os.pathsep.join(search)
     )
-    assert done.returncode == 0, done.stderr
-    # A line that the machine's pace decides on may not run again.
-    outcomes = [each for each in json.loads(done.stdout) if each.get("place", "none")]
-    assert len(outcomes) > 1500 / apart
-    for outcome in outcomes:
-        assert "traceback" not in outcome, outcome["traceback"]
+    assert outcomes
+    for outcome in struck(outcomes):
         assert "pending" in outcome["later"], outcome
         assert outcome["off"], outcome
         # Before the import begins, and before judging does, the handler's call is the earlier one.
-        early = outcome["early"] or outcome["place"].startswith("__init__.py")
+        early = outcome["early"] or outcome["where"].startswith("__init__.py")
         if what == "activates" or not early:
             assert what == "interrupts" or outcome["on"] == (what == "activates"), outcome
 
@@ -178,11 +184,10 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
         return {str(path): path.read_bytes() for path in files}
 
     before = tree()
-    outcomes = inject(throwaway, "kills", "live/,seen/", "150")
-    # Not so where another thread made the last of the calls this time.
-    killed = [outcome for outcome in outcomes[1:] if set(outcome) == {"killed"}]
-    assert all(outcome["where"] is None for outcome in outcomes[1:] if outcome not in killed)
-    assert len(killed) > 10
+    _, *outcomes = inject(throwaway, "kills", "live/,seen/", "8")
+    # A call that only a slow machine makes may not be there again.
+    killed = [outcome for outcome in outcomes if set(outcome) == {"killed"}]
+    assert len(killed) > 0.9 * len(outcomes)
     assert tree() == before
     records = throwaway.runtime / "sglang-perf-patches"
     assert list(records.iterdir())  # what the killed ones left
@@ -190,7 +195,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
     assert (done.returncode, done.stderr) == (0, "")
     assert "no running sglang process" in done.stdout
     assert list(records.iterdir()) == []
-    (again,) = inject(throwaway, "raises", "live/", str(10**6))
+    (again,) = inject(throwaway, "raises", "nowhere/", "1")
     assert set(again["effects"].values()) == {True}
 
 

@@ -1,0 +1,121 @@
+"""The places of the framework that run, which of them are struck, and what happens there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+import sglang_perf_patches as ours
+
+_FOLDER = os.path.dirname(ours.__file__) + os.sep
+_LATER = (2, 5, 17)
+
+Run = tuple[str, int]
+"""A place, ``file:function:what is there``, and how often it has run then."""
+
+
+class Places:
+    """Counts the runs of each place, and strikes at one.
+
+    Each place has its own count: code that polls or tries again runs more often on a busy machine,
+    so that the number of all lines before a place differs from one process to the next.
+
+    Attributes:
+        times: how often each place has run.
+        struck: the place that was struck.
+    """
+
+    def __init__(
+        self,
+        watched: tuple[str, ...],
+        at: Run | None,
+        happens: Callable[[], object],
+        *,
+        again: int = 0,
+        unguarded: Iterable[str] = (),
+    ) -> None:
+        """Strike at a run, and so many places later once more.
+
+        Args:
+            watched: how the paths of the files begin, below our package.
+            at: the run; None counts only.
+            happens: the strike.
+            again: 0 strikes once.
+            unguarded: functions whose calls do not count.
+        """
+        self._watched, self._at, self._happens, self._again = watched, at, happens, again
+        self._unguarded = frozenset(unguarded)
+        self.times: Counter[str] = Counter()
+        self.struck: str | None = None
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        """Lines, for `sys.settrace`."""
+        if not self._is_watched(frame):
+            return None
+        if event == "line":
+            self._run(frame, str(frame.f_lineno))
+        return self.trace
+
+    def profile(self, frame: FrameType, event: str, called: Any) -> None:
+        """Calls, for `sys.setprofile`."""
+        caller = {"call": frame.f_back, "c_call": frame}.get(event)
+        if caller and self._is_watched(caller) and caller.f_code.co_name not in self._unguarded:
+            self._run(caller, getattr(called, "__name__", frame.f_code.co_name))
+
+    def _run(self, frame: FrameType, what: str) -> None:
+        code = frame.f_code
+        function = getattr(code, "co_qualname", code.co_name)
+        place = f"{code.co_filename[len(_FOLDER) :]}:{function}:{what}"
+        self.times[place] += 1
+        if self.struck:
+            self._again -= 1
+            is_due = self._again == 0
+        else:
+            is_due = (place, self.times[place]) == self._at
+            self.struck = place if is_due else None
+        if is_due:
+            if self._again <= 0:
+                sys.settrace(None)
+            self._happens()
+
+    def _is_watched(self, frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        return file.startswith(_FOLDER) and file[len(_FOLDER) :].startswith(self._watched)
+
+
+def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:
+    """One of so many names, the same ones in each run; at least one.
+
+    Those with the smallest checksums: a name more or less changes little in what is chosen.
+    """
+    ordered = sorted(names, key=lambda name: (zlib.crc32(f"{salt}{name}".encode()), name))
+    return ordered[: -(-len(ordered) // apart)]
+
+
+def of_functions(times: Mapping[str, int], apart: int, salt: str) -> list[Run]:
+    """One line of one in so many functions of each file, the first time that it runs."""
+    files: dict[str, dict[str, list[str]]] = {}
+    for place in times:
+        file, function, _ = place.split(":")
+        files.setdefault(file, {}).setdefault(function, []).append(place)
+    return [
+        (place, 1)
+        for functions in files.values()
+        for function in sampled(functions, apart, salt)
+        for place in sampled(functions[function], len(functions[function]), salt)
+    ]
+
+
+def of_all(times: Mapping[str, int], *, later: bool) -> list[Run]:
+    """Each place the first time that it runs, and the last and some others if `later`."""
+    return [
+        (place, run)
+        for place, most in times.items()
+        for run in sorted({1, most, *_LATER} if later else {1})
+        if run <= most
+    ]

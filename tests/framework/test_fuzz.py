@@ -18,9 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import main
 from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.judge.cache import Cache
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
 from sglang_perf_patches.model.selection import Selection, SelectionError, parse
 from sglang_perf_patches.model.switch import is_off
@@ -392,8 +394,11 @@ def test_a_path_that_is_no_tree(path: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What verdicts read of one release, to be mangled and restored."""
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What verdicts read of one release, to be mangled and restored, and a cache of it.
+
+    So only the file that is mangled is parsed again.
+    """
     whole = source.Tree(source.find(downloads.tree("0.5.17")))
     verdict.judge_each(sets.load(), whole)
     root = tmp_path_factory.mktemp("release") / "sglang"
@@ -403,44 +408,39 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target = root / path.relative_to(whole.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-    return root
+    caches = str(tmp_path_factory.mktemp("caches"))
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=caches):
+        tree = kept(root)
+        verdict.judge_each(sets.load(), tree)
+        tree.save()
+        yield root
 
 
-@pytest.fixture(scope="module")
-def parsed(copy: Path) -> source.Tree:
-    tree = source.Tree(copy)
-    verdict.judge_each(sets.load(), tree)
-    return tree
+def kept(root: Path) -> source.Tree:
+    return source.Tree(root, Cache(root))
 
 
-@settings(PATIENT, max_examples=40)
+@settings(PATIENT, max_examples=40 * int(os.environ.get(tiers.DEPTH, "4")))
 @given(data=st.data())
-def test_a_mangled_release(copy: Path, parsed: source.Tree, data: st.DataObject) -> None:
-    before = {judged.patch.id: judged for judged in verdict.judge_each(sets.load(), parsed)}
-    # The smaller files are quicker, and there are enough of them.
-    modules = sorted(name for name, module in parsed._modules.items() if module)
-    module = data.draw(st.sampled_from(modules))
-    path = parsed.path(module)
-    assert path
+def test_a_mangled_release(copy: Path, data: st.DataObject) -> None:
+    before = {judged.patch.id: judged for judged in verdict.judge_each(sets.load(), kept(copy))}
+    path = data.draw(st.sampled_from(sorted(copy.rglob("*.py"))))
     whole = path.read_bytes()
     text = data.draw(mangled_bytes(whole))
     path.write_bytes(text)
     try:
-        tree = source.Tree(copy)
-        tree._modules = {
-            name: definitions for name, definitions in parsed._modules.items() if name != module
-        }
-        after = verdict.judge_each(sets.load(), tree)
+        after = verdict.judge_each(sets.load(), kept(copy))
     finally:
         path.write_bytes(whole)
+    meant = functools.cache(meaning)
     for judged in after:
         assert len(judged.reason.splitlines()) == 1
         if judged.word == "applies":
             assert judged.variant
             for reference in judged.variant.targets + judged.variant.depends:
-                if module_of(reference) == module:
+                if source.Tree(copy).path(module_of(reference)) == path:
                     name = qualname_of(reference)
-                    assert meaning(text, name) == meaning(whole, name), reference
+                    assert meant(text, name) == meant(whole, name), reference
         if before[judged.patch.id].word == "refused":
             assert judged.word != "applies"
 

@@ -14,6 +14,7 @@ import sglang_perf_patches as ours
 
 _FOLDER = os.path.dirname(ours.__file__) + os.sep
 _LATER = (2, 5, 17)
+_SWITCH = ("live/board.py:Board.exchange", "live/board.py:at_rest", "live/board.py:_in_one_slice")
 
 Run = tuple[str, int]
 """A place, ``file:function:what is there``, and how often it has run then."""
@@ -98,17 +99,16 @@ def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:
 
 
 def of_functions(times: Mapping[str, int], apart: int, salt: str) -> list[Run]:
-    """One line of one in so many functions of each file, the first time that it runs."""
+    """A line of one in so many functions of each file, and all of `_SWITCH`; their first runs."""
     files: dict[str, dict[str, list[str]]] = {}
     for place in times:
         file, function, _ = place.split(":")
         files.setdefault(file, {}).setdefault(function, []).append(place)
-    return [
-        (place, 1)
-        for functions in files.values()
-        for function in sampled(functions, apart, salt)
-        for place in sampled(functions[function], len(functions[function]), salt)
-    ]
+    chosen = [place for place in times if place.startswith(_SWITCH)]
+    for functions in files.values():
+        for function in sampled(functions, apart, salt):
+            chosen += sampled(functions[function], len(functions[function]), salt)
+    return [(place, 1) for place in dict.fromkeys(chosen)]
 
 
 def of_all(times: Mapping[str, int], *, later: bool) -> list[Run]:

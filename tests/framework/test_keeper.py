@@ -212,9 +212,9 @@ def test_a_fork_has_no_thread_of_ours_beside_it(throwaway: Throwaway) -> None:
 def test_a_handler_in_the_middle_of_the_standard_library_does_not_hang(
     throwaway: Throwaway, pytestconfig: pytest.Config
 ) -> None:
-    """It may come while its thread holds a lock of an event. The default tier tries one of five."""
+    """It may come while its thread holds a lock of an event. The default tier tries 1 of 12."""
     script = str(Path(__file__).with_name("handlers.py"))
-    apart = "1" if tiers.is_whole(pytestconfig) else "5"
+    apart = "1" if tiers.is_whole(pytestconfig) else "12"
     done = subprocess.run(
         [sys.executable, script, apart],
         env=throwaway.environment(),

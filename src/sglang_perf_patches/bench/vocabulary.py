@@ -195,7 +195,7 @@ def _words() -> frozenset[str]:
 
 
 def _in_clauses() -> Iterator[str]:
-    """Words of what is said of a server's features and uses, in small letters, and their flags."""
+    """The words and flags that describe a server's features and uses, in small letters."""
     clauses = [each.clause for each in setups.FEATURES.all]
     clauses += [use.lacking for use in setups.FEATURES.uses]
     for clause in clauses:

@@ -82,7 +82,7 @@ def obstacle(
         return ""
     name = next(word for word in python if _PYTHON.fullmatch(os.path.basename(word)))
     if not seen["package"]:
-        return f"`{name}` can't import sglang_perf_patches: install it beside that sglang"
+        return f"`{name}` can't import sglang_perf_patches: install it next to that sglang"
     if not seen["loads"]:
         option = cutting_off(python)
         why = f" {option} keeps `sglang-perf-patches run` out." if option else ""

@@ -4,8 +4,8 @@ What is chosen, and whose verdict is ``applies``, goes live when its modules hav
 `entry`). It is verified again when the import of something that it relies on ends, around sglang's
 ``HookRegistry.apply_hooks``, which runs after every plugin, and whenever somebody looks again. If a
 definition was replaced, or if the server has something on that the patch was not proven with (see
-`published`), the whole patch is to be taken off. That happens at a moment at which no thread is in
-a call of it and it holds no work (see `removal`).
+`published`), the whole patch is to be taken off. That happens while no thread is inside
+it and it holds no work (see `removal`).
 
 Each step is done by the executor, one at a time, and may be repeated.
 """

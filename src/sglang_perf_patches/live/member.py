@@ -1,4 +1,4 @@
-"""The patches of this process: one, all together, and what is said of them.
+"""The patches of this process: one, all together, and what is reported of them.
 
 The board shows the layers of the patches that are on: `Roster.show` is the one function that
 changes which those are.

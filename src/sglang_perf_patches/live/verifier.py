@@ -261,7 +261,7 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
 
 
 def check_relatives(reference: str, verified: Collection[str]) -> None:
-    """Verify that what is to be added to a class hides and is hidden by known code alone.
+    """Verify that what is to be added to a class hides, and is hidden by, only known code.
 
     Args:
         reference: of what is to be added.

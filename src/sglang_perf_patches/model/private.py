@@ -1,4 +1,4 @@
-"""Folders that are one user's alone: what is read there was written by that user.
+"""Private folders: what is read there was written by this user.
 
 What belongs below a folder that the environment names, and can't be there, goes to this user's
 folder in the temporary folder.

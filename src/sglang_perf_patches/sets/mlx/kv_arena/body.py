@@ -152,7 +152,7 @@ def _begin(
 def _tried(
     trial: Trial, core: Any, ctx: Any, field: str, groups: Groups
 ) -> Step | StepApart | None:
-    """A step that stock serves, and that copies compute too; None if stock alone computes it."""
+    """A step that stock serves, and that copies compute too; None if only stock computes it."""
     tried = trial.begin(getattr(ctx, field), list(ctx.seq_lens), groups)
     if tried is None:
         return None

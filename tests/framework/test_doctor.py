@@ -637,13 +637,13 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == "up\n"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             done, out = health(throwaway, "--json", script=script)
             by_check = {each["check"]: each for each in json.loads(out)["checks"]}
-            if by_check["live"]["word"] == word:
+            # In the end nothing is live, so nobody waits for a request.
+            if by_check["live"]["word"] == word and "has run" not in by_check:
                 break
             assert time.monotonic() < deadline, by_check
         assert (done, by_check["live"]["change"]) == (code, change)
-        assert "has run" not in by_check, "nothing is live, so nobody waits for a request"
         process.stdin.close()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from throwaway import Throwaway
+from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.cli.ask import answer, command, gpus
 from sglang_perf_patches.judge.verdict import Verdict
@@ -167,15 +167,8 @@ def prepare_server_args(words):
         raise ValueError("no three\\nprocesses")
     return ServerArgs(given.tp_size)
 
-def set_global_server_args_for_scheduler(server_args):
-    global _published
-    _published = server_args
-
-def get_global_server_args():
-    if _published is None:
-        raise ValueError("Global server args is not set yet!")
-    return _published
 """
+SERVER_ARGS += PUBLISHING
 PROVEN = """
 import dataclasses
 import throwaway_patches as t

@@ -10,7 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from throwaway import Throwaway
+from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.cli.verbs import stock_switches
 from sglang_perf_patches.judge import downloads, source
@@ -565,21 +565,13 @@ def test_a_model_that_says_too_little_is_exit_2(
     assert said in done.stderr
 
 
-ARGUMENTS = """
+ARGUMENTS = f"""
 _published = None
 
 class ServerArgs:
     speculative_algorithm = None
 
-def set_global_server_args_for_scheduler(server_args):
-    global _published
-    _published = server_args
-
-def get_global_server_args():
-    if _published is None:
-        raise ValueError("Global server args is not set yet!")
-    return _published
-"""
+{PUBLISHING}"""
 RULED_PATCHES = """
 import dataclasses
 step = dataclasses.replace(STEP, only_with=("speculation",))

@@ -6,7 +6,7 @@ The throwaway package publishes its server's arguments in each of the ways of th
 from __future__ import annotations
 
 import pytest
-from throwaway import Throwaway
+from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.model import setups, uses
 
@@ -23,15 +23,7 @@ class ServerArgs:
 
 _published = None
 
-def set_global_server_args_for_scheduler(server_args):
-    global _published
-    _published = server_args
-
-def get_global_server_args():
-    if _published is None:
-        raise ValueError("Global server args is not set yet!")
-    return _published
-
+{PUBLISHING}
 publish = set_global_server_args_for_scheduler
 """
 """Up to 0.5.14; the arguments are resolved in place."""

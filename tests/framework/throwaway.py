@@ -192,6 +192,16 @@ class envs:
     SGLANG_PLUGINS = _Variable("SGLANG_PLUGINS")
     SGLANG_PLATFORM = _Variable("SGLANG_PLATFORM")
 """
+PUBLISHING = """def set_global_server_args_for_scheduler(server_args):
+    global _published
+    _published = server_args
+
+def get_global_server_args():
+    if _published is None:
+        raise ValueError("Global server args is not set yet!")
+    return _published
+"""
+"""How releases up to 0.5.14 publish a server's arguments, in ``server_args``."""
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.judge.cache import Cache
@@ -27,12 +26,9 @@ class Empty(Cache):
         pass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.KNOWN)
-def test_without_a_cache_a_release_is_judged_the_same_and_hardly_parsed(
-    release: str, pytestconfig: pytest.Config
-) -> None:
-    if release not in {"0.5.9", "0.5.17", "0.5.23"} and not tiers.is_whole(pytestconfig):
-        pytest.skip("three releases are enough for the default tier")
+def test_without_a_cache_a_release_is_judged_the_same_and_hardly_parsed(release: str) -> None:
     root = source.find(downloads.tree(release))
     fast, slow = source.Tree(root, Empty(root)), source.Tree(root)
     verdicts = judge_each(sets.load(), fast)

@@ -3,8 +3,8 @@
 One file a tree, in this user's own cache folder, or in the temporary folder if that can't be used.
 What it holds of a source file is good for that file's content, and was made by our code as it is.
 Sizes and times would not do: images that are built reproducibly have the same ones around another
-content. It saves time and nothing else: one that can't be used, or isn't this user's alone, is as
-good as none. What it does not hold of a release's file comes with the package (see `shipped`).
+content. It only saves time: one that can't be used, or that another user can write, counts as none.
+What it does not hold of a release's file comes with the package (see `shipped`).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _temporary() -> Path:
     """The same in the temporary folder.
 
     Raises:
-        OSError: there is none, or that name there is not this user's alone.
+        OSError: there is none, or another user can write there.
     """
     base = Path(private.temporary())
     with contextlib.suppress(FileExistsError):
@@ -169,7 +169,7 @@ def _temporary() -> Path:
 
 @contextmanager
 def _private_folder() -> Iterator[tuple[int, Path, str]]:
-    """A folder that is this user's alone, and can be written; it is made where it is missing.
+    """A private folder of this user that can be written; made if it is missing.
 
     Returns:
         its descriptor, its path, and why the usual one can't be used, "" if it is that.

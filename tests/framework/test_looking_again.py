@@ -225,8 +225,11 @@ for _ in range(5):
     assert ours.activate("all").of("one.step").state == "pending"
     ours.deactivate()
     assert engine.report() is None
-gc.collect()
-assert sum(type(each) is Activation for each in gc.get_objects()) <= 1
+# A tick of one that has ended may be under way still, and holds it until it returns.
+deadline = time.monotonic() + 60
+while (gc.collect(), sum(type(each) is Activation for each in gc.get_objects()))[1] > 1:
+    assert time.monotonic() < deadline, "an activation that has ended stays in memory"
+    time.sleep(0.05)
 ours.activate("all")
 import sglang.srt.a as a
 assert a.Worker().step(1) == 102

@@ -8,8 +8,8 @@
 # mlx-on-this-mac.txt (or $FILE): please attach it to an issue, whatever the result. We have had no
 # Mac so far. It says which bits MLX's kernels give here, whether the patches' results are stock's,
 # what servers reply in a second (stock, patched and mlx_lm.server, by turns), and what they hold in
-# memory. Nothing is sent anywhere. VERIFY (mlx), KERNELS, SERVERS, MEMORY and BENCH hold other
-# options of the parts; MODEL is a model of yours for the servers, in place of random weights.
+# memory. Nothing is sent anywhere. VERIFY (mlx), KERNELS, SERVERS and MEMORY hold other options of
+# the parts; MODEL is a model of yours for the servers, in place of random weights.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx
@@ -59,7 +59,6 @@ print(mlx.core.default_device(), mlx.core.device_info())"
     part 270 python "$parts/beside.py" --here ${MODEL:+--model "$MODEL"} \
         ${SERVERS:---shape 0.6b-4bit --loads unique --each 2 --slots 8192 --seconds 240}
     part 45 python "$parts/footprint.py" ${MEMORY:-}
-    part 45 sglang-perf-patches bench mlx ${BENCH:---prefill 256 --context 256 --batch 16 --rounds 3}
 } 2>&1 | sed "s|$HOME|~|g" | tee "$file"
 echo
 echo "All of this is in $file: please attach it to an issue."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -1387,23 +1386,6 @@ def arena_nodes() -> dict[str, Any]:
                         "zeros": nodes["Full"],
                     }
             sglang_perf_patches.deactivate()
-    return results
-
-
-def turn_of_stock() -> dict[str, Any]:
-    """The states of the patches after a turn of stock's in `bench mlx`, and at its end."""
-    import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
-
-    from sglang_perf_patches.proof.mlx import standalone
-
-    standalone.lend()
-    from sglang_perf_patches.bench.mlx import Switch
-
-    switch = Switch()
-    with switch.stock():
-        time.sleep(2.5)
-    results = {"after": {id: state(id).state for id in switch.names}}
-    switch.close()
     return results
 
 

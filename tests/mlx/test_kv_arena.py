@@ -196,9 +196,3 @@ def test_a_trial_that_waits_for_each_step_would_see_nothing(found: Found, releas
     assert of["waits"]["state"]["state"] == "live"
     assert of["waits"]["faults"] > 0
     assert of["waits"]["played"] != of["stock"]["played"][: len(of["waits"]["played"])]
-
-
-def test_a_turn_of_stocks_in_the_benchmark_is_no_conflict(found: Found) -> None:
-    after = found("0.5.23", "turn_of_stock")["after"]
-    assert "mlx.kv-arena" in after
-    assert set(after.values()) == {"live"}

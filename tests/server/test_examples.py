@@ -76,25 +76,22 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
     done = example(
         "0.5.23",
         EXAMPLES / "mlx_on_a_mac.sh",
-        limit_s=1200,  # it boots three servers and plays a bench, beside the other tests
+        limit_s=1200,  # it boots three servers, beside the other tests
         FILE=str(file),
         KERNELS="--quick --hidden 64 --vocabulary 512",
         VERIFY="mlx.last-row",
         SERVERS="--turns 1 --clients 2 --each 1 --words 16 --replies 8 --loads unique,turns",
         MEMORY="--loads 1_x_250",
-        BENCH="--quick --rounds 2 --prefill 16 --context 16 --lengths equal --taken chained",
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.endswith(f"All of this is in {file}: please attach it to an issue.\n")
     text = file.read_text(encoding="utf-8")
-    assert text.count("it ended with 0\n") == 6, text
+    assert text.count("it ended with 0\n") == 5, text
     assert "sglang 0.5.23\n" in text
     assert '"other bits from so many rows on": []' in text
     assert re.search(r"^\| turns \| 2 \|.* \| equal \|$", text, re.M)
     assert re.search(r"^sglang-perf-patches: .*live.*mlx\.kv-arena", text, re.M)
     assert all(f'"side": "{side}", "load": "1_x_250"' in text for side in ("none", "mlx", "mlx-lm"))
-    assert "a prefill of one request" in text
-    assert "a decode step of 4 requests" in text
     assert str(Path.home()) not in text
 
 

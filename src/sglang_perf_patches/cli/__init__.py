@@ -29,9 +29,8 @@ _VERBS = {
         "compare each patch that applies with stock on this machine, bit by bit",
     ),
     "bench": (
-        "benching",
-        "time stock and patched in turns, after a check that they give the same; "
-        "bench server: your own server, with any two settings",
+        "benching_server",
+        "bench server: your own server in turns, with and without patches, or any two settings",
     ),
     "report": ("reporting", "write one redacted file for an issue; nothing is sent"),
     "run": (
@@ -83,9 +82,8 @@ def _run(words: list[str]) -> int:
         return int(server.main(words[2:]))
     words, command = _without_command(words)
     args, unknown = _parser(words[:1]).parse_known_args(words)
-    if unknown and not args.takes_unknown:
+    if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.options = unknown
     args.command = command if words[0] in _ASKING else getattr(args, "command", None)
     code: int = args.function(args)
     return code
@@ -123,7 +121,7 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
         verb: Any = import_module(f"{__name__}.verbs.{module}") if is_loaded else None
         kwargs = verb.PARSER if verb else {}
         of_verb = verbs.add_parser(name, help=help_text, **kwargs)
-        of_verb.set_defaults(parser=of_verb, takes_unknown=False)
+        of_verb.set_defaults(parser=of_verb)
         if verb:
             verb.add_options(of_verb)
             of_verb.set_defaults(function=verb.run)

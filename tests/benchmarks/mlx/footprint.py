@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any
 
 from beside_release import run
+from sizes import MODELS
 
 _SIZES = {
     "vocab_size": 512,
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--loads", default=":".join(_LOADS), help="with colons between")
     parser.add_argument("--slots", type=int, default=32_768, help="of the pool, in tokens")
     parser.add_argument("--unread", action="store_true")
-    parser.add_argument("--shape", default="", help="a model of `bench mlx`, in bfloat16")
+    parser.add_argument("--shape", default="", help="a model of sizes.py, in bfloat16")
     given = parser.parse_args()
     return run(__file__, given.release, lambda: _measure(given))
 
@@ -69,7 +70,6 @@ def _measure(given: argparse.Namespace) -> None:
 
     standalone.lend()
     import sglang_perf_patches
-    from sglang_perf_patches.bench.mlx_models import MODELS
     from sglang_perf_patches.proof.mlx import models
 
     sizes = MODELS[given.shape] if given.shape else _SIZES

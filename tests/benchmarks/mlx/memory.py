@@ -3,7 +3,7 @@
     python3 tests/benchmarks/mlx/memory.py --release 0.5.23 --release 0.5.11
 
 runs in the environments that the tests use, which the first use makes. It runs the small model of
-`bench mlx` (8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory,
+sizes.py (8 layers, 4 KV heads of 64, float32) with the pool of stock's runner already in memory,
 as after any prefix hit. It prints one line of JSON for each release, selection and load. Its
 figures are beside the weights and the pool, whose own size at the load's end is given too.
 
@@ -25,6 +25,8 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from sizes import MODELS
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[2]
@@ -63,7 +65,6 @@ def _measure(selection: str, radix: bool, only: str) -> None:
     standalone.lend()
 
     import sglang_perf_patches
-    from sglang_perf_patches.bench.mlx import MODELS
     from sglang_perf_patches.proof.mlx import models, rig
 
     sglang_perf_patches.activate(selection)

@@ -1,7 +1,7 @@
 """Where the time of one prompt's prefill goes, with no patch, with each of them alone, with all.
 
-It runs stock's runner beside `bench mlx`'s models, one prompt at a time, built, launched and read
-as in the overlap loop. It prints one line of JSON for each length and selection, in milliseconds:
+It runs stock's runner with a model of random weights, one prompt at a time, built, launched and
+read as in the overlap loop. A line of JSON for each length and selection has, in milliseconds:
 
 - build: the host builds the graph,
 - launch: the host evaluates it, which on CUDA launches its kernels,
@@ -24,6 +24,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from sizes import MODELS
+
 _ALONE = ("mlx.pool-write", "mlx.first-buffer", "mlx.last-row")
 _PARTS = ("build", "launch", "wait", "finish")
 
@@ -44,20 +46,21 @@ def main() -> None:
 
     standalone.lend()
 
-    from sglang_perf_patches.bench import mlx as bench
+    from switch import SET, Switch
+
     from sglang_perf_patches.proof import Missing
     from sglang_perf_patches.proof.mlx import models
 
     lives: dict[str, Callable[[], AbstractContextManager[Any]]] = {"none": nullcontext}
-    for selection in (*(() if given.only_all else _ALONE), bench.SET):
+    for selection in (*(() if given.only_all else _ALONE), SET):
         try:
-            switch = bench.Switch(selection)
+            switch = Switch(selection)
         except Missing as error:  # gated on this device
             print(json.dumps({"patches": selection, "left out": str(error)}), flush=True)
             continue
         switch.close()
         lives[selection] = switch.live
-    sizes = dict(bench.MODELS[given.model])
+    sizes = dict(MODELS[given.model])
     kind, quantized = sizes.pop("kind", "qwen3"), sizes.pop("quantized", False)
     with models.model(kind, given.dtype, quantized=quantized, **sizes) as model:
         measured = []
@@ -75,7 +78,7 @@ def main() -> None:
                 quartiles = [round(each, 3) for each in statistics.quantiles(ratios, n=4)]
                 print(json.dumps(told | {"until the token, to stock": quartiles}), flush=True)
         for tokens, sides in measured:  # last: a profiler slows what comes after it
-            for name in ("none", bench.SET):
+            for name in ("none", SET):
                 told = {"tokens": tokens, "patches": name} | _kernels(sides[name])
                 print(json.dumps(told), flush=True)
 

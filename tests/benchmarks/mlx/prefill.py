@@ -20,6 +20,7 @@ from contextlib import closing
 from typing import Any
 
 from beside_release import run
+from sizes import MODELS
 
 _LAYERS = 28
 
@@ -42,12 +43,13 @@ def _measure(tokens: int, pairs: int, dtype: str) -> None:
 
     standalone.lend()
 
-    from sglang_perf_patches.bench import mlx as bench
+    from switch import Switch
+
     from sglang_perf_patches.proof.mlx import models, rig
 
-    sizes = dict(bench.MODELS["0.6b"])
+    sizes = dict(MODELS["0.6b"])
     sizes |= {"num_hidden_layers": 1, "vocab_size": sizes["vocab_size"] // _LAYERS}
-    with models.model("qwen3", dtype, **sizes) as model, closing(bench.Switch()) as switch:
+    with models.model("qwen3", dtype, **sizes) as model, closing(Switch()) as switch:
         sides = {"stock": switch.stock, "patched": switch.live}
         players: dict[str, Any] = {}
         for name, live in sides.items():

@@ -231,7 +231,7 @@ def write(folder: str, shape: str) -> None:
         weights = mx.load(path) if shape == "tiny" else _with_windows(where)
         weights["lm_head.weight"][end] = 0
     else:
-        from sglang_perf_patches.bench.mlx_models import MODELS
+        from sizes import MODELS
 
         base, _, bits = shape.partition("-")
         sizes = MODELS[base]

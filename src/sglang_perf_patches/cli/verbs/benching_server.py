@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...bench import report
 from ...bench.server import (
@@ -36,6 +37,10 @@ from ...model.selection import Selection
 from .. import entry_point, interpreter, last_bench, render
 from . import add_json, selected, tree_at
 
+PARSER: dict[str, Any] = {
+    "epilog": "See sglang-perf-patches bench server --help. What follows it is its own."
+}
+
 _EPILOG = """
 Any other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
 --dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
@@ -58,6 +63,16 @@ or a patch that you named and that is not live; 2 it could not start; 128 + N af
   sglang-perf-patches bench server --a "SGLANG_PERF_PATCHES=none" \\
       --b "SGLANG_PERF_PATCHES=none SGLANG_X=1" --c "SGLANG_PERF_PATCHES=all" -- COMMAND
 """
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What there is to measure: the words after ``bench server`` have a parser of their own."""
+    parser.add_argument("what", choices=("server",))
+
+
+def run(_args: argparse.Namespace) -> int:
+    """``bench server`` with nothing after it."""
+    return main([])
 
 
 def main(words: Sequence[str]) -> int:

@@ -1,0 +1,40 @@
+"""Sizes of the models that the scripts give random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODELS: dict[str, dict[str, Any]] = {
+    "0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
+    "quarter": {
+        "vocab_size": 9_496,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
+    "small": {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+}
+"""Qwen3-0.6B; one with the proportions of its body and head; Qwen3 for a CPU."""

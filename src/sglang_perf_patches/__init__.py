@@ -13,7 +13,6 @@ from .live.executor import executor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from .judge.verdict import Verdict
@@ -26,7 +25,6 @@ __all__ = [
     "__version__",
     "activate",
     "deactivate",
-    "paused",
     "report",
     "verdicts",
 ]
@@ -82,43 +80,6 @@ def report() -> Report | None:
     ask = getattr(engine, "report", None)  # not there while the engine is being imported
     happened: Report | None = ask() if ask is not None else None
     return happened
-
-
-def paused(
-    *names: str, regardless: bool = False, wait_s: float = 5.0
-) -> AbstractContextManager[frozenset[str]]:
-    """Show stock's own code in place of live patches, for as long as a ``with`` block runs.
-
-    It is for measurements: stock and patched by turns in one process. Stock's objects are back in
-    their places, in all threads; then the patches come back as they were. What is paused stays
-    ``live``, with a reason that says so. Meanwhile no other patch goes live. Pauses may be nested;
-    one thread at a time pauses.
-
-    Args:
-        names: patches and sets; every live patch without one. Patches that need a paused one pause
-            too. What is not live is left as it is.
-        regardless: pause also a patch that holds work or graphs which stock's code would have to go
-            on from. The caller answers for that.
-        wait_s: how long to wait until no thread is in a call of the patches and they hold no work,
-            in seconds.
-
-    Returns:
-        a context manager that gives the ids of all that is paused. If the patches can't come back
-        at its end, because a thread is in such a call, they do so at the first look, once a second.
-
-    Raises:
-        SelectionError: a name is unknown; at the beginning of the block.
-        TimeoutError: there was no such moment; at the beginning of the block.
-        RuntimeError: a signal handler calls in the middle of another call of this package.
-    """
-    loaded = executor.do(_import, wait_s=_JUDGING_S).result()
-    if loaded is None:
-        raise RuntimeError("sglang_perf_patches is at work: nothing can pause in between")
-    engine, _ = loaded
-    pause: AbstractContextManager[frozenset[str]] = engine.paused(
-        names, regardless=regardless, wait_s=wait_s
-    )
-    return pause
 
 
 def verdicts(path: str | Path | None = None) -> list[Verdict]:

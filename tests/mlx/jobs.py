@@ -1003,8 +1003,10 @@ def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
     import mlx.core as mx
     import numpy as np
 
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.pool_write import body
+
+    sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "rig" / "inside"))
+    from pausing import paused  # type: ignore[import-not-found]
 
     chance, (layers, heads, size) = Random(seed), (3, 2, 4)
     slots = chance.choice((100, 1000, 5000))
@@ -1033,7 +1035,7 @@ def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
             else:
                 if (writes := vars(pool).get(body._WRITES)) is not None:
                     writes.evaluate(mx, pool)  # as at a request's end; a pause waits for it
-                with sglang_perf_patches.paused("mlx.pool-write"):
+                with paused("mlx.pool-write"):
                     pool.set_kv_all_layers(chosen, mx.array(values[0]), mx.array(values[1]))
         elif kind == "one":
             value = np.full((len(which), heads, size), step, dtype=np.float32)

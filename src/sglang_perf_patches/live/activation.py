@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -40,7 +39,6 @@ logger = logging.getLogger("sglang_perf_patches")
 
 # Install code may import what the very thread imports that waits for it.
 _OTHER_THREAD_S = 1.0
-_POLL_S = 0.005
 _OFF: tuple[State, str] = ("off", "")
 
 
@@ -155,38 +153,6 @@ class Activation:
         """Take one patch off, as soon as that is safe; for tests and measurements."""
         self._request(partial(self._removal.lose, self._roster[patch], *_OFF))
 
-    def pause(self, patches: frozenset[str], *, regardless: bool, wait_s: float) -> frozenset[str]:
-        """Show stock's code in place of those of these patches that are live, until the next call.
-
-        Args:
-            patches: their ids.
-            regardless: also while they hold work; while they come back too.
-            wait_s: how long to wait for a moment at which that is safe, in seconds.
-
-        Returns:
-            the ids of all that is paused.
-
-        Raises:
-            TimeoutError: there was none. What is to come back does so at the first look.
-        """
-        removal = self._removal
-        removal.pause, removal.regardless, removal.is_agreed = patches, regardless, False
-        end = time.monotonic() + wait_s
-        self._request(lambda: None)
-        while not removal.is_agreed and not self.over:
-            if time.monotonic() > end:
-                raise TimeoutError(f"not paused within {wait_s:g} s: {removal.why_not_paused()}")
-            time.sleep(_POLL_S)
-            self._request(lambda: None)
-        if not patches:
-            self._request(self._look_at_everything)  # nobody looked at what was paused
-        return frozenset(member.patch.id for member in removal.paused())
-
-    @property
-    def pauses(self) -> frozenset[str]:
-        """The ids of the patches that are to pause, and of none that only needs one of them."""
-        return self._removal.pause
-
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
         return self._removal.waits_for()
@@ -271,9 +237,8 @@ class Activation:
 
     def _verify_live(self, members: Iterable[Member]) -> None:
         """Verify patches; those that are undone are to be taken off."""
-        paused = self._removal.paused()
         for member in members:
-            if self.over or member.state != "live" or member.end is not None or member in paused:
+            if self.over or member.state != "live" or member.end is not None:
                 continue
             now = self._verifier.glimpse(member)
             try:
@@ -287,7 +252,7 @@ class Activation:
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
         working = [member for member in self._roster if member.state in WAITING | WORKING]
-        if self.over or not working or self._removal.pause or self._removal.paused():
+        if self.over or not working:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
@@ -309,7 +274,6 @@ class Activation:
             self._removal.end_all(*_OFF, whatever=True)
         self._removal.go_on()
         if not self.over:
-            self._removal.agree()
             return
         # Nothing is to go live any more: what is inert goes, and our hooks.
         if not self._roster.on():

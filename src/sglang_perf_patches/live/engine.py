@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from .. import sets
@@ -76,24 +76,6 @@ def take_off() -> str:
     activation.stop()
     activation.look_now()
     return "" if activation.ended else activation.waits_for()
-
-
-@contextlib.contextmanager
-def paused(names: Collection[str], *, regardless: bool, wait_s: float) -> Iterator[frozenset[str]]:
-    """See `sglang_perf_patches.paused`."""
-    patches = by_id(sets.load())
-    chosen = [id for name in names for id in selection.members(name, patches, policies=True)]
-    activation = _present()
-    if activation is None:
-        yield frozenset()
-        return
-    before = activation.pauses
-    wanted = before | frozenset(chosen if names else patches)
-    try:
-        yield activation.pause(wanted, regardless=regardless, wait_s=wait_s)
-    finally:
-        with contextlib.suppress(TimeoutError):  # then they come back at the first look
-            activation.pause(before, regardless=regardless, wait_s=0)
 
 
 def report() -> Report | None:

@@ -150,7 +150,7 @@ class Roster:
         """Those that are live, or may be."""
         return [member for member in self if member.state in WORKING]
 
-    def show(self, members: Collection[Member], *, regardless: bool = False) -> bool:
+    def show(self, members: Collection[Member]) -> bool:
         """Have the board show exactly these patches, all at once, if that is safe now.
 
         It is while no thread is in a call that this concerns, and while no patch holds work that
@@ -158,7 +158,6 @@ class Roster:
 
         Args:
             members: those that are on then. What they make is made here, if it is not kept.
-            regardless: also while they hold work.
 
         Returns:
             False if it was not safe: nothing has changed.
@@ -186,7 +185,7 @@ class Roster:
         )
         return self.board.exchange(
             *(table, codes),
-            is_due=lambda: regardless or not any(member.waits_for() for member in holding),
+            is_due=lambda: not any(member.waits_for() for member in holding),
             before=lambda: _each(slot.place for slot in coming),
             after=lambda: _each(partial(slot.settle, is_at_rest=True) for slot in slots),
         )

@@ -1,12 +1,8 @@
-"""Taking patches off, for good or for a while: completely, and only when that is safe.
+"""Taking patches off: completely, and only when that is safe.
 
 A patch that is to be taken off has an `end`. It stays on while a thread is in a call of it, or
 while it holds work (`model.patching.Patching.drain`). So do the patches that need it, and those
 that share a place with it. Each look tries once.
-
-A pause is for measurements: what is paused is off the board, so stock's own objects are back in
-their places. But it keeps its layers, and comes back as the same objects. Meanwhile nothing else
-goes live, and what is paused is not verified, since nothing of it is there.
 """
 
 from __future__ import annotations
@@ -17,9 +13,6 @@ from dataclasses import dataclass
 from ..model.state import State
 from .member import WAITING, WORKING, Member, Notices, Roster, why_it_stays, with_dependents
 
-PAUSED: tuple[State, str] = ("live", "paused: stock's code runs")
-"""The status of a patch that is paused. One that is lost meanwhile has another, and stays off."""
-
 _RULED = frozenset({"gated", "not needed"})
 """States that are no fault of a patch."""
 
@@ -29,17 +22,11 @@ class Removal:
     """Takes patches off; each step may be repeated after an interruption.
 
     Attributes:
-        pause: ids of the patches that are to pause.
-        regardless: whether also while they hold work.
-        is_agreed: the board shows what the pause leaves.
         has_more: a patch is to be taken off since the last `go_on`.
     """
 
     _roster: Roster
     _notices: Notices
-    pause: frozenset[str] = frozenset()
-    regardless: bool = False
-    is_agreed: bool = True
     has_more: bool = False
 
     def lose(self, member: Member, state: State, reason: str) -> None:
@@ -74,7 +61,7 @@ class Removal:
         self.has_more = False
         leaving = [member for member in self._roster if member.end is not None]
         for group in _groups(with_dependents(leaving, self._roster.on())):
-            if self._exchange(group):
+            if self._take_off(group):
                 self._end({each: each.end for each in group if each.end is not None})
                 continue
             for member in group:
@@ -91,45 +78,11 @@ class Removal:
         lines = {member.patch.id: why_it_stays(group) for group in groups for member in group}
         return "; ".join(f"{each.patch.id} until {lines[each.patch.id]}" for each in leaving)
 
-    def paused(self) -> list[Member]:
-        """The patches in whose place stock's code is shown."""
-        return [member for member in self._roster if member.status == PAUSED]
-
-    def agree(self) -> None:
-        """Show what the pause leaves, all at once, if that is safe now."""
-        live = [each for each in self._roster if each.state == "live" and each.end is None]
-        off = with_dependents([each for each in live if each.patch.id in self.pause], live)
-        going = [each for each in off if self._roster.is_on(each)]
-        coming = [each for each in self.paused() if each not in off]
-        is_due = bool(going or coming)
-        self.is_agreed = not is_due or self._exchange(going, coming, regardless=self.regardless)
-        if not (is_due and self.is_agreed):
-            return
-        for member in coming:
-            self._notices.set_status(member, "live", "")
-        for member in going:
-            self._notices.set_status(member, *PAUSED)
-
-    def why_not_paused(self) -> str:
-        """Why the patches that are to pause can't, now."""
-        members = [each for each in self._roster.on() if each.patch.id in self.pause]
-        holding = next((each for each in members if each.waits_for()), None)
-        if holding is None:
-            return "a thread is in a call of them"
-        return f"{holding.patch.id}: until {holding.waits_for()}"
-
-    def _exchange(
-        self,
-        going: Collection[Member],
-        coming: Collection[Member] = (),
-        *,
-        regardless: bool = False,
-    ) -> bool:
-        """Take patches off the board, and put paused ones back, if that is safe now."""
+    def _take_off(self, going: Collection[Member]) -> bool:
+        """Take patches off the board, if that is safe now."""
         roster = self._roster
-        shown = [each for each in roster.on() if each not in going]
-        slots = [slot for each in (*going, *coming) for slot in each.slots.values()]
-        if not roster.show([*shown, *coming], regardless=regardless):
+        slots = [slot for each in going for slot in each.slots.values()]
+        if not roster.show([each for each in roster.on() if each not in going]):
             return False
         roster.settle(slots)  # also where an interruption came before that was done
         for slot in slots:

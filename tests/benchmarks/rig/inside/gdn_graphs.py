@@ -7,6 +7,8 @@ prefill kernel, ``unwaited`` is ours without its wait for states that come back 
 
 import time
 
+import pausing
+
 PATCH = "mamba.gdn-prefill-graph"
 _FLAGS = (
     "use_captured_forward_metadata_for_breakable_cuda_graph",
@@ -58,12 +60,10 @@ class Helper:
     def _capture_stock(self, backend, said):
         from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
 
-        import sglang_perf_patches
-
         said["patched memory"] = repr(getattr(self._runner, "graph_memory_usage", None))
         said["patched time"] = repr(getattr(self._runner, "graph_time_usage", None))
         kept = {name: getattr(backend, name) for name in _FLAGS}
-        with sglang_perf_patches.paused(regardless=True):
+        with pausing.paused():
             backend.use_captured_forward_metadata_for_breakable_cuda_graph = False
             backend.prefill_cuda_graph_max_batch_size = None
             began = time.time()

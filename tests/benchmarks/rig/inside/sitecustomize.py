@@ -19,12 +19,12 @@ import compare_draft_extend  # now: a process that multiprocessing spawns loses 
 import draft_extend
 import gdn_graphs
 import marks
+import pausing
 import states
 import wrapt
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.environ.get("RIG_FOLDER", "")
-_PAUSE_S = 20
 
 
 def _cuda():
@@ -38,10 +38,8 @@ class _Switch:
     """Shows one side at a time."""
 
     def __init__(self, scheduler):
-        import sglang_perf_patches
         from sglang_perf_patches.live import engine
 
-        self._ours = sglang_perf_patches
         self._stack = contextlib.ExitStack()
         report = engine.report()
         live = [each.id for each in report.patches if each.state == "live"] if report else []
@@ -60,8 +58,7 @@ class _Switch:
         paused = frozenset()
         if set(off) - kept:
             # The helpers answer for graphs; between requests nothing else is held.
-            pause = self._ours.paused(*set(off) - kept, regardless=True, wait_s=_PAUSE_S)
-            paused = self._stack.enter_context(pause)
+            paused = self._stack.enter_context(pausing.paused(*set(off) - kept))
         for helper in self.helpers:
             helper.show(frozenset(off), side)
         missing = set(off) - kept - paused

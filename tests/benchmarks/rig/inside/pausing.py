@@ -1,0 +1,60 @@
+"""Stock's code by turns with ours, in all threads of one process, for measurements.
+
+What is paused stays `live`: the board shows stock's code in its place, and later the same objects.
+"""
+
+import contextlib
+import time
+
+
+@contextlib.contextmanager
+def paused(*names, wait_s=20.0):
+    """Show stock's code in place of live patches, and of those that need them, during a block.
+
+    Args:
+        names: ids; every live patch without one.
+        wait_s: how long to wait until no thread is in a call of them, in seconds. Work that they
+            hold is not waited for: the caller answers for that.
+
+    Returns:
+        a context manager that gives the ids of all that is paused.
+
+    Raises:
+        TimeoutError: there was no such moment.
+    """
+    from sglang_perf_patches.live import engine  # the other sides of a rig run without
+    from sglang_perf_patches.live.member import with_dependents
+
+    roster = engine._present()._roster
+    before = roster.on()
+    off = with_dependents([each for each in before if each.patch.id in names or not names], before)
+    _show(roster, [each for each in before if each not in off], off, wait_s)
+    try:
+        yield frozenset(each.patch.id for each in off)
+    finally:
+        _show(roster, [each for each in before if each.slots], off, wait_s)  # less what was lost
+
+
+def _show(roster, members, changed, wait_s):
+    from sglang_perf_patches.live.executor import executor
+
+    slots = [slot for each in changed for slot in each.slots.values()]
+
+    def exchange():
+        held = {each: each.drains for each in roster}
+        try:
+            for each in held:
+                each.drains = ()
+            is_shown = roster.show(members)
+        finally:
+            for each, drains in held.items():
+                each.drains = drains
+        for slot in slots if is_shown else ():
+            slot.forget_results()
+        return is_shown
+
+    end = time.monotonic() + wait_s
+    while not executor.do(exchange, wait_s=wait_s).result():
+        if time.monotonic() > end:
+            raise TimeoutError(f"for {wait_s:g} s, a thread was in a call of what is to change")
+        time.sleep(0.005)

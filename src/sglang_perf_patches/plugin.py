@@ -11,11 +11,12 @@ def load() -> None:
     sglang's loader swallows an Exception together with what it says: here the operator gets one
     line instead, and a server that runs as stock.
     """
-    text = switch.from_environment()
-    if switch.is_off(text):
-        return
-    strict = switch.strict_from_environment()
+    strict = False
     try:
+        strict = switch.strict_from_environment()
+        text = switch.from_environment()
+        if switch.is_off(text):
+            return
         from . import activate
 
         activate(text, strict=strict)

@@ -29,11 +29,8 @@ from sglang_perf_patches.live import engine
 from sglang_perf_patches.seen import records  # noqa: F401
 
 PATCHES = (TEN, BOTH, HELPER)
-# What lets nothing out can't guard itself, nor what decides whether there is anything to guard.
-UNGUARDED = (
-    *("_finish", "finish", "_finish_import", "look_again", "_request", "do"),
-    *("from_environment", "strict_from_environment", "is_off"),
-)
+# What lets nothing out can't guard itself.
+UNGUARDED = ("_finish", "finish", "_finish_import", "look_again", "_request", "do")
 
 
 def effects(a, b):

@@ -14,7 +14,10 @@ import sglang_perf_patches as ours
 
 _FOLDER = os.path.dirname(ours.__file__) + os.sep
 _LATER = (2, 5, 17)
-_SWITCH = ("live/board.py:Board.exchange", "live/board.py:at_rest", "live/board.py:_in_one_slice")
+_ALWAYS = (
+    *("plugin.py:load", "model/switch.py"),  # before anything guards them
+    *("live/board.py:Board.exchange", "live/board.py:at_rest", "live/board.py:_in_one_slice"),
+)
 
 Run = tuple[str, int]
 """A place, ``file:function:what is there``, and how often it has run then."""
@@ -99,12 +102,12 @@ def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:
 
 
 def of_functions(times: Mapping[str, int], apart: int, salt: str) -> list[Run]:
-    """A line of one in so many functions of each file, and all of `_SWITCH`; their first runs."""
+    """A line of one in so many functions of each file, and all of `_ALWAYS`; their first runs."""
     files: dict[str, dict[str, list[str]]] = {}
     for place in times:
         file, function, _ = place.split(":")
         files.setdefault(file, {}).setdefault(function, []).append(place)
-    chosen = [place for place in times if place.startswith(_SWITCH)]
+    chosen = [place for place in times if place.startswith(_ALWAYS)]
     for functions in files.values():
         for function in sampled(functions, apart, salt):
             chosen += sampled(functions[function], len(functions[function]), salt)

@@ -69,7 +69,10 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
 @pytest.mark.parametrize(
     ("folders", "modules"),
     [
-        ("live/,seen/,model/", ("live/activation", "live/entry", "live/swap", "seen/keeper")),
+        (
+            "plugin,live/,seen/,model/",
+            ("plugin", "model/switch", "live/activation", "live/entry", "live/swap", "seen/keeper"),
+        ),
         ("judge/,sets/", ("judge/cache", "judge/parsing", "judge/source", "judge/verdict")),
     ],
 )

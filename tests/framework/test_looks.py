@@ -289,9 +289,9 @@ def test_a_patch_stays_on_while_a_caller_is_compiled(
 
 
 RELEASED = """
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
 import importlib, json, torch
 from sglang_perf_patches.live import engine

@@ -36,8 +36,8 @@ def test_the_room_of_a_new_patch(copy: Path, name: str) -> None:
     done = new(copy, f"{name}.some-thing")
     assert (done.returncode, done.stderr) == (0, "")
     room = SETS / name / "some_thing"
-    files = [str(room / each) for each in ("__init__.py", "body.py", "proof.py", "README.md")]
-    files.append(str(SETS / name / "__init__.py"))
+    files = [str(room / each) for each in ("__init__.py", "body.py", "README.md")]
+    files += [f"tests/proof/{name}/some_thing.py", str(SETS / name / "__init__.py")]
     assert done.stdout.splitlines()[:5] == files
     files.remove(str(room / "README.md"))
     ruff = [sys.executable, "-m", "ruff"]

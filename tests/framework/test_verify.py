@@ -12,37 +12,38 @@ import pytest
 from throwaway import Throwaway
 
 SETS = """
-import functools, sys, types
+import functools
 import throwaway_patches as t
-from sglang_perf_patches import proof, sets
+from sglang_perf_patches import sets, verify
+from sglang_perf_patches.verify import runner
 
 sets.NAMES = ("one", "two")
 gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
 t.use(t.STEP, t.TEN, t.HELPER, t.POLICY, gone)
 
-def cases(name, *found):
-    module = types.ModuleType(f"{proof.__name__}.{name}")
-    module.CASES = found
-    module.prepare = lambda: None
-    sys.modules[module.__name__] = module
+CHECKS = {"one.step": ["step"], "one.ten": FUNCTIONS, "two.helper": ["helper"], "two.policy": []}
+for patch in WITHOUT:
+    del CHECKS[patch]
 
-def case(patch, *functions, **more):
-    module = types.ModuleType(f"{sets.__name__}.{patch}.proof")
-    module.CHECKS = {f"check {name}": functools.partial(play, name) for name in functions}
-    sys.modules[module.__name__] = module
-    return proof.Case(patch=patch, **{"needs": ("sglang",), "what": "results", **more})
+def case(patch):
+    device = "mlx" if patch == "two.policy" else "cuda"
+    return verify.Case(patch, "results", device) if patch in CHECKS else None
 
 def play(name, inputs):
     import throwaway_cases
     return getattr(throwaway_cases, name)(inputs)
 
-cases("one", case("one.step", "step"), case("one.ten", *FUNCTIONS, **MORE))
-cases("two", case("two.helper", "helper"), case("two.policy", "helper", needs=("not_there",)))
+verify.case = runner.case = case
+verify.checks = lambda patch: {
+    f"check {name}": functools.partial(play, name) for name in CHECKS[patch]
+}
+verify.NEEDS.update(cuda=("sglang",), mlx=("not_there",))
+runner.gpu.capability = lambda: GPU
 """
 
 CASES = """
 import os, sys, time
-from sglang_perf_patches.proof import Different, Missing, comparing
+from sglang_perf_patches.verify import Different, Missing, comparing
 
 def numbers(inputs):
     return inputs(lambda random: random.randint(0, 9))
@@ -90,12 +91,26 @@ def prepared(throwaway: Throwaway) -> Throwaway:
 
 
 def verify(
-    throwaway: Throwaway, function: str, *words: str, **more: str
+    throwaway: Throwaway,
+    function: str,
+    *words: str,
+    without: tuple[str, ...] = (),
+    gpu: str | None = "9.0",
 ) -> subprocess.CompletedProcess[str]:
-    """Run it, with `function`, or more between commas, as the checks of one.ten."""
-    functions = tuple(function.split(","))
-    sets = SETS.replace("FUNCTIONS", repr(functions)).replace("MORE", repr(more))
-    throwaway.put("sitecustomize.py", sets)
+    """Run it on a machine with a GPU or none.
+
+    Args:
+        throwaway: its sglang.
+        function: the checks of one.ten, between commas.
+        words: arguments.
+        without: patches of which nothing depends on the device.
+        gpu: its compute capability.
+    """
+    values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu}
+    text = SETS
+    for name, value in values.items():
+        text = text.replace(name, repr(value))
+    throwaway.put("sitecustomize.py", text)
     return subprocess.run(
         [sys.executable, "-m", "sglang_perf_patches", "verify", *words],
         env=throwaway.environment(),
@@ -121,9 +136,9 @@ def test_every_way_that_needs_no_failure(prepared: Throwaway) -> None:
         "two.helper": "equal",
     }
     assert by_patch["two.gone"]["reason"].startswith("absent: ")
-    assert by_patch["two.policy"]["reason"] == "it needs not_there: not installed here"
+    assert by_patch["two.policy"]["reason"] == "needs not_there, not installed here"
     assert by_patch["one.ten"]["reason"] == "it needs a device that is not here"
-    assert (by_patch["one.step"]["compared"], by_patch["one.step"]["device"]) == (8, "cpu")
+    assert (by_patch["one.step"]["compared"], by_patch["one.step"]["device"]) == (8, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -187,19 +202,55 @@ def test_a_patch_named_in_full_must_be_compared(prepared: Throwaway) -> None:
     assert verify(prepared, "lacks", "one").returncode == 0
 
 
-def test_a_case_on_another_device_has_its_own_process(prepared: Throwaway) -> None:
-    done = verify(prepared, "dies", "one", "--json", device="cuda")
+def test_each_set_has_its_own_process(prepared: Throwaway) -> None:
+    done = verify(prepared, "dies", "--json")
     assert {id: one["word"] for id, one in outcomes(done).items()} == {
         "one.step": "equal",
         "one.ten": "failed",
+        "two.gone": "skipped",
+        "two.helper": "equal",
+        "two.policy": "skipped",
     }
 
 
-def test_every_patch_has_a_case() -> None:
-    from sglang_perf_patches import proof, sets
+def test_what_depends_on_no_device_is_proven_and_nothing_runs(prepared: Throwaway) -> None:
+    done = verify(prepared, "dies", "one", without=("one.step", "one.ten"))
+    assert done.returncode == 0, done.stderr
+    told = "proven on exactly this code; nothing depends on this machine"
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert {f"one.step {told}", f"one.ten {told}"} <= set(lines)
+    assert lines[-1] == "0 equal, 2 proven, 0 built-in or absent, 0 of 2 could not run"
+    assert verify(prepared, "dies", "one.ten", without=("one.ten",)).returncode == 0
 
-    patches = {patch.id for patch_set in sets.load() for patch in patch_set.patches}
-    assert {case.patch for case in proof.all_cases()} == patches
+
+def test_without_a_gpu_only_a_named_patch_fails(prepared: Throwaway) -> None:
+    done = verify(prepared, "dies", "one", "--json", gpu=None)
+    assert done.returncode == 0, done.stderr
+    told = [(outcome["word"], outcome["reason"]) for outcome in outcomes(done).values()]
+    assert told == [("skipped", "needs a CUDA GPU")] * 2
+    assert verify(prepared, "dies", "one.ten", gpu=None).returncode == 1
+
+
+def test_every_patch_is_proven_on_the_device_or_by_the_tests() -> None:
+    from sglang_perf_patches import sets
+    from sglang_perf_patches import verify as package
+    from sglang_perf_patches.model.patch import by_id, room_of
+
+    of_device = {id for id in by_id(sets.load()) if package.case(id)}
+    assert {id for id in of_device if not id.startswith("mlx.")} == {
+        "mla.page-table-bound",
+        "mla.draft-extend-metadata",
+        "swa.window-metadata",
+    }
+    folder = Path(__file__).parents[1] / "proof"
+    for id in by_id(sets.load()):
+        assert (id.startswith("mlx.")) <= (id in of_device), id
+        path = folder / f"{room_of(id).replace('.', '/')}.py"
+        assert id in of_device or path.is_file(), id
+    for id in of_device:
+        found = package.case(id)
+        assert found
+        assert found.what.endswith("."), id
 
 
 def test_one_closing_line(prepared: Throwaway) -> None:

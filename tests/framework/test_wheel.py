@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.maintain import ROOT, pages
 
 SCRIPT = """
 import json
+import re
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import page
 from sglang_perf_patches.model.patch import by_id
@@ -26,7 +28,11 @@ print(json.dumps({
 """
 
 
-def test_a_wheel_has_every_page_and_every_fingerprint(tmp_path: Path) -> None:
+INTERPRETER = re.compile(r"triton\.runtime\.interpreter|GridExecutor|import (pytest|hypothesis)")
+"""What only code of tests says: it runs kernels on a CPU, or is run by them."""
+
+
+def test_a_wheel_has_every_page_and_every_fingerprint_and_no_test_code(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"
     # setuptools leaves its build folder beside the source.
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
@@ -37,6 +43,12 @@ def test_a_wheel_has_every_page_and_every_fingerprint(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+        names = archive.namelist()
+    assert any(name.endswith("/verify/runner.py") for name in names)
+    test_code = re.compile(r"(^|/)(tests?|proofs?|conftest|lent|tape|waits|triton_names)(/|\.py$)")
+    assert not [name for name in names if test_code.search(name)]
+    for path in site.rglob("*.py"):
+        assert not INTERPRETER.search(path.read_text("utf-8")), path
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(site)!r}){SCRIPT}"],
         capture_output=True,

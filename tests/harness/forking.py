@@ -49,7 +49,7 @@ def serve(beginning: str, listening: socket.socket) -> None:
         os.dup2(nothing, number)
     before = dict(os.environ)
     if beginning == "lent":
-        from sglang_perf_patches.proof import lent
+        from tests.proof import lent
 
         lent.lend()
     for name in BEGINNINGS[beginning]:

@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--stand-ins"):
-        from sglang_perf_patches.proof import lent
+        from tests.proof import lent
 
         lent.lend()
         # Of no device. `lend` leaves it empty, where upstream's tests take the first digit.

@@ -1,7 +1,6 @@
-"""Run the project's own cases on one release: ``python prove.py PATCH …``, its tree on PYTHONPATH.
+"""Run the proof of patches on one release: ``python prove.py PATCH …``, its tree on PYTHONPATH.
 
-It does what ``python -m sglang_perf_patches.proof.worker`` does for an operator, but with inputs
-from hypothesis instead of a few seeds.
+All their checks, on the host and those of ``verify``, with inputs from hypothesis.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sglang_perf_patches import proof
-from sglang_perf_patches.proof import worker
+from tests import proof
 
 T = TypeVar("T")
 
@@ -49,9 +47,8 @@ def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
 
 
 def main(patches: list[str]) -> None:
-    """Print the line of each case that a CPU can run."""
-    chosen = [case for case in proof.all_cases() if case.patch in patches and case.device != "cuda"]
-    for line in worker.run(chosen, drawn):
+    """Print the line of each patch."""
+    for line in proof.run(patches, drawn):
         print(json.dumps(line), flush=True)
 
 

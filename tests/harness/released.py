@@ -16,7 +16,8 @@ from linux_mlx.environments import environment, sglang_environment, variables
 from sglang_perf_patches.judge import downloads
 
 _HERE = Path(__file__).parent
-_SOURCE = _HERE.parents[1] / "src"
+_ROOT = _HERE.parents[1]  # for `tests.proof`
+_SOURCE = _ROOT / "src"
 _SHIMS = _HERE / "linux_mlx" / "shims"
 
 
@@ -40,13 +41,13 @@ class Place:
 def tree(release: str, *, beginning: str = "lent") -> Place:
     """The release's Python files alone, with what they import on a CPU."""
     python = environment(_HERE / "cpu.txt").python
-    return Place(python, (downloads.tree(release), _SOURCE, _HERE), beginning=beginning)
+    return Place(python, (downloads.tree(release), _SOURCE, _HERE, _ROOT), beginning=beginning)
 
 
 def slim(release: str) -> Place:
     """The release as pip installs it, slim, with MLX on the CPU."""
     python = sglang_environment(release).python
-    return Place(python, (_SOURCE, _SHIMS), (("SGLANG_USE_MLX", "1"),), "mlx")
+    return Place(python, (_SOURCE, _SHIMS, _ROOT), (("SGLANG_USE_MLX", "1"),), "mlx")
 
 
 def run(
@@ -77,7 +78,7 @@ def run(
             script,
             rest,
             beginning=place.beginning,
-            search=tuple(each for each in place.search if each in (_SOURCE, _SHIMS)),
+            search=tuple(each for each in place.search if each in (_SOURCE, _SHIMS, _ROOT)),
             variables=settings,
             given=given,
             limit_s=limit_s,

@@ -39,7 +39,7 @@ _PROOF = '''"""{to_write}."""
 
 from __future__ import annotations
 
-from ....proof import Check
+from sglang_perf_patches.verify import Check
 
 PATCH = "{id}"
 
@@ -78,16 +78,18 @@ def make(patch_id: str, root: Path) -> list[Path]:
     texts = {
         "__init__.py": _DECLARATION.format(id=patch_id, to_write=pages.TO_WRITE),
         "body.py": _BODY.format(id=patch_id, to_write=pages.TO_WRITE),
-        "proof.py": _PROOF.format(id=patch_id, to_write=pages.TO_WRITE),
         page.name: pages.skeleton(patch_id),
     }
     named = of_set / "__init__.py"
     with_it = _named(named.read_text(encoding="utf-8"), room.name)
+    proof = root / f"tests/proof/{set_name}/{room.name}.py"
+    proof.parent.mkdir(parents=True, exist_ok=True)
+    proof.write_text(_PROOF.format(id=patch_id, to_write=pages.TO_WRITE), encoding="utf-8")
     room.mkdir()
     for file, text in texts.items():
         (room / file).write_text(text, encoding="utf-8")
     named.write_text(with_it, encoding="utf-8")
-    return [*(room / file for file in texts), named]
+    return [*(room / file for file in texts), proof, named]
 
 
 def _named(text: str, room: str) -> str:

@@ -22,11 +22,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_perf_patches import proof
+from sglang_perf_patches import verify
 from sglang_perf_patches.cli import page as form
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
-from sglang_perf_patches.proof.verify import ON
+from sglang_perf_patches.verify.runner import ON
 
 RESULTS = "tests/benchmarks/results"
 """Where the committed results are: one file a set."""
@@ -195,10 +195,13 @@ def _commands(patch: Patch) -> str:
     text = (
         f"    SGLANG_PERF_PATCHES=all,{sign}{patch.id}\n    sglang-perf-patches verify {patch.id}"
     )
-    for case in proof.cases(patch.set):
-        if case.patch == patch.id:
-            text += f"\n\n`verify` compares {case.what}, on {ON[case.device]}."
-    return text
+    case = verify.case(patch.id)
+    if case is None:
+        return (
+            f"{text}\n\nNothing of it depends on the machine: the proof for your release is yours."
+        )
+    what = case.what[:1].lower() + case.what[1:]
+    return f"{text}\n\n`verify` compares on {ON[case.device]}: {what}"
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.proof.mamba.waits import DEVICE, Counter
+from tests.proof.mamba.waits import DEVICE, Counter
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
 import numpy as np
 import torch
@@ -31,15 +31,15 @@ import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.proof.mamba import flashinfer
-from sglang_perf_patches.proof.mamba.alike import alike
-from sglang_perf_patches.proof.mamba.captured import Captured, Replays, replays_of
-from sglang_perf_patches.proof.mamba.cases import Batch, Request
-from sglang_perf_patches.proof.mamba.play import Play, gdn
-from sglang_perf_patches.proof.mamba.rig import Rig, called
-from sglang_perf_patches.proof.mamba.runner import Runner
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import PATCH, kernel_break, prefill_tables
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
+from sglang_perf_patches.verify.mamba.cases import Batch, Request
+from sglang_perf_patches.verify.mamba.rig import Rig, called
+from tests.proof.mamba import flashinfer
+from tests.proof.mamba.alike import alike
+from tests.proof.mamba.captured import Captured, Replays, replays_of
+from tests.proof.mamba.play import Play, gdn
+from tests.proof.mamba.runner import Runner
 
 PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"

@@ -15,16 +15,17 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
 import sglang_perf_patches
-from sglang_perf_patches.proof import comparing
-from sglang_perf_patches.proof.mamba import hosted_server
-from sglang_perf_patches.proof.mamba.hosted_server import Hosted, HostedServer
 from sglang_perf_patches.sets.mamba import host_split
-from sglang_perf_patches.sets.mamba.host_states import body, proof
+from sglang_perf_patches.sets.mamba.host_states import body
+from sglang_perf_patches.verify import comparing
+from tests.proof.mamba import host_states as proof
+from tests.proof.mamba import hosted_server
+from tests.proof.mamba.hosted_server import Hosted, HostedServer
 
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "served": ("190", {}),

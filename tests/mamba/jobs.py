@@ -1,7 +1,7 @@
 """What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
 
 `on_release` plays ``passes`` and ``broken``, and the tests judge what they find.
-`sglang_perf_patches.proof` shows that both sides compute the same.
+`tests.proof` shows that both sides compute the same.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -22,27 +22,27 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
 import sglang
 import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.mamba import play
-from sglang_perf_patches.proof.mamba.alike import alike
-from sglang_perf_patches.proof.mamba.captured import Captured, Replays
-from sglang_perf_patches.proof.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
-from sglang_perf_patches.proof.mamba.kinds import Lightning
 from sglang_perf_patches.sets.mamba import host
 from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
-from sglang_perf_patches.sets.mamba.lightning_rows.proof import PATCH as ROWS
-from sglang_perf_patches.sets.mamba.lightning_rows.proof import waits_of_metadata
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
-from sglang_perf_patches.sets.mamba.mamba2_chunk_indices.proof import PATCH as CHUNKS
-from sglang_perf_patches.sets.mamba.mamba2_chunk_indices.proof import mixed, mixed_of
+from sglang_perf_patches.verify.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
+from tests.proof.mamba import play
+from tests.proof.mamba.alike import alike
+from tests.proof.mamba.captured import Captured, Replays
+from tests.proof.mamba.kinds import Lightning
+from tests.proof.mamba.lightning_rows import PATCH as ROWS
+from tests.proof.mamba.lightning_rows import waits_of_metadata
+from tests.proof.mamba.mamba2_chunk_indices import PATCH as CHUNKS
+from tests.proof.mamba.mamba2_chunk_indices import mixed, mixed_of
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]

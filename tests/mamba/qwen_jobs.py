@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 lent.lend()
 warnings.filterwarnings("ignore")
@@ -21,10 +21,10 @@ for name in ("sglang", "sglang_perf_patches"):
 
 import qwen_server
 
-from sglang_perf_patches.proof.comparing import live, require_same
-from sglang_perf_patches.proof.swa.pools import publish
-from sglang_perf_patches.proof.swa.window_server import WindowServer
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables
+from sglang_perf_patches.verify.comparing import live, require_same
+from sglang_perf_patches.verify.stock import publish_server as publish
+from tests.proof.swa.window_server import WindowServer
 
 GRAPH = "mamba.gdn-prefill-graph"
 SLOTS = "mamba.slot-exhaustion"

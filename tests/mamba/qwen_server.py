@@ -1,8 +1,8 @@
 """A small Qwen3.5 with experts behind a real scheduler on the CPU, with and without prefill graphs.
 
 Model, scheduler, pools, attention and the runner of prefill graphs are the release's; weights are
-random. Stand-ins: `proof.mamba.tape` for CUDA graphs, and the experts, which the release picks on a
-CPU by the numbers of a batch, as no capture can.
+random. Stand-ins: `tests.proof.mamba.tape` for CUDA graphs, and the experts, which the release
+picks on a CPU by the numbers of a batch, as no capture can.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from sglang_perf_patches.proof.mamba import runner, tape
-from sglang_perf_patches.proof.swa import window_models
-from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
+from tests.proof.mamba import runner, tape
+from tests.proof.swa import window_models
+from tests.proof.swa.window_server import WindowServer, prepare
 
 NAME = "qwen3.5-moe"
 WORDS = 128

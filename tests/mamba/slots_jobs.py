@@ -19,21 +19,21 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
 import quick_pages
 import sglang
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
-from sglang_perf_patches.proof import comparing
-from sglang_perf_patches.proof.mamba import exhaustion
-from sglang_perf_patches.proof.mamba.hybrid_parts import MEMORY, Shape, trees
-from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer
-from sglang_perf_patches.proof.mamba.rig import called
 from sglang_perf_patches.sets.mamba.slot_exhaustion import body
+from sglang_perf_patches.verify import comparing
+from sglang_perf_patches.verify.mamba.rig import called
+from tests.proof.mamba import exhaustion
+from tests.proof.mamba.hybrid_parts import MEMORY, Shape, trees
+from tests.proof.mamba.hybrid_server import HybridServer
 
 quick_pages.lend()
 

@@ -23,15 +23,15 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
 import torch
 
-from sglang_perf_patches.proof import stock
-from sglang_perf_patches.proof.mamba.rig import publish
-from sglang_perf_patches.proof.namespace import NoneByDefault
+from sglang_perf_patches.verify import stock
+from sglang_perf_patches.verify.mamba.rig import publish
+from sglang_perf_patches.verify.stock import NoneByDefault
 
 CLASSES = {
     "qwen3_next": ("qwen3_next", "Qwen3NextConfig"),

@@ -1,6 +1,6 @@
 """`mamba.gdn-prefill-graph` on the releases that can capture a linear layer.
 
-`sglang_perf_patches.proof` shows that replays give what stock's give.
+`tests.proof` shows that replays give what stock's give.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runne
 from sglang.srt.speculative import eagle_worker_v2 as module
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla import flash
-from sglang_perf_patches.proof.mla.rig import furnished, server_args
-from sglang_perf_patches.proof.namespace import NoneByDefault
+from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.mla import flash
+from sglang_perf_patches.verify.mla.rig import furnished, server_args
+from sglang_perf_patches.verify.stock import NoneByDefault
 
 METHOD = next(
     name
@@ -201,7 +201,7 @@ def fences() -> None:
 def read_done_before_replay() -> Any:
     """What the scheduler would wait for after a replay; None for the whole forward."""
     draft_extend_metadata: Any = import_module(
-        "sglang_perf_patches.sets.mla.draft_extend_metadata.proof"
+        "sglang_perf_patches.verify.mla.draft_extend_metadata"
     )
     with furnished(flash.arguments(1), flash.module.__name__, runners.__name__):
         runner = flash.runner_of(1)

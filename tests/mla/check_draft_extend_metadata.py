@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla import flash
-from sglang_perf_patches.proof.mla.rig import furnished
-from sglang_perf_patches.sets.mla.draft_extend_metadata.proof import PATCH, make, replaying, runners
+from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.mla import flash
+from sglang_perf_patches.verify.mla.draft_extend_metadata import PATCH, make, replaying, runners
+from sglang_perf_patches.verify.mla.rig import furnished
 
 
 def with_the_patch(expected: int, ran: bool, **options: bool) -> None:

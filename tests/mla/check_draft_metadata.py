@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.cases import draft_batch, prepare
-from sglang_perf_patches.proof.mla.rig import furnished, model_runner, server_args
-from sglang_perf_patches.sets.mla.draft_metadata.proof import MODULE, PARENT, PATCH
+from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.mla.cases import draft_batch, prepare
+from sglang_perf_patches.verify.mla.rig import furnished, model_runner, server_args
+from tests.proof.mla.draft_metadata import MODULE, PARENT, PATCH
 
 INDEXES = "init_forward_metadata" not in vars(MODULE.TRTLLMMLAMultiStepDraftBackend)
 """Whether stock does FlashInfer's index work, up to 0.5.12.post1."""

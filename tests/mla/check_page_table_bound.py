@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sglang_perf_patches.proof import Different
-from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla import flash
-from sglang_perf_patches.proof.mla.rig import furnished
-from sglang_perf_patches.sets.mla.page_table_bound.proof import PATCH, at_the_limit, prepared
+from sglang_perf_patches.verify import Different
+from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.mla import flash
+from sglang_perf_patches.verify.mla.page_table_bound import PATCH, at_the_limit, prepared
+from sglang_perf_patches.verify.mla.rig import furnished
 
 EAGER = not flash.HOST_LENGTHS
 """Whether eager tables are as wide as the context; otherwise they are as wide as what is read."""

@@ -12,10 +12,10 @@ from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.mla.rig import CONTEXT, furnished, model_runner
-from sglang_perf_patches.proof.namespace import NoneByDefault
-from sglang_perf_patches.sets.mla.sync_opt_out.proof import (
+from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.mla.rig import CONTEXT, furnished, model_runner
+from sglang_perf_patches.verify.stock import NoneByDefault
+from tests.proof.mla.sync_opt_out import (
     CAPTURED,
     DRAFT,
     MODULES,

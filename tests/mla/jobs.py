@@ -6,19 +6,17 @@ import importlib
 import traceback
 from typing import Any
 
-from sglang_perf_patches.proof import mla
+from tests.proof import lent
 
-mla.prepare()
+lent.lend()
 
 from prove import drawn  # noqa: E402
-from sglang_perf_patches import proof  # noqa: E402
-from sglang_perf_patches.proof import worker  # noqa: E402
+from tests import proof  # noqa: E402
 
 
 def prove(patches: list[str]) -> list[dict[str, Any]]:
     """The lines of these patches' cases, with inputs from hypothesis."""
-    chosen = [case for case in proof.all_cases() if case.patch in patches]
-    return list(worker.run(chosen, drawn))
+    return list(proof.run(patches, drawn))
 
 
 def check(patch: str) -> dict[str, str | None]:

@@ -25,8 +25,8 @@ SEEDS = range(6)
 def equivalence() -> dict[str, Any]:
     """Each model: stock, patched, broken, and stock again; stock's code decodes every step."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
+    from sglang_perf_patches.verify.mlx import models
 
     results: dict[str, Any] = {}
     for name, dtype in kinds(metadata.version("sglang")):
@@ -49,7 +49,7 @@ def equivalence() -> dict[str, Any]:
 
 def crossing_4096() -> dict[str, Any]:
     """A batched decode across the end of stock's buffer; patched continues where stock fails."""
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
     with models.model("qwen3", "float32") as model:
@@ -66,7 +66,7 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    from sglang_perf_patches.proof.mlx import cases, models
+    from sglang_perf_patches.verify.mlx import cases, models
 
     many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
@@ -88,8 +88,8 @@ def outcome_of_growth(
 ) -> dict[str, Any]:
     """What schedules give with buffers of so many tokens, or of stock's size."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.verify.mlx import rig
 
     sglang_perf_patches.activate(selection, strict=True)
     kv_arena.COUNTS.clear()
@@ -125,7 +125,7 @@ def before_23470() -> dict[str, Any]:
     from before_23470 import undo
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model, counted_calls() as calls:
@@ -179,11 +179,12 @@ def off() -> dict[str, Any]:
 
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
-    from sglang_perf_patches.sets.mlx.kv_arena import arena, proof
+    from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
     from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
     from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
+    from sglang_perf_patches.verify.mlx import kv_arena as proof
 
     write, take_back = Writer.write, arena.Rows.take_back
     append, set_apart = arena.Rows.append, arena_moves.Moves.set_apart
@@ -250,7 +251,7 @@ def broken_groups() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
     from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Step
-    from sglang_perf_patches.sets.mlx.length_groups import proof
+    from sglang_perf_patches.verify.mlx import length_groups as proof
 
     build, masks_of, init = arena_choice.Choice.build, GroupedStep._masks_of, GroupedStep.__init__
     arenas_for = arena_choice.Choice.arenas_for
@@ -295,9 +296,9 @@ def broken_groups() -> dict[str, Any]:
 def broken_rows() -> dict[str, Any]:
     """The same of ``mlx.batched-prefill``."""
     from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
-    from sglang_perf_patches.sets.mlx.batched_prefill import proof
     from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Shape, shape
     from sglang_perf_patches.sets.mlx.batched_prefill.rows import Row
+    from sglang_perf_patches.verify.mlx import batched_prefill as proof
 
     batches = batched_prefill._Batches
     compute, layers, rounded = batched_prefill.compute, batches._layers, Shape.rounded
@@ -336,7 +337,7 @@ def broken_rows() -> dict[str, Any]:
 def broken_merged_cache() -> dict[str, Any]:
     """The same of ``mlx.merged-cache``."""
     from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache
-    from sglang_perf_patches.sets.mlx.merged_cache import proof
+    from sglang_perf_patches.verify.mlx import merged_cache as proof
 
     batch_of = merged_cache._batch_of
 
@@ -359,7 +360,7 @@ def older_mlx_lm() -> dict[str, Any]:
     """
     from mlx_lm.models.cache import BatchKVCache, _BaseCache
 
-    from sglang_perf_patches.sets.mlx.merged_cache import proof
+    from sglang_perf_patches.verify.mlx import merged_cache as proof
 
     @property  # type: ignore[misc]
     def no_size(self: Any) -> Any:
@@ -386,7 +387,7 @@ def trunk_of_the_first_row() -> type:
 
 def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
     """What a patch's checks say with one attribute changed: equal, different, or an error."""
-    from sglang_perf_patches.proof import Different
+    from sglang_perf_patches.verify import Different
 
     def few(draw: Any, count: int | None = None) -> Any:
         return [draw(Random(0))]
@@ -406,11 +407,11 @@ def restless_stock() -> dict[str, str]:
     from itertools import count
     from unittest import mock
 
-    from sglang_perf_patches.proof import Different, Missing
-    from sglang_perf_patches.proof.mlx import alike, cases, models, rig
-    from sglang_perf_patches.proof.mlx.batches import play
-    from sglang_perf_patches.sets.mlx.batched_prefill import proof as prompts
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.verify import Different, Missing
+    from sglang_perf_patches.verify.mlx import alike, cases, models, rig
+    from sglang_perf_patches.verify.mlx import batched_prefill as prompts
+    from sglang_perf_patches.verify.mlx.batches import play
 
     digest, numbers = rig.digest, count()
 
@@ -455,9 +456,9 @@ def arena_memory() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.verify.mlx import models, rig
 
     results: dict[str, Any] = {}
     names = list("abcdef")
@@ -528,8 +529,8 @@ def changing() -> dict[str, Any]:
     Then the batch settles, and the counts are of a settled batch's change and of its next steps.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.verify.mlx import models, rig
 
     results = {}
     with models.model("qwen3", "float32") as model:
@@ -563,8 +564,8 @@ def apart() -> dict[str, Any]:
     Stock, patched, and without setting rows apart.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx.kv_arena.moves import Moves
+    from sglang_perf_patches.verify.mlx import models
 
     results: dict[str, Any] = {}
     kept = Moves.set_apart
@@ -586,7 +587,7 @@ def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
 
     import mlx.core as mx
 
-    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.verify.mlx import rig
 
     gc.collect()
     before = mx.get_active_memory()
@@ -615,9 +616,9 @@ def far_apart() -> dict[str, Any]:
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+    from sglang_perf_patches.verify.mlx import models, rig
 
     schedule = [
         ("join", "a", 200),
@@ -644,9 +645,9 @@ def far_apart() -> dict[str, Any]:
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
+    from sglang_perf_patches.verify.mlx import cases, models, rig
 
     write = Writer.write
 
@@ -682,9 +683,9 @@ def queued_faults() -> dict[str, Any]:
     waits for every step that it compares.
     """
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
+    from sglang_perf_patches.verify.mlx import cases, models, rig
 
     short: list[cases.Step] = [
         *(("join", who, 9) for who in "ab"),
@@ -864,14 +865,14 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
-    from sglang_perf_patches.proof.mlx import alike, cases, models
     from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
-    from sglang_perf_patches.sets.mlx.first_buffer import proof as buffer
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
-    from sglang_perf_patches.sets.mlx.last_row import proof as row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
-    from sglang_perf_patches.sets.mlx.pool_write import proof as pool
     from sglang_perf_patches.sets.mlx.pool_write import room
+    from sglang_perf_patches.verify.mlx import alike, cases, models
+    from sglang_perf_patches.verify.mlx import first_buffer as buffer
+    from sglang_perf_patches.verify.mlx import last_row as row
+    from sglang_perf_patches.verify.mlx import pool_write as pool
 
     def no_copies(patching: Any) -> None:
         """Override the same definitions, and leave them as they are."""
@@ -927,8 +928,8 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
 
     installed_release()
     from sglang_perf_patches.judge import source
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, room
+    from sglang_perf_patches.verify.mlx import models, rig
 
     tree = source.Tree(source.find_installed())
     name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
@@ -973,8 +974,8 @@ def looks_at_slots() -> dict[str, Any]:
     import sglang_perf_patches
 
     installed_release()
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.pool_write import room
+    from sglang_perf_patches.verify.mlx import models, rig
 
     looks: list[int] = []
 
@@ -1064,9 +1065,9 @@ def on_cuda() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof import Missing, comparing
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx import device
+    from sglang_perf_patches.verify import Missing, comparing
+    from sglang_perf_patches.verify.mlx import models, rig
 
     def verified(*patches: str, beside: tuple[str, ...] = ()) -> str:
         try:
@@ -1102,8 +1103,8 @@ def few_rows() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.verify.mlx import models, rig
 
     class Head:
         """As a GPU's products: those of fewer than so many rows come from another kernel."""
@@ -1147,8 +1148,8 @@ def other_blas() -> dict[str, Any]:
     import mlx.core as mx
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.verify.mlx import models, rig
 
     class Head:
         """Like `product`, for a module that multiplies by itself."""
@@ -1193,7 +1194,7 @@ def together() -> dict[str, Any]:
     import sglang_perf_patches
 
     release = installed_release()
-    from sglang_perf_patches.proof.mlx import cases, models, rig
+    from sglang_perf_patches.verify.mlx import cases, models, rig
 
     results: dict[str, Any] = {}
     for name, dtype in kinds(release):
@@ -1240,8 +1241,8 @@ def whose_turn() -> dict[str, Any]:
 
     import sglang_perf_patches
     from sglang_perf_patches.live import engine
-    from sglang_perf_patches.proof.mlx import cases, models, rig
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
+    from sglang_perf_patches.verify.mlx import cases, models, rig
 
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
@@ -1326,8 +1327,8 @@ def kept_turns() -> dict[str, int]:
     installed_release()
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
+    from sglang_perf_patches.verify.mlx import models, rig
 
     sizes: list[int] = []
 
@@ -1368,7 +1369,7 @@ def arena_nodes() -> dict[str, Any]:
     from graphs import primitives
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.verify.mlx import models, rig
 
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
@@ -1399,7 +1400,7 @@ def installed_release() -> str:
         import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
         from sglang_perf_patches.judge import source
-        from sglang_perf_patches.proof.mlx import standalone
+        from tests.proof import standalone
 
         standalone.lend()
         return source.Tree(source.find_installed()).version
@@ -1422,7 +1423,7 @@ def outcome(made: Any) -> dict[str, Any]:
     """What the schedules give and how many nodes a step's graph has, or the error raised."""
     from graphs import primitives
 
-    from sglang_perf_patches.proof.mlx import cases, rig
+    from sglang_perf_patches.verify.mlx import cases, rig
 
     player = rig.Player(made)
     schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
@@ -1443,7 +1444,7 @@ def outcome(made: Any) -> dict[str, Any]:
 
 def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
     """How often one decode step of `COUNTED` calls each counted function."""
-    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.verify.mlx import rig
 
     player = rig.Player(made)
     for who, length in COUNTED.items():

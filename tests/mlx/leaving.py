@@ -8,7 +8,7 @@ from typing import Any
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.mlx import cases, models, rig
+from sglang_perf_patches.verify.mlx import cases, models, rig
 
 # Requests of equal and unequal lengths; to be asked while they run, and after they have left.
 RUNNING: tuple[cases.Step, ...] = (

@@ -127,8 +127,8 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
 def _set_up(model: str) -> Iterator[Any]:
     """The model; requests far shorter than those that pay on a GPU are groups by themselves."""
     installed_release()
-    from sglang_perf_patches.proof.mlx import models
     from sglang_perf_patches.sets.mlx import grouping
+    from sglang_perf_patches.verify.mlx import models
 
     with models.model(model, "float32") as made, replaced(grouping, "AT_LEAST", 128):
         gc.collect()
@@ -187,7 +187,7 @@ def _difference(stock: Sequence[Outcome], patched: Sequence[Outcome]) -> str:
 
 
 def _worker() -> Any:
-    from sglang_perf_patches.proof.mlx.batches import _BatchPlayer
+    from sglang_perf_patches.verify.mlx.batches import _BatchPlayer
 
     class Worker(_BatchPlayer):
         """A worker with random traffic."""

@@ -11,7 +11,7 @@ from unittest import mock
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.mlx import batches, cases, models, rig
+from sglang_perf_patches.verify.mlx import batches, cases, models, rig
 
 # Two groups; then, one further token at a time, a long one at the next size of kernels.
 GROUPED: tuple[cases.Step, ...] = (
@@ -34,7 +34,7 @@ MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
 def in_groups() -> dict[str, Any]:
     """Steps in groups: stock, patched, and with writes that go wrong in some of them alone."""
     from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
-    from sglang_perf_patches.sets.mlx.length_groups.proof import groups_at
+    from sglang_perf_patches.verify.mlx.length_groups import groups_at
 
     write = GroupedStep.write
     faults: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""``verify`` on a slim, stock sglang 0.5.23 without a GPU: it passes, and fails when it should."""
+"""``verify`` on a slim, stock 0.5.23 without a GPU; every proof notices a patch that is broken."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+import released
+import tiers
 from linux_mlx.environments import install_checkout, sglang_environment, variables
 from matrix import applying
 from sglang_perf_patches import sets
 
 SOURCE = Path(__file__).parents[2] / "src"
+HARNESS = Path(__file__).parents[1] / "harness"
 
 BREAKS = {
     "mlx.kv-arena": ("mlx/kv_arena/step.py", "at = self.longest - 1", "at = self.longest - 2"),
@@ -135,21 +138,17 @@ def test_the_line_to_break_is_there(patch: str) -> None:
 
 
 def test_every_patch_has_a_line_to_break() -> None:
-    """Of those that apply to the newest release, which `verify` is asked to notice."""
+    """Of those that apply to the newest release, whose proofs are asked to notice."""
     assert set(BREAKS) == {id for name in sets.NAMES for id in applying(name, "0.5.23")}
-
-
-QUICK = ("mlx.last-row", "mla.page-table-bound", "mamba.mamba2-chunk-indices", "swa.pool-ratio")
-"""One of each set, whose proof takes seconds."""
 
 
 def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
     """What the command finds with a folder's package: its exit code, and each outcome."""
-    environment = sglang_environment("0.5.23")
-    install_checkout(environment)
+    place = released.slim("0.5.23")
+    install_checkout(sglang_environment("0.5.23"))
     done = subprocess.run(
-        [environment.python, "-m", "sglang_perf_patches", "verify", "--json", *patches],
-        env=variables(PYTHONPATH=source),
+        [place.python, "-m", "sglang_perf_patches", "verify", "--json", *patches],
+        env=variables(PYTHONPATH=f"{source}:{place.search[1]}", **dict(place.settings)),
         capture_output=True,
         text=True,
         timeout=1800,
@@ -157,6 +156,17 @@ def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
     assert done.stdout, done.stderr[-3000:]
     by_patch = {outcome["patch"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}
     return done.returncode, by_patch
+
+
+def proved(source: Path, set_name: str, patches: list[str]) -> dict[str, Any]:
+    """The line of each of a set's patches, with a folder's package."""
+    beginning = "mlx" if set_name == "mlx" else "lent"
+    place = released.tree("0.5.23", beginning=beginning)
+    search = (place.search[0], source, *place.search[2:])
+    # Nothing forks: a fork has imported this checkout's package.
+    alone = released.Place(place.python, search)
+    lines = released.answers(alone, HARNESS / "prove.py", *patches, **{tiers.DEPTH: "1"})
+    return {line["patch"]: line for line in lines}
 
 
 def broken(folder: Path, *patches: str) -> Path:
@@ -169,49 +179,38 @@ def broken(folder: Path, *patches: str) -> Path:
     return source
 
 
-def test_a_patch_of_each_set_is_equal() -> None:
-    code, by_patch = verify(SOURCE, *QUICK)
+def test_the_command_compares_on_a_cpu_with_mlx_and_says_what_it_need_not() -> None:
+    code, by_patch = verify(SOURCE, "mlx.last-row", "mamba.slot-exhaustion", "mla")
     assert code == 0, by_patch
-    assert {by_patch[id]["word"] for id in QUICK} == {"equal"}
-    assert all(by_patch[id]["compared"] > 0 for id in QUICK)
+    assert by_patch["mlx.last-row"]["compared"] > 0
+    assert by_patch["mamba.slot-exhaustion"]["word"] == "proven"
+    assert by_patch["mla.page-table-bound"]["reason"] == "needs a CUDA GPU"
 
 
 def test_it_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
-    patch = "mla.page-table-bound"
-    code, by_patch = verify(broken(tmp_path, patch), patch)
+    code, by_patch = verify(broken(tmp_path, "mlx.last-row"), "mlx.last-row")
     assert code == 1
-    assert by_patch[patch]["word"] in {"different", "failed"}
+    assert by_patch["mlx.last-row"]["word"] in {"different", "failed"}
 
 
-@pytest.fixture(scope="module")
-def whole() -> tuple[int, dict[str, Any]]:
-    return verify(SOURCE)
+def test_a_proof_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
+    patch = "mla.page-table-bound"
+    lines = proved(broken(tmp_path, patch), "mla", [patch])
+    assert "different" in lines[patch], lines
 
 
 @pytest.mark.whole_matrix
-def test_every_set_has_patches_that_are_equal(whole: tuple[int, dict[str, Any]]) -> None:
-    code, by_patch = whole
+def test_every_mlx_case_is_equal() -> None:
+    code, by_patch = verify(SOURCE, "mlx")
     assert code == 0, by_patch
     equal = {id for id, outcome in by_patch.items() if outcome["word"] == "equal"}
-    assert {id.partition(".")[0] for id in equal} == set(sets.NAMES)
+    assert equal == {id for id in BREAKS if id.startswith("mlx.")}
     assert all(by_patch[id]["compared"] > 0 for id in equal)
 
 
-@pytest.mark.whole_matrix
-def test_what_is_skipped_is_not_needed_there(whole: tuple[int, dict[str, Any]]) -> None:
-    _, by_patch = whole
-    assert set(by_patch) == {p.id for name in sets.NAMES for p in sets.declared(name).patches}
-    skipped = [outcome for outcome in by_patch.values() if outcome["word"] == "skipped"]
-    assert {outcome["reason"].partition(":")[0] for outcome in skipped} <= {"built-in", "absent"}
-
-
-@pytest.mark.whole_matrix  # everything once more
-def test_it_fails_on_each_patch_that_is_broken(
-    whole: tuple[int, dict[str, Any]], tmp_path: Path
-) -> None:
-    _, by_patch = whole
-    assert set(BREAKS) == {id for id, outcome in by_patch.items() if outcome["word"] == "equal"}
-    code, by_patch = verify(broken(tmp_path, *BREAKS))
-    assert code == 1
-    unnoticed = [id for id in BREAKS if by_patch[id]["word"] not in {"different", "failed"}]
-    assert unnoticed == []
+@pytest.mark.whole_matrix  # each set's proof as a whole
+@pytest.mark.parametrize("name", sets.NAMES)
+def test_each_proof_fails_on_a_patch_that_is_broken(name: str, tmp_path: Path) -> None:
+    patches = [id for id in BREAKS if id.startswith(f"{name}.")]
+    lines = proved(broken(tmp_path, *patches), name, patches)
+    assert [id for id in patches if not {"different", "failed"} & lines[id].keys()] == []

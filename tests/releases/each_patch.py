@@ -23,6 +23,7 @@ from sglang_perf_patches.judge.verdict import Verdict
 from sglang_perf_patches.live import engine, wrappers
 from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING
+from tests import proof
 
 Held = dict[str, tuple[Any, Any, Any]]
 """A reference → what its owner holds, `_codes` of that, and the owner."""
@@ -34,7 +35,7 @@ def begin(set_name: str) -> list[str]:
     """Have stand-ins for what a CPU lacks; the patches of the set that apply."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"
     logging.getLogger("sglang_perf_patches").setLevel(logging.CRITICAL)
-    importlib.import_module(f"sglang_perf_patches.proof.{set_name}").prepare()
+    proof.prepare(set_name)
     verdicts = [each for each in ours.verdicts() if each.word == "applies"]
     _applying.update({each.patch.id: each for each in verdicts if each.patch.set == set_name})
     return list(_applying)

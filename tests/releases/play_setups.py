@@ -1,4 +1,4 @@
-"""Play cases of ``verify`` in other set-ups: ``python play_setups.py FEATURES PATCH …``.
+"""Run the proofs of patches in other set-ups: ``python play_setups.py FEATURES PATCH …``.
 
 The release is on PYTHONPATH. Before the first case, and before each of swa, a server with the
 features on, whose names commas join, is published as the release publishes it, so that whoever is
@@ -20,17 +20,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 lent.lend()
 
 from read_setups import MODEL, fields  # noqa: E402
 
-from sglang_perf_patches import proof  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
-from sglang_perf_patches.proof import stock, worker  # noqa: E402
+from sglang_perf_patches.verify import stock  # noqa: E402
+from tests import proof  # noqa: E402
 
 FEATURES.uses = ()  # the server that is published here is none that the patches are for
 
@@ -44,17 +44,16 @@ def main(names: str, patches: list[str]) -> None:
     chosen = [each for each in FEATURES.all if each.name in names.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
-        cases = [case for case in proof.all_cases() if case.patch in patches]
-        for case in cases:
+        for patch in patches:
             # A decode worker of swa publishes its own server. Rigs of other sets serve all cases of
             # a process, and read what they have published themselves.
-            is_due = case is cases[0] or case.patch.startswith("swa.")
+            is_due = patch == patches[0] or patch.startswith("swa.")
             refused = _publish(folder, chosen) if chosen and is_due else ""
             if refused:
                 print(json.dumps({"refused": refused}))
                 return
             stock.PLAYED_ARGUMENTS.clear()
-            (line,) = worker.run([case], _few)
+            (line,) = proof.run([patch], _few)
             # A case that makes none reads those of the process.
             servers = [_Made(each) for each in stock.PLAYED_ARGUMENTS] or [published.published()]
             on = {name for each in servers for name in FEATURES.of(each)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 lent.lend()
 

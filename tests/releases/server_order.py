@@ -11,7 +11,7 @@ import importlib
 import json
 import sys
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 lent.lend()
 

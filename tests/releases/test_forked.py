@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 SAYS = """
 import json, os, sys
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 lent.lend()
 print("to stderr", file=sys.stderr)
 print(json.dumps({
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Run:
             script,
             words,
             beginning="lent",
-            search=(SOURCE,),
+            search=(SOURCE, SOURCE.parent),
             variables={"ONE": "1", "PYTHONPATH": "/first:/second"},
             given=given,
             limit_s=limit_s,

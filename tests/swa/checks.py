@@ -11,16 +11,6 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.live.trampoline import callee_of
-from sglang_perf_patches.proof.namespace import NoneByDefault
-from sglang_perf_patches.proof.swa.cases import (
-    admitted,
-    alone_without_limit,
-    history,
-    pressed,
-)
-from sglang_perf_patches.proof.swa.rig import DecodeWorker
-from sglang_perf_patches.proof.swa.shape import Shape
-from sglang_perf_patches.proof.swa.witness import Witness
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.growth import (
     NEVER,
@@ -29,6 +19,11 @@ from sglang_perf_patches.sets.swa.growth import (
     kept_margin,
     wanted,
 )
+from sglang_perf_patches.verify.stock import NoneByDefault
+from tests.proof.swa.cases import admitted, alone_without_limit, history, pressed
+from tests.proof.swa.rig import DecodeWorker
+from tests.proof.swa.shape import Shape
+from tests.proof.swa.witness import Witness
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:

@@ -15,10 +15,10 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.comparing import live
-from sglang_perf_patches.proof.swa import evictions
-from sglang_perf_patches.proof.swa.prefix_trees import POLICIES, Ask, PrefixTree, prepare
 from sglang_perf_patches.sets.swa.eviction_heap.leaves import SLACK, Leaves, Walk
+from sglang_perf_patches.verify.comparing import live
+from tests.proof.swa import evictions
+from tests.proof.swa.prefix_trees import POLICIES, Ask, PrefixTree, prepare
 
 PATCH = "swa.eviction-heap"
 FULL = 0

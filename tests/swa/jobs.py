@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 lent.lend()
 warnings.filterwarnings("ignore")
@@ -30,10 +30,9 @@ from machine import play  # noqa: E402
 
 import sglang_perf_patches  # noqa: E402
 from prove import drawn  # noqa: E402
-from sglang_perf_patches import proof  # noqa: E402
 from sglang_perf_patches.live import engine  # noqa: E402
-from sglang_perf_patches.proof import worker  # noqa: E402
-from sglang_perf_patches.proof.swa.pools import publish  # noqa: E402
+from sglang_perf_patches.verify.stock import publish_server as publish  # noqa: E402
+from tests import proof  # noqa: E402
 
 _CHECKS: dict[str, Callable[..., Any]] = {"play": play}
 for _of_a_module in (
@@ -80,8 +79,7 @@ def states() -> dict[str, list[Any]]:
 def prove(patches: list[str]) -> list[dict[str, Any]]:
     """The lines of these patches' cases, with inputs from hypothesis."""
     _have_stock()
-    chosen = [case for case in proof.all_cases() if case.patch in patches]
-    return list(worker.run(chosen, drawn))
+    return list(proof.run(patches, drawn))
 
 
 def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]) -> str | None:

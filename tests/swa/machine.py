@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sglang_perf_patches.proof.swa import episodes
-from sglang_perf_patches.proof.swa.shape import Shape
+from tests.proof.swa import episodes
+from tests.proof.swa.shape import Shape
 
 SHAPE = st.builds(
     episodes.shape,

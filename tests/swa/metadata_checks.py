@@ -12,12 +12,12 @@ import torch
 
 from prove import drawn
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.comparing import live, require_same, same
-from sglang_perf_patches.proof.mamba import waits
-from sglang_perf_patches.proof.swa import window_batches
-from sglang_perf_patches.proof.swa.pools import publish
-from sglang_perf_patches.proof.swa.window_batches import EDGES, Play, Step, Windows, furnished
 from sglang_perf_patches.sets.swa.window_metadata import body
+from sglang_perf_patches.verify.comparing import live, require_same, same
+from sglang_perf_patches.verify.stock import publish_server as publish
+from sglang_perf_patches.verify.swa import window_metadata as window_batches
+from sglang_perf_patches.verify.swa.window_metadata import EDGES, Play, Step, Windows, furnished
+from tests.proof.mamba import waits
 
 PATCH = "swa.window-metadata"
 STEPS = {
@@ -127,7 +127,7 @@ def _a_larger_pool_of_windows() -> Iterator[None]:
     """What an earlier batch left in a buffer may be no slot of the full pool."""
     plays = Windows.__init__
 
-    def made(self: Windows, wanted: Play, device: str = "cpu") -> None:
+    def made(self: Windows, wanted: Play, device: str | None = None) -> None:
         plays(self, window_batches.replace(wanted, windowed=1.5), device)
 
     with mock.patch.object(Windows, "__init__", made):

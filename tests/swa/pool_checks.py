@@ -7,19 +7,19 @@ import importlib
 from typing import Any
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.namespace import NoneByDefault
-from sglang_perf_patches.proof.swa.pools import (
+from sglang_perf_patches.sets.swa import growth
+from sglang_perf_patches.sets.swa.pool_ratio import body as pool_ratio
+from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
+from sglang_perf_patches.verify.stock import NoneByDefault
+from sglang_perf_patches.verify.stock import publish_server as publish
+from tests.proof.swa.pools import (
     MODULE,
     SETTINGS,
     arguments_of_process,
     pools,
-    publish,
     runner,
     sizes,
 )
-from sglang_perf_patches.sets.swa import growth
-from sglang_perf_patches.sets.swa.pool_ratio import body as pool_ratio
-from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
 
 
 def the_cap_is_stocks(page_size: int = 1) -> int:

@@ -14,10 +14,10 @@ from unittest import mock
 
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.comparing import require
-from sglang_perf_patches.proof.swa import episodes
-from sglang_perf_patches.proof.swa.pools import publish
-from sglang_perf_patches.proof.swa.rig import DecodeWorker
+from sglang_perf_patches.verify.comparing import require
+from sglang_perf_patches.verify.stock import publish_server as publish
+from tests.proof.swa import episodes
+from tests.proof.swa.rig import DecodeWorker
 
 DRAINED = 1500
 """Steps after which a worker that nothing comes to any more is idle."""

@@ -13,12 +13,13 @@ from unittest import mock
 import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.proof.comparing import require_same
-from sglang_perf_patches.proof.swa import window_loads
-from sglang_perf_patches.proof.swa.pools import publish
-from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
 from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
-from sglang_perf_patches.sets.swa.window_pool import body, proof
+from sglang_perf_patches.sets.swa.window_pool import body
+from sglang_perf_patches.verify.comparing import require_same
+from sglang_perf_patches.verify.stock import publish_server as publish
+from tests.proof.swa import window_loads
+from tests.proof.swa import window_pool as proof
+from tests.proof.swa.window_server import WindowServer, prepare
 
 PATCH = "swa.window-pool"
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 lent.lend()
 warnings.filterwarnings("ignore")

@@ -18,7 +18,7 @@ import zlib
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import lent
+from tests.proof import lent
 
 os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for each rank
 
@@ -27,8 +27,8 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import sglang_perf_patches
-from sglang_perf_patches.proof.swa import window_loads
-from sglang_perf_patches.proof.swa.window_server import WindowServer, prepare
+from tests.proof.swa import window_loads
+from tests.proof.swa.window_server import WindowServer, prepare
 
 
 def main(rank: int, ranks: int, port: int, selection: str) -> None:

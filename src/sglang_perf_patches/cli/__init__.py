@@ -26,7 +26,7 @@ _VERBS = {
     "doctor": ("doctoring", "whether all is well here, or what an upgrade would change"),
     "verify": (
         "verifying",
-        "compare each patch that applies with stock on this machine, bit by bit",
+        "compare with stock, bit by bit, what depends on the device of this machine",
     ),
     "bench": (
         "benching_server",

@@ -20,13 +20,13 @@ from random import Random
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
-from sglang_perf_patches.proof import stock
-from sglang_perf_patches.proof.mamba.hybrid_parts import Shape, trees
-from sglang_perf_patches.proof.mamba.hybrid_server import HybridServer
+from sglang_perf_patches.verify import stock
+from tests.proof.mamba.hybrid_parts import Shape, trees
+from tests.proof.mamba.hybrid_server import HybridServer
 
 DRAW = Random(5)
 

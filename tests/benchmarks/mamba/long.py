@@ -22,11 +22,11 @@ from random import Random
 
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import mamba
+from tests.proof import lent
 
-mamba.prepare()
+lent.lend()
 
-from sglang_perf_patches.proof.mamba.hosted_server import Hosted, HostedServer
+from tests.proof.mamba.hosted_server import Hosted, HostedServer
 
 LONGEST = 105_000
 MOST_STEPS = 4000

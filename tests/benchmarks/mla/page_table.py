@@ -56,12 +56,12 @@ def one(case: str, side: str) -> None:
     from sgl_kernel.flash_attn import flash_attn_with_kvcache
 
     from sglang_perf_patches.live import engine
-    from sglang_perf_patches.proof import lent
-    from sglang_perf_patches.proof.comparing import installed
+    from sglang_perf_patches.verify.comparing import installed
+    from tests.proof import lent
 
     lent.lend_beside_wheels()
-    from sglang_perf_patches.proof.mla import flash
-    from sglang_perf_patches.proof.mla.rig import furnished
+    from sglang_perf_patches.verify.mla import flash
+    from sglang_perf_patches.verify.mla.rig import furnished
 
     device, heads, dim, draft = "cuda", 8, 128, flash.DRAFT
 

@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.verify.mlx import models, rig
 
     sizes = {
         "num_hidden_layers": given.layers,

@@ -66,11 +66,11 @@ def _measure(given: argparse.Namespace) -> None:
     import mlx.core as mx
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     sizes = MODELS[given.shape] if given.shape else _SIZES
     dtype = "bfloat16" if given.shape else "float32"
@@ -117,7 +117,7 @@ def _by_runner(
 
     Then the seconds of each of some steps, the processor's and the clock's.
     """
-    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.verify.mlx import rig
 
     player = rig.Player(made, radix=True, slots=slots)
     player.keeps = False

@@ -36,11 +36,11 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.verify.mlx import models, rig
 
     sglang_perf_patches.activate(given.selection)
     chance = Random(1)

@@ -60,12 +60,12 @@ def _measure(selection: str, radix: bool, only: str) -> None:
     import mlx.core as mx
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
 
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.verify.mlx import models, rig
 
     sglang_perf_patches.activate(selection)
     loads: dict[str, Callable[[Any], dict[str, Any]]] = {

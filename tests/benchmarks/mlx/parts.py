@@ -42,14 +42,14 @@ def main() -> None:
 
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
 
     from switch import SET, Switch
 
-    from sglang_perf_patches.proof import Missing
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify import Missing
+    from sglang_perf_patches.verify.mlx import models
 
     lives: dict[str, Callable[[], AbstractContextManager[Any]]] = {"none": nullcontext}
     for selection in (*(() if given.only_all else _ALONE), SET):
@@ -89,7 +89,7 @@ class _Side:
     def __init__(
         self, made: Any, tokens: int, live: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        from sglang_perf_patches.proof.mlx import rig
+        from sglang_perf_patches.verify.mlx import rig
 
         self._live, self._tokens, self._count = live, tokens, 0
         self.parts: list[tuple[float, ...]] = []

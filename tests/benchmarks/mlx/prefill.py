@@ -39,13 +39,13 @@ def main() -> int:
 def _measure(tokens: int, pairs: int, dtype: str) -> None:
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
 
     from switch import Switch
 
-    from sglang_perf_patches.proof.mlx import models, rig
+    from sglang_perf_patches.verify.mlx import models, rig
 
     sizes = dict(MODELS["0.6b"])
     sizes |= {"num_hidden_layers": 1, "vocab_size": sizes["vocab_size"] // _LAYERS}

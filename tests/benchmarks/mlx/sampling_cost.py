@@ -32,7 +32,7 @@ def main() -> None:
     """Measure."""
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
     from sglang.srt.hardware_backend.mlx import sampling

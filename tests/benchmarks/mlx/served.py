@@ -266,7 +266,7 @@ def _with_windows(folder: Path) -> dict[str, Any]:
     """Weights of gpt-oss' layers, every other one with a window of 128, and their config."""
     from mlx.utils import tree_flatten
 
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     sizes = {
         name: tiny_model._CONFIG[name]

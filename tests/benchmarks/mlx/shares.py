@@ -44,11 +44,11 @@ def main() -> int:
 def _measure(given: argparse.Namespace) -> None:
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import standalone
+    from tests.proof import standalone
 
     standalone.lend()
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     with models.model("qwen3", "float32", **_SIZES) as model:
         for turn in range(given.turns):
@@ -67,7 +67,7 @@ def _by_runner(made: Any, given: argparse.Namespace) -> tuple[float, float]:
     """Seconds of the processor for all prompts, and for all steps."""
     import mlx.core as mx
 
-    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.verify.mlx import rig
 
     player = rig.Player(made, radix=True, slots=given.requests * (given.tokens + 2 * _STEPS))
     player.keeps = False

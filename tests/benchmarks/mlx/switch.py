@@ -10,9 +10,9 @@ from typing import Any
 
 from sglang_perf_patches.judge import source
 from sglang_perf_patches.live import wrappers
-from sglang_perf_patches.proof import Missing
-from sglang_perf_patches.proof.mlx.models import RUNNER
 from sglang_perf_patches.seen import keeper
+from sglang_perf_patches.verify import Missing
+from sglang_perf_patches.verify.mlx.models import RUNNER
 
 SET = "mlx"
 """The set, which stands for all its patches that are on by default."""

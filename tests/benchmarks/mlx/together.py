@@ -86,7 +86,7 @@ def _measure(given: argparse.Namespace) -> None:
 
 
 def _bits(given: argparse.Namespace) -> None:
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     for dtype, quantized in _KINDS:
         with models.model("qwen3", dtype, quantized=quantized, **_SHAPES[given.shape]) as model:
@@ -115,7 +115,7 @@ def _bits(given: argparse.Namespace) -> None:
 def _times(given: argparse.Namespace) -> None:
     import mlx.core as mx
 
-    from sglang_perf_patches.proof.mlx import models
+    from sglang_perf_patches.verify.mlx import models
 
     dtype = "bfloat16" if given.dtype == "4bit" else given.dtype
     shape = _SHAPES[given.shape]

@@ -44,7 +44,8 @@ def main() -> int:
 def _measure(given: argparse.Namespace) -> None:
     import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-    from sglang_perf_patches.proof.mlx import models, standalone
+    from sglang_perf_patches.verify.mlx import models
+    from tests.proof import standalone
 
     standalone.lend()
     for name in given.models.split(","):
@@ -74,7 +75,7 @@ def _conversation(
 ) -> list[tuple[float, float]]:
     """Milliseconds to each turn's first token, of the wall and of the processor."""
     import sglang_perf_patches
-    from sglang_perf_patches.proof.mlx import rig
+    from sglang_perf_patches.verify.mlx import rig
 
     sglang_perf_patches.activate(selection, strict=True)
     slots = 2 * given.turns * (given.tokens + given.reply)

@@ -326,7 +326,7 @@ def main(words: Sequence[str]) -> int:
         print(f"turns: no part {min(unknown)!r}: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     if os.environ.get("LENT_NAMES"):
-        from sglang_perf_patches.proof import lent
+        from tests.proof import lent
 
         lent.lend_beside_wheels()
     options, model = parsed(word for word in rest if "=" in word)

@@ -43,16 +43,16 @@ def main(releases: list[str]) -> int:
 
 def here() -> None:
     """Measure the release on PYTHONPATH; print a JSON line for each number of leaves."""
-    from sglang_perf_patches.proof import lent
+    from tests.proof import lent
 
     lent.lend()
     import gc
     import logging
 
     logging.disable(logging.CRITICAL)
-    from sglang_perf_patches.proof.comparing import live
-    from sglang_perf_patches.proof.swa.evictions import crowded
-    from sglang_perf_patches.proof.swa.prefix_trees import prepare
+    from sglang_perf_patches.verify.comparing import live
+    from tests.proof.swa.evictions import crowded
+    from tests.proof.swa.prefix_trees import prepare
 
     prepare()
     for leaves, turns in TURNS.items():
@@ -80,7 +80,7 @@ class _Cycle:
 
     def take(self, count: int, evictions: list[float], whole: list[float]) -> None:
         """Add the milliseconds of each."""
-        from sglang_perf_patches.proof.swa.prefix_trees import Ask
+        from tests.proof.swa.prefix_trees import Ask
 
         for _ in range(count):
             self._made += 1

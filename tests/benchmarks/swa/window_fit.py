@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 warnings.simplefilter("ignore")
 
-from sglang_perf_patches.proof import lent  # noqa: E402
+from tests.proof import lent  # noqa: E402
 
 lent.lend()
 logging.disable(logging.ERROR)

@@ -55,8 +55,9 @@ def _resolved(words: list[str], said: io.StringIO) -> dict[str, Any]:
 
 def _pretend(gpu: dict[str, Any], folder: Path) -> None:
     """Have torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
+    from tests.proof import lent
+
     from ...live import gpu as ours
-    from ...proof import lent
 
     lent.lend()
     count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]

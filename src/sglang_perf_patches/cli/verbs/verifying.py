@@ -1,4 +1,4 @@
-"""``verify``: each patch that applies beside stock, on this machine, bit by bit."""
+"""``verify``: compare what depends on this machine's device with stock, bit by bit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ... import sets
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
-from ...proof import verify
+from ...verify import runner as verify
 from .. import render
 from ..progress import progress
 from . import add_json, judged, names_of_patches, names_of_today, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Exit code 1: something differs or fails, or nothing could be compared."
+    "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that was named "
+    "could not be compared."
 }
 
 
@@ -59,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
     def take(outcome: verify.Outcome) -> None:
         outcomes.append(outcome)
         if show:
-            start = f"{outcome.patch:<{width}}  {outcome.word:<9}  "
+            room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
+            start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
             print(render.filled(_text(outcome), start, "    "))
             sys.stdout.flush()
             if args.traceback and outcome.traceback:
                 print(outcome.traceback, flush=True)
 
-    for outcome in plan.skipped:
+    for outcome in plan.known:
         take(outcome)
     with progress(len(plan.cases)) as shown:
         waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
@@ -111,7 +113,7 @@ def _text(outcome: verify.Outcome) -> str:
 
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
-    """One line for all: ``13 equal, 9 built-in or absent, 0 of 13 could not run``."""
+    """One line for all: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
     words: dict[str, set[str]] = {}
     not_here = set()
     for outcome in outcomes:
@@ -121,7 +123,7 @@ def _closing(outcomes: Sequence[verify.Outcome]) -> str:
     here = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
     equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
     parts = [f"{equal} equal"]
-    for word in ("different", "failed"):
+    for word in ("proven", "different", "failed"):
         count = sum(word in each for each in here)
         if count:
             parts.append(f"{count} {word}")

@@ -1,0 +1,166 @@
+"""Stand-ins for what stock sglang imports of a GPU machine, to ask it elsewhere what it resolves.
+
+Only what can't be here has a stand-in: sgl_kernel and flashinfer, two torchvision operators that
+its CPU build lacks, and the folders of C++ sources that are compiled at run time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+KERNELS = ("sgl_kernel", "flashinfer")
+"""Wheels of CUDA kernels, which a CPU can't run even if they are installed."""
+
+OPTIONAL = (
+    "deep_gemm",
+    *("torchao", "xgrammar", "outlines", "llguidance", "grpc", "openai_harmony", "watchfiles"),
+    *("torch_memory_saver", "cuda", "py_spy", "mooncake", "modelscope"),
+    *("smg_grpc_servicer", "smg_grpc_proto"),
+)
+"""Packages that sglang imports and nothing here uses. None that transformers looks for: it
+would take a stand-in for the real thing."""
+
+
+def lend() -> None:
+    """Make this process fit to import sglang without a GPU; before triton or sglang is imported.
+
+    Raises:
+        RuntimeError: one of them is imported already.
+    """
+    if "triton" in sys.modules or "sglang" in sys.modules:
+        raise RuntimeError("triton or sglang is imported already")
+    os.environ["TRITON_INTERPRET"] = "1"  # a kernel is decorated without asking for a driver
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    sys.meta_path.insert(0, StandIns(KERNELS))
+    lend_packages()
+    lend_kernel_sources()
+    _lend_torchvision(importlib.import_module("torch"))
+
+
+def lend_packages(*also: str) -> None:
+    """Stand in for optional packages that are not installed, and for `also` even if they are."""
+    sys.meta_path.append(StandIns(OPTIONAL))
+    if also:
+        sys.meta_path.insert(0, StandIns(also))
+    _lend_configurations()
+
+
+def _lend_torchvision(torch: Any) -> None:
+    """Define two operators where torchvision's library, which defines them, can't be loaded."""
+    spec = importlib.util.find_spec("torchvision")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for library in Path(folder).glob("_C*.so"):
+            with contextlib.suppress(OSError):
+                torch.ops.load_library(library)
+    for operator in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):  # it is defined
+            torch.library.define(
+                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor"
+            )
+
+
+def _lend_configurations() -> None:
+    """Releases of sglang register configurations that a newer transformers brings itself."""
+    mapping: Any = importlib.import_module(
+        "transformers.models.auto.configuration_auto"
+    ).CONFIG_MAPPING
+    register = mapping.register
+    mapping.register = lambda key, value, exist_ok=False: register(key, value, exist_ok=True)
+
+
+def lend_kernel_sources() -> None:
+    """A module of sglang wants to see the folders of its C++ sources when it is imported."""
+    exists: Any = Path.exists
+
+    def seen(self: Path, **options: Any) -> bool:
+        if self.name in {"include", "csrc"} and "sglang" in self.parts:
+            return True
+        return bool(exists(self, **options))
+
+    Path.exists = seen  # type: ignore[method-assign]
+
+
+class Wrapper:
+    """In place of flashinfer's attention wrappers: takes any plan, and computes nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take any options, as the wrappers of the different flashinfer releases have."""
+
+    def begin_forward(self, *_: Any, **__: Any) -> None:
+        """Nothing to plan."""
+
+    plan = begin_forward
+
+
+class _Names(type):
+    """A class that has any attribute."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _made(name)
+
+
+def _made(name: str) -> Any:
+    """The stand-in for a name of a replaced module.
+
+    A class without content, which also serves as a field of a pydantic model and as a base class;
+    called by a name in lower case it is a kernel, which raises.
+    """
+    if name.endswith("Wrapper"):
+        return Wrapper
+
+    def new(cls: type, *_args: Any, **_kwargs: Any) -> Any:
+        if name[:1].islower():
+            raise NotImplementedError(f"{name} is a kernel of a wheel that is not installed here")
+        return object.__new__(cls)
+
+    def schema(cls: type, _source: Any, _handler: Any) -> Any:
+        return importlib.import_module("pydantic_core").core_schema.any_schema()
+
+    content = {"__new__": new, "__get_pydantic_core_schema__": classmethod(schema)}
+    return _Names(name, (), {**content, "__init__": lambda *_, **__: None})
+
+
+class Lent(ModuleType):
+    """A module in which every name is a stand-in."""
+
+    __path__: list[str] = []  # noqa: RUF012
+    __version__ = "999.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, _made(name))
+        return vars(self)[name]
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules in which every name is a stand-in, and all modules below them."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
+        """The specification of a replaced module."""
+        package, dot, _ = name.partition(".")
+        is_stood_in = isinstance(sys.modules.get(package), Lent)
+        if name in self.names or (package in self.names and (is_stood_in or not dot)):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        """Make the module."""
+        return Lent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to execute."""

@@ -1,0 +1,87 @@
+"""Run checks on this machine's device: ``python -m sglang_perf_patches.verify.child PATCH …``.
+
+Prints one JSON line a patch: ``patch``, ``seconds`` and one of ``compared`` (how many comparisons
+were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the tracebacks of
+anything else). Next to ``missing``, ``others`` is how many comparisons of the patch's other checks
+were equal. Every check of a patch runs, whatever becomes of the others, and each that differs or
+fails is reported by its name; so is one that misses something where others don't.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from .. import worker
+from . import Check, Different, Inputs, Missing, checks
+
+T = TypeVar("T")
+
+COUNT = 8
+"""Inputs that a check draws, unless it sets a number itself."""
+
+
+def main(patches: Sequence[str]) -> int:
+    """Run the checks of these patches, all of one set; 0 whatever they find."""
+    for line in run(patches, checks, seeded):
+        worker.emit(line)
+    return 0
+
+
+def run(
+    patches: Sequence[str], checks: Callable[[str], Mapping[str, Check]], inputs: Inputs
+) -> Iterator[dict[str, Any]]:
+    """Run the checks of patches one after the other; the line of each as it ends."""
+    os.environ["SGLANG_PERF_PATCHES"] = "none"  # only the checks make patches live
+    for name in ("sglang", "sglang_perf_patches"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # about intended refusals
+    for patch in patches:
+        began = time.monotonic()
+        line = {"patch": patch, **_compared(patch, checks, inputs)}
+        yield {**line, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _compared(
+    patch: str, checks: Callable[[str], Mapping[str, Check]], inputs: Inputs
+) -> dict[str, Any]:
+    """Run all checks of a patch: the worst that became of any, and of which."""
+    compared = 0
+    reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
+    missing: dict[str, str] = {}
+    try:
+        by_name = checks(patch)
+    except Exception:
+        return {"failed": traceback.format_exc()}
+    for name, check in by_name.items():
+        try:
+            compared += check(inputs)
+        except Different as error:
+            reasons_by_word["different"].append(f"{name}: {error}")
+        except Missing as error:
+            missing[name] = str(error)
+        except Exception:
+            reasons_by_word["failed"].append(f"{name}:\n{traceback.format_exc()}")
+    for word, reasons in reasons_by_word.items():
+        if reasons:
+            return {word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}
+    if missing and compared:
+        named = (f"{name}: {reason}" for name, reason in missing.items())
+        return {"missing": "; ".join(named), "others": compared}
+    if missing:
+        return {"missing": "; ".join(dict.fromkeys(missing.values()))}
+    return {"compared": compared}
+
+
+def seeded(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
+    """The same inputs on every machine."""
+    return [draw(Random(seed)) for seed in range(COUNT if count is None else count)]  # noqa: S311
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,332 @@
+"""sglang's own linear-attention backends, pools and layers, at a size that suits the machine."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .. import stock
+from ..stock import EXTRA_ARGUMENTS, NoneByDefault, called
+from .cases import CHUNK, Batch
+
+ATTENTION = "sglang.srt.layers.attention"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Heads and widths of the layers, and how many there are."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    head: int
+    dtype: torch.dtype
+    page: int = CHUNK
+
+
+QWEN3_NEXT = Size(layers=36, key_heads=16, value_heads=32, head=128, dtype=torch.bfloat16)
+SMALL = Size(layers=2, key_heads=1, value_heads=1, head=32, dtype=torch.float16)
+WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
+"""The least that the lightning-attention kernels take."""
+
+
+class Rig:
+    """The gated-delta-net backend with its pools and layers.
+
+    Attributes:
+        size: of the layers.
+        device: where everything is.
+        pool: the release's request and state pool.
+        runner: what stands for the ModelRunner.
+        backend: under test.
+        layers: what `forward` runs.
+    """
+
+    def __init__(
+        self, size: Size = SMALL, device: str = "cpu", slots: int = 24, requests: int = 16
+    ) -> None:
+        """Make it; all layers draw their weights from a seed of their own."""
+        self.size = size
+        self.device = device
+        self.slots = slots
+        self.requests = requests
+        self.args = _server_args(size.page, device)
+        layers = list(range(size.layers))
+        self.pool = self._pool(layers)
+        self.runner = NoneByDefault(
+            device=device,
+            req_to_token_pool=self.pool,
+            server_args=self.args,
+            is_draft_worker=False,
+            model_config=self._model_config(),
+            hybrid_gdn_config=SimpleNamespace(),
+        )
+        self.backend = self._backend()
+        self.layers = [self._layer(index) for index in layers]
+
+    # -- what the subclasses have of their own ---------------------------------------------------
+
+    def _widths(self) -> dict[str, Any]:
+        """Shapes of the states."""
+        size = self.size
+        width = (2 * size.key_heads + size.value_heads) * size.head
+        return {
+            "conv": [(width, 3)],
+            "temporal": (size.value_heads, size.head, size.head),
+            "intermediate_size": size.value_heads * size.head,
+            "conv_dim": width,
+            "ssm_state_size": size.head,
+            "num_heads": size.value_heads,
+            "head_dim": size.head,
+            "state_size": size.head,
+            "conv_kernel": 4,
+        }
+
+    def _model_config(self) -> Any:
+        return NoneByDefault(hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace())
+
+    def _backend(self) -> Any:
+        self._choose_triton()
+        try:
+            module = importlib.import_module(f"{ATTENTION}.linear.gdn_backend")
+        except ModuleNotFoundError:  # 0.5.9
+            module = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
+        return module.GDNAttnBackend(self.runner)
+
+    def _layer(self, index: int) -> Any:
+        size = self.size
+        module = importlib.import_module("sglang.srt.layers.radix_linear_attention")
+        random = self._random(index, 0.2)
+        return called(
+            module.RadixLinearAttention,
+            layer_id=index,
+            num_q_heads=size.key_heads,
+            num_k_heads=size.key_heads,
+            num_v_heads=size.value_heads,
+            head_q_dim=size.head,
+            head_k_dim=size.head,
+            head_v_dim=size.head,
+            conv_weights=random((2 * size.key_heads + size.value_heads) * size.head, 4),
+            bias=None,
+            activation="silu",
+            A_log=random(size.value_heads).float(),
+            dt_bias=random(size.value_heads),
+        )
+
+    def weights(self) -> list[torch.Tensor]:
+        """Tensors of the layers and of the backend that are on the device."""
+        return [
+            tensor
+            for layer in self.layers
+            for tensor in (layer.A_log, layer.dt_bias, layer.conv_weights)
+        ]
+
+    def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+        """What the layers are called with, one for each."""
+        size = self.size
+        random = self._random(seed, 0.3)
+        width = (2 * size.key_heads + size.value_heads) * size.head
+        return [
+            {
+                "mixed_qkv": random(tokens, width),
+                "a": random(tokens, size.value_heads),
+                "b": random(tokens, size.value_heads),
+            }
+            for _ in self.layers
+        ]
+
+    def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One layer of a forward whose metadata is there."""
+        decodes = batch.forward_mode.is_decode()
+        method = self.backend.forward_decode if decodes else self.backend.forward_extend
+        output: torch.Tensor = method(layer=layer, forward_batch=batch, **inputs)
+        return output
+
+    # -- what all have ---------------------------------------------------------------------------
+
+    def forward(self, batch: Any, inputs: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+        """One forward: the metadata, then each layer."""
+        self.backend.init_forward_metadata(batch)
+        return [
+            self.run(layer, batch, of_layer)
+            for layer, of_layer in zip(self.layers, inputs, strict=True)
+        ]
+
+    def fill(self) -> None:
+        """The same random states in every slot, whenever it is called."""
+        generator = torch.Generator(self.device).manual_seed(1234)
+        for state in self.states():
+            state.normal_(0, 0.1, generator=generator)
+
+    def states(self) -> list[torch.Tensor]:
+        """All convolution states and the recurrent states."""
+        cache = self.pool.mamba_pool.mamba_cache
+        return [*cache.conv, cache.temporal]
+
+    def batch(self, wanted: Batch) -> Any:
+        """A ForwardBatch; with tracking on, its host knowledge as the scheduler has it."""
+        info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+        tensor = functools.partial(torch.tensor, device=self.device)
+        count = len(wanted.requests)
+        new = [request.new for request in wanted.requests]
+        cached = [request.cached for request in wanted.requests]
+        lens = [a + b for a, b in zip(new, cached, strict=True)]
+        rows = tensor(range(1, count + 1))
+        mapping = self.pool.req_index_to_mamba_index_mapping
+        mapping[1 : count + 1] = rows.to(mapping.dtype)
+        fields: dict[str, Any] = {
+            "forward_mode": info.ForwardMode[wanted.mode],
+            "batch_size": count,
+            "input_ids": tensor([0] * wanted.tokens),
+            "req_pool_indices": rows,
+            "seq_lens": tensor(lens),
+            "out_cache_loc": tensor(range(wanted.tokens)),
+            "seq_lens_sum": sum(lens),
+            "seq_lens_cpu": torch.tensor(lens),
+        }
+        if wanted.mode != "DECODE":
+            starts = [sum(new[:row]) for row in range(count)]
+            fields |= {
+                "extend_num_tokens": wanted.tokens,
+                "extend_seq_lens": tensor(new, dtype=torch.int32),
+                "extend_prefix_lens": tensor(cached, dtype=torch.int32),
+                "extend_start_loc": tensor(starts, dtype=torch.int32),
+                "extend_prefix_lens_cpu": cached,
+                "extend_seq_lens_cpu": new,
+            }
+        if wanted.tracking:
+            mask = [request.tracked for request in wanted.requests]
+            fields["mamba_track_mask"] = tensor(mask)
+            fields["mamba_track_indices"] = tensor(range(self.slots - count, self.slots))
+            if wanted.mode != "DECODE":
+                seqlens = [request.track_seqlen for request in wanted.requests]
+                fields["mamba_track_seqlens"] = tensor(seqlens)
+                fields["mamba_track_seqlens_cpu"] = seqlens
+                fields["mamba_prefill_track_mask_cpu"] = mask
+        batch = called(info.ForwardBatch, **fields)
+        batch.spec_info = None
+        return batch
+
+    def _pool(self, layers: list[int]) -> Any:
+        return request_pool(
+            self._widths(), layers, self.size.dtype, self.requests, self.slots, device=self.device
+        )
+
+    def _choose_triton(self) -> None:
+        try:
+            utils = importlib.import_module(f"{ATTENTION}.linear.utils")
+        except ModuleNotFoundError:  # 0.5.9 has nothing to choose
+            return
+        triton = utils.LinearAttnKernelBackend.TRITON
+        if hasattr(utils, "LinearAttnBackends"):
+            self.runner.linear_attn_backends = called(
+                utils.LinearAttnBackends, decode=triton, prefill=triton, verify=triton
+            )
+        elif hasattr(utils, "initialize_linear_attn_config"):
+            utils.initialize_linear_attn_config(self.args)
+
+    def _random(self, seed: int, scale: float) -> Any:
+        generator = torch.Generator(self.device).manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            values = torch.randn(*shape, generator=generator, device=self.device) * scale
+            return values.to(self.size.dtype)
+
+        return random
+
+
+def request_pool(
+    widths: dict[str, Any],
+    layers: list[int],
+    dtype: torch.dtype,
+    rows: int,
+    slots: int,
+    *,
+    device: str = "cpu",
+    tracked: bool = True,
+    context: int = 4096,
+) -> Any:
+    """The release's pool of requests and states.
+
+    Args:
+        widths: shapes of the states, see `Rig`.
+        layers: their ids.
+        dtype: of the convolution states; the others are float32.
+        rows: most requests.
+        slots: for states.
+        device: where it is.
+        tracked: whether states are tracked in extra buffers.
+        context: most tokens of a request.
+    """
+    utils = importlib.import_module("sglang.srt.configs.mamba_utils")
+    params = utils.Mamba2CacheParams(
+        shape=called(utils.Mamba2StateShape, **widths),
+        layers=layers,
+        dtype=utils.Mamba2StateDType(conv=dtype, temporal=torch.float32),
+    )
+    return called(
+        importlib.import_module(f"{stock.MEMORY}.memory_pool").HybridReqToTokenPool,
+        size=rows,
+        mamba_size=slots,
+        mamba_spec_state_size=rows,
+        max_context_len=context,
+        device=device,
+        enable_memory_saver=False,
+        cache_params=params,
+        mamba_layer_ids=layers,
+        enable_mamba_extra_buffer=tracked,
+    )
+
+
+@functools.cache
+def alone() -> None:
+    """A process group of this process only, which layers and batches ask for its size."""
+    state = importlib.import_module("sglang.srt.distributed.parallel_state")
+    folder = tempfile.mkdtemp()  # later groups use its file too
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    called(
+        state.init_distributed_environment,
+        world_size=1,
+        rank=0,
+        local_rank=0,
+        distributed_init_method=f"file://{folder}/met",
+        backend="gloo",
+    )
+    state.initialize_model_parallel()
+    stock.state_ranks(tp_rank=0, attn_tp_rank=0)
+
+
+@functools.cache  # a second publication would drop the process groups
+def _server_args(page: int, device: str) -> Any:
+    return publish(page, "extra_buffer", CHUNK, disable_overlap_schedule=False, device=device)
+
+
+def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
+    """The release's own ServerArgs, published as a scheduler publishes it.
+
+    Args:
+        page: tokens of a page.
+        strategy: how states are tracked, by each name that a release has for it.
+        chunk: tokens between two states that can be cached, or more where a page is larger.
+        options: further arguments.
+    """
+    own = {
+        "attention_backend": "triton",
+        "page_size": page,
+        "mamba_scheduler_strategy": strategy,
+        "mamba_radix_cache_strategy": strategy,
+        "sampling_backend": "pytorch",
+        **options,
+    }
+    server_args = stock.arguments(**{**own, **EXTRA_ARGUMENTS})
+    server_args._mamba_cache_chunk_size = max(chunk, page)
+    stock.publish(server_args)
+    return server_args

@@ -1,0 +1,1 @@
+"""The mla patches whose result depends on the device, one file each, and what they share."""

@@ -1,0 +1,200 @@
+"""A model runner and request pools, as far as the attention backends need them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..stock import EXTRA_ARGUMENTS, NoneByDefault, noted, replaced
+
+CPU = torch.device("cpu")
+CONTEXT = 128
+REQUESTS = 12
+
+
+class OnCpu(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Sends what sglang allocates on device "cuda" by name to the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs = {**kwargs, "device": CPU}
+        return func(*args, **kwargs)
+
+
+def server_args(**settings: Any) -> NoneByDefault:
+    """Server arguments of a plain speculative server, with these settings."""
+    defaults = {
+        "enable_two_batch_overlap": False,
+        "enable_deterministic_inference": False,
+        "pp_size": 1,
+        "dcp_size": 1,
+        "speculative_algorithm": "EAGLE",
+        "speculative_num_draft_tokens": 4,
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "page_size": 1,
+        "kv_cache_dtype": "auto",
+        "disaggregation_mode": "null",
+        "chunked_prefill_size": 8192,
+        "triton_attention_num_kv_splits": 8,
+        "disable_chunked_prefix_cache": False,
+        "flashinfer_mla_disable_ragged": False,
+        "disable_cuda_graph": False,
+        "disable_piecewise_cuda_graph": True,
+        "enable_mis": False,
+        "max_running_requests": REQUESTS,
+        "cuda_graph_max_bs": REQUESTS,
+        "get_attention_backends": lambda: ("triton", "triton"),
+    }
+    return noted(NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS}))
+
+
+def model_runner(
+    arguments: NoneByDefault,
+    *,
+    mla: bool = False,
+    seed: int = 0,
+    context: int = CONTEXT,
+    requests: int = REQUESTS,
+    device: str = "cpu",
+    **attributes: Any,
+) -> NoneByDefault:
+    """A runner whose requests own scattered tokens of a KV pool, page by page."""
+    page = arguments.page_size
+    count = requests * (context // page)
+    pages = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed))[:count]
+    tokens = (pages[:, None] * page + torch.arange(page)).reshape(requests, context)
+    pool = NoneByDefault(size=requests, req_to_token=tokens.to(device, torch.int32).contiguous())
+    head = 8
+    config = NoneByDefault(
+        context_len=context,
+        num_attention_heads=4,
+        head_dim=head,
+        v_head_dim=head,
+        swa_v_head_dim=head,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        scaling=0.25,
+        is_encoder_decoder=False,
+        is_multimodal=False,
+        hf_config=NoneByDefault(architectures=["LlamaForCausalLM"], get_text_config=NoneByDefault),
+        hf_text_config=NoneByDefault(num_attention_heads=4, num_key_value_heads=2, head_dim=head),
+        get_num_kv_heads=lambda *_: 1 if mla else 2,
+        get_max_num_attention_heads=lambda *_: 4,
+        attention_arch=_attention_arch("MLA" if mla else "MHA"),
+    )
+    defaults = {
+        "model_config": config,
+        "device": device,
+        "gpu_id": 0,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": _KV.get(arguments.kv_cache_dtype, torch.bfloat16),
+        "page_size": page,
+        "server_args": arguments,
+        "is_draft_worker": False,
+        "max_running_requests": requests,
+        "dcp_size": 1,
+        "dcp_rank": 0,
+        "ps": _ranks(arguments),
+        "req_to_token_pool": pool,
+        "token_to_kv_pool": NoneByDefault(
+            start_layer=0,
+            get_value_buffer=lambda _: torch.empty(0, 1, head),
+            get_v_head_dim=lambda: head,
+            get_kv_cache_quant_method=lambda: NoneByDefault(
+                resolve_attention_access=lambda *_: None
+            ),
+        ),
+        "token_to_kv_pool_allocator": NoneByDefault(
+            translate_loc_from_full_to_swa=lambda locs: locs, get_kvcache=NoneByDefault
+        ),
+        "decode_num_tokens_per_req": lambda: arguments.speculative_num_draft_tokens,
+        "spec_algorithm": NoneByDefault(is_dspark=lambda: False),
+        "kv_index_translator": _translator(pool, page, device),
+    }
+    return NoneByDefault(**{**defaults, **attributes})
+
+
+_KV = {"fp8_e4m3": torch.float8_e4m3fn}
+
+_ASKED = (
+    "sglang.srt.server_args",
+    "sglang.srt.runtime_context",
+    "sglang.srt.speculative.spec_utils",
+    "sglang.srt.layers.dp_attention",
+    "sglang.srt.utils.common",
+)
+
+
+@contextmanager
+def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
+    """Publish the arguments to modules that ask sglang's process-wide context for them."""
+    groups = ("global_server_args", "server_args", "spec", "schedule", "memory", "model", "disagg")
+    stand_ins = {
+        **{f"get_{group}": lambda: arguments for group in groups},
+        "get_exec": lambda: _Exec(arguments),
+        "get_attention_tp_size": lambda: arguments.tp_size or 1,
+        "get_parallel": lambda: _ranks(arguments),
+        "get_device_core_count": lambda *_: 8,
+        "get_cuda_graph_max_batch_size": lambda *args: next(
+            size for size in args if isinstance(size, int)
+        ),
+        "cuda_graph_fully_disabled": lambda: False,
+        "check_cuda_graph_backend": lambda *_: False,
+        "mambaish_config": lambda _: None,
+        "resolve_draft_decode_window": lambda _: (0, 0),
+    }
+    asking = [*map(importlib.import_module, modules), *filter(None, map(_module, _ASKED))]
+    with replaced(asking, stand_ins), nullcontext() if torch.cuda.is_available() else OnCpu():
+        yield
+
+
+class _Exec:
+    """The execution arguments, of which each bag answers for all."""
+
+    def __init__(self, arguments: NoneByDefault) -> None:
+        self._arguments = arguments
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(self._arguments).get(name, self._arguments)
+
+
+def _ranks(arguments: NoneByDefault) -> NoneByDefault:
+    """Of a process that is alone, or one of those that the arguments say."""
+    size = arguments.tp_size or 1
+    sizes = {"attn_tp_size": size, "tp_size": size, "attn_cp_size": 1, "pp_size": 1}
+    return NoneByDefault(**sizes, attn_dcp_size=1, dcp_size=1, dcp_rank=0, attn_dcp_rank=0)
+
+
+def _attention_arch(name: str) -> Any:
+    return getattr(importlib.import_module("sglang.srt.configs.model_config").AttentionArch, name)
+
+
+def _module(name: str) -> Any:
+    """A module; None if the release lacks it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
+def _translator(pool: NoneByDefault, page: int, device: str) -> Any:
+    """What reads the request pool from 0.5.19 on: stock's own, without a unified pool."""
+    module = _module("sglang.srt.mem_cache.kv_index_translator")
+    if module is None:
+        return None
+    with furnished(NoneByDefault(), module.__name__):
+        return module.KVIndexTranslator(
+            req_to_token=pool.req_to_token,
+            token_to_kv_pool_allocator=NoneByDefault(),
+            token_to_kv_pool=NoneByDefault(),
+            page_size=page,
+            device=device,
+        )

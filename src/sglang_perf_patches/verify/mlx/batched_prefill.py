@@ -1,0 +1,153 @@
+"""Prompts of one batch give stock's logits, tokens and KV: by bits on a CPU, elsewhere nearly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from ...sets.mlx.batched_prefill.body import COUNTS
+from .. import Inputs
+from ..comparing import require, some
+from . import models
+from .alike import FEW, can_sample, further_models, near
+from .batches import Batch, Batches, play
+
+PATCH = "mlx.batched-prefill"
+
+_PART = 1 / 20
+"""Of the largest logit, by which others may differ where the number of rows selects the kernel."""
+
+SCRIPTED: Batches = (
+    [("a", 9, "", 0), ("b", 9, "", 0)],
+    [("c", 40, "", 0), ("d", 38, "", 0), ("e", 33, "", 0), ("f", 200, "", 0)],
+    # prefixes of one length, of another, and the whole prompt
+    [("g", 5, "c", 30), ("h", 6, "d", 30), ("i", 6, "c", 17), ("j", 7, "f", 17), ("k", 0, "c", 40)],
+    [("l", 30, "", 0)],
+    [(name, 12, "", 0) for name in "mnopqrstuv"],
+    # prefixes that are nearly of one length, and none
+    [("w", 40, "c", 2), ("x", 40, "d", 1), ("y", 41, "", 0), ("z", 36, "f", 5)],
+    [("A", 60, "f", 70), ("B", 66, "f", 64), ("C", 64, "f", 71), ("D", 20, "f", 99)],
+)
+"""Batches of prompts: name, new tokens, whose prefix from the pool, and how long it is."""
+
+
+def full_attention(inputs: Inputs) -> int:
+    """Scripted and drawn batches, with prefixes from the pool, then decoded together."""
+    return _same("float32", [SCRIPTED, *inputs(random_batches)])
+
+
+def without_pool(inputs: Inputs) -> int:
+    """The same without the radix cache."""
+    return _same("float32", [SCRIPTED[:2], *inputs(random_prompts)[:FEW]], radix=False)
+
+
+def other_weights(inputs: Inputs) -> int:
+    """In bfloat16 and in 4 bits."""
+    return sum(
+        _same("bfloat16", [SCRIPTED], quantized=quantized)
+        for quantized in some(inputs, [False, True])
+    )
+
+
+def rounded_shapes(inputs: Inputs) -> int:
+    """Where cuDNN attends, groups have fewer shapes: more rows, longer ones, shorter prefixes."""
+    from unittest import mock
+
+    from ...sets.mlx.batched_prefill import body
+
+    with mock.patch.object(body, "attends_by_cudnn", return_value=True):
+        return _same("float32", [SCRIPTED, *inputs(random_batches)])
+
+
+def windows(inputs: Inputs) -> int:
+    """A model with sliding windows, which computes prefixes again."""
+    if "gpt_oss" not in further_models():
+        return 0
+    return _same("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="gpt_oss")
+
+
+def recurrent(_: Inputs) -> int:
+    """A model with a recurrent state is stock's."""
+    with models.model("qwen3_next", "float32") as model:
+        COUNTS.clear()
+        near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], _PART, ran=False)
+    require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
+    return 1
+
+
+def sampled(_: Inputs) -> int:
+    """Sampled tokens, where the release samples."""
+    return _same("float32", [SCRIPTED], sampling=True) if can_sample() else 0
+
+
+def other_values(_: Inputs) -> int:
+    """Where a trial finds other values, the patch leaves the prompts to stock."""
+    from unittest import mock
+
+    from ...sets.mlx.batched_prefill import body
+
+    with models.model("qwen3", "float32") as model, mock.patch.object(body, "_NEAR", -1.0):
+        near(PATCH, model, lambda: [play(model, SCRIPTED)], _PART, ran=False)
+    return 1
+
+
+def random_batches(chance: Random) -> Batches:
+    """Batches of unequal prompts, some with prefixes that earlier ones left."""
+    return _drawn(chance, lambda: chance.random() < 0.5)
+
+
+def random_prompts(chance: Random) -> Batches:
+    """The same without prefixes."""
+    return _drawn(chance, lambda: False)
+
+
+def _drawn(chance: Random, hits: Callable[[], bool]) -> Batches:
+    batches: list[Batch] = []
+    held: list[tuple[str, int]] = []
+    for number in range(4):
+        batch: Batch = []
+        like = chance.choice((3, 17, 60, 130))
+        prefix = chance.randint(1, like)
+        for at in range(chance.randint(1, 10)):
+            name, new = f"r{number}.{at}", max(1, round(like * chance.uniform(0.6, 1.2)))
+            hit = prefix + chance.choice((0, 0, 1, 3))
+            donors = [donor for donor, length in held if length >= hit]
+            if donors and hits():
+                batch.append((name, new, chance.choice(donors), hit))
+            else:
+                batch.append((name, new, "", 0))
+        held += [(name, new) for name, new, donor, _ in batch if not donor]
+        batches.append(batch)
+    return tuple(batches)
+
+
+def _same(
+    dtype: str,
+    drawn: Sequence[Batches],
+    *,
+    name: str = "qwen3",
+    quantized: bool = False,
+    radix: bool = True,
+    sampling: bool = False,
+) -> int:
+    """Play batches on stock and patched; compare, and see that prompts were computed together."""
+    COUNTS.clear()
+    options: dict[str, Any] = {"radix": radix, "sampling": sampling}
+    with models.model(name, dtype, quantized=quantized) as model:
+        near(PATCH, model, lambda: [play(model, batches, **options) for batches in drawn], _PART)
+    require(COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
+    require(not COUNTS["unused"], f"{PATCH}: {dict(COUNTS)}")
+    return len(drawn)
+
+
+CHECKS = {
+    "full attention": full_attention,
+    "without a pool": without_pool,
+    "other weights": other_weights,
+    "rounded shapes": rounded_shapes,
+    "windows": windows,
+    "recurrent": recurrent,
+    "sampled": sampled,
+    "other values": other_values,
+}

@@ -1,0 +1,173 @@
+"""Batches of short and long requests are stock's: bit by bit on a CPU, elsewhere nearly.
+
+Groups change as requests join, leave and grow, where a step fails, and where stock serves one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from random import Random
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+
+from ...sets.mlx import grouping
+from ...sets.mlx.grouping import COUNTS
+from .. import Inputs
+from ..comparing import require, some
+from . import cases, models
+from .alike import FEW, after_failures, can_sample, further_models, near
+from .cases import Step, schedule
+from .models import Model
+from .rig import Player
+
+PATCH = "mlx.length-groups"
+
+APART = schedule(
+    """
+    join a 600, join b 9, join c 12, decode abc, chain abc 4, join d 5, chain bdca 3, decode cdba,
+    join e 2100, chain bdeca 3, leave b, chain adec 2, leave a, chain dce 4, join f 700, join g 6,
+    chain fgdce 2, decode gfdce, leave e, chain fgdc 3, leave f, chain gdc 2
+    """
+)
+"""One long request, then two of different length, beside short ones, in several orders."""
+
+CROSSING = schedule(
+    """
+    join a 500, join b 505, join c 20, join d 510, chain abcd 20, join e 9, decode ceadb, chain
+    ceadb 6, leave d, chain ceab 2
+    """
+)
+"""Requests that grow from one group into the next, one after the other."""
+
+HITTING = schedule(
+    """
+    join a 300, join b 9, join c 11, chain abc 6, leave a, hit d a 290 3, decode bcd, chain cdb 4,
+    leave b, hit e a 200 1, hit f b 12 2, chain decf 5, leave d, decode ecf, chain fec 3
+    """
+)
+"""Prompts whose long or short prefix other requests have left in the pool."""
+
+FAILING = schedule(
+    """
+    join a 90, join b 12, decode ab, decode ab, fail ab 1, decode ab, fail ab 2, leave a, join c
+    70, decode bc, decode cb
+    """
+)
+"""Steps of a stable batch that fail in the middle of the model."""
+
+
+def lengths(inputs: Inputs) -> int:
+    """Scripted and drawn batches of unequal lengths."""
+    drawn = inputs(random_lengths)
+    return _same("float32", [APART, CROSSING, cases.SCRIPTED, cases.FAR, *drawn])
+
+
+def bfloat16(inputs: Inputs) -> int:
+    """The same in the dtype of most models."""
+    return _same("bfloat16", [APART, *inputs(random_lengths)[:FEW]])
+
+
+def prefix_hits(inputs: Inputs) -> int:
+    """Prompts whose prefix is in the pool, and random episodes."""
+    return _same("float32", [HITTING, *inputs(cases.random_episodes)], radix=True)
+
+
+def other_layers(inputs: Inputs) -> int:
+    """Models with recurrent states and with sliding windows."""
+    drawn = inputs(random_lengths)[:1]
+    return sum(
+        _same("float32", [APART, *drawn], name=each) for each in some(inputs, further_models())
+    )
+
+
+def sampled(inputs: Inputs) -> int:
+    """Sampled tokens, where the release samples."""
+    if not can_sample():
+        return 0
+    return _same("float32", some(inputs, [APART]), sampling=True)
+
+
+def failing(_: Inputs) -> int:
+    """Steps that fail in the middle of the model have no effect."""
+    with groups_at(32):
+        return after_failures(PATCH, "float32", FAILING)
+
+
+def unproven_device(inputs: Inputs) -> int:
+    """On a device treated as unproven, steps are tried before groups serve them."""
+    arenas = f"{grouping.__package__}.kv_arena.body"
+    with mock.patch(f"{arenas}.is_proven", return_value=False):
+        return _same("float32", [cases.GROWING, *inputs(random_lengths)[:1]], served=False)
+
+
+def random_lengths(chance: Random) -> tuple[Step, ...]:
+    """Requests of very unequal lengths join, leave, grow and are reordered."""
+    names = iter("abcdefghijklmnopqrstuvwxyz")
+    batch: list[str] = []
+    steps: list[Step] = []
+    for _ in range(9):
+        if len(batch) < 3 or (len(batch) < 6 and chance.random() < 0.6):
+            batch.append(next(names))
+            longest = chance.choice((40, 40, 40, 600, 900, 2100))
+            steps.append(("join", batch[-1], chance.randint(1, longest)))
+        elif chance.random() < 0.5:
+            steps.append(("leave", batch.pop(chance.randrange(len(batch)))))
+        else:
+            chance.shuffle(batch)
+        if len(batch) > 1:
+            steps.append(("chain", list(batch), chance.randint(1, 6)))
+            steps.append(("decode", chance.sample(batch, len(batch) - (chance.random() < 0.3))))
+    return tuple(steps)
+
+
+@contextmanager
+def groups_at(tokens: int) -> Iterator[None]:
+    """Have groups where they save so much padding in a layer: the models here are small."""
+    with mock.patch.multiple(grouping, AT_LEAST=tokens, _SHORTEST_BITS=5):
+        yield
+
+
+def _same(
+    dtype: str,
+    schedules: Sequence[Sequence[Step]],
+    *,
+    name: str = "qwen3",
+    radix: bool = False,
+    sampling: bool = False,
+    served: bool = True,
+) -> int:
+    """Play schedules on stock and patched; compare, and see that groups have served."""
+    COUNTS.clear()
+    with models.model(name, dtype) as model, groups_at(32):
+
+        def played() -> list[tuple[dict[str, Any], list[mx.array]]]:
+            return [_play(model, each, radix, sampling) for each in schedules]
+
+        near(PATCH, model, played, 1 / 100, ran=None)
+    require(COUNTS["steps"] or not served, f"{PATCH}: no step was served in groups")
+    return len(schedules)
+
+
+def _play(
+    model: Model, schedule: Sequence[Step], radix: bool, sampling: bool
+) -> tuple[dict[str, Any], list[mx.array]]:
+    """What a schedule gives, and its logits."""
+    logits: list[mx.array] = []
+    player = Player(model, radix=radix, sampling=sampling)
+    player.note = logits.append
+    return asdict(player.play(schedule)), logits
+
+
+CHECKS = {
+    "lengths": lengths,
+    "bfloat16": bfloat16,
+    "prefix hits": prefix_hits,
+    "other layers": other_layers,
+    "sampled": sampled,
+    "failing steps": failing,
+    "an unproven device": unproven_device,
+}

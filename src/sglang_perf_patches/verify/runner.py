@@ -1,0 +1,159 @@
+"""``verify``: sort out what depends on this machine's device, and compare that with stock."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+from .. import worker
+from ..judge.verdict import Verdict
+from ..judge.verdict import Word as Verdicts
+from ..live import gpu
+from . import NEEDS, Case, Device, case
+
+Word = Literal["equal", "proven", "different", "failed", "skipped"]
+
+ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
+
+PROVEN = "on exactly this code; nothing depends on this machine"
+NO_GPU = "needs a CUDA GPU"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one case, of the part of it that can't run here, or of a patch without a case.
+
+    Attributes:
+        patch: its id.
+        word: ``equal`` bit by bit, ``proven`` on any machine, ``different``, ``failed`` or
+            ``skipped``.
+        reason: what was equal, how it differs, or why it was skipped; one sentence.
+        device: where it ran, None if it did not.
+        compared: how many comparisons were equal.
+        seconds: how long it took.
+        traceback: if anything but a difference ended it.
+    """
+
+    patch: str
+    word: Word
+    reason: str
+    device: Device | None = None
+    compared: int = 0
+    seconds: float = 0.0
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to compare here.
+
+    Attributes:
+        known: what needs no comparison here, or can't be compared, and why.
+        cases: what is compared, in the order in which it runs: by set, then as judged.
+    """
+
+    known: tuple[Outcome, ...]
+    cases: tuple[Case, ...]
+
+
+def plan(judged: Sequence[Verdict]) -> Plan:
+    """Sort out what can be compared with stock on this machine.
+
+    Args:
+        judged: verdicts on the installed tree.
+    """
+    known: list[Outcome] = []
+    chosen: list[Case] = []
+    for verdict in judged:
+        patch_id = verdict.patch.id
+        found = case(patch_id)
+        if verdict.word != "applies":
+            known.append(Outcome(patch_id, "skipped", f"{verdict.word}: {verdict.reason}"))
+        elif found is None:
+            known.append(Outcome(patch_id, "proven", PROVEN))
+        elif lacking := _lacking(found.device):
+            known.append(Outcome(patch_id, "skipped", lacking))
+        else:
+            chosen.append(found)
+    chosen.sort(key=_set_of)  # stable: within a process the order of `judged`
+    return Plan(tuple(known), tuple(chosen))
+
+
+def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
+    """Compare with stock, case by case.
+
+    Args:
+        cases: of a `plan`.
+        limit_s: seconds that the cases of one set may take.
+    """
+    for _, together in groupby(cases, key=_set_of):
+        yield from _in_child(list(together), limit_s)
+
+
+def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
+    """1 where something differs or failed, nothing applies, or a patch named was not compared."""
+    words: dict[str, set[str]] = {}
+    applies = False
+    for outcome in outcomes:
+        words.setdefault(outcome.patch, set()).add(outcome.word)
+        applies |= not outcome.reason.startswith(tuple(f"{word}: " for word in get_args(Verdicts)))
+    if not applies or any(words_of & {"different", "failed"} for words_of in words.values()):
+        return 1
+    return int(any(not words.get(each, set()) & {"equal", "proven"} for each in in_full))
+
+
+def _set_of(case: Case) -> str:
+    return case.patch.partition(".")[0]
+
+
+def _lacking(device: Device) -> str:
+    """What a device's cases need and this machine has not; nothing if it has all."""
+    if device == "cuda" and gpu.capability() is None:
+        return NO_GPU
+    lacking = [name for name in NEEDS[device] if not _is_installed(name)]
+    return f"needs {', '.join(lacking)}, not installed here" if lacking else ""
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _in_child(together: Sequence[Case], limit_s: float) -> Iterator[Outcome]:
+    """Run the cases of a set in their own process, away from other sets' arguments."""
+    waiting = list(together)
+    words = [case.patch for case in together]
+    with worker.Child(f"{__package__}.child", words, limit_s=limit_s) as child:
+        for data in child:
+            case = next(case for case in waiting if case.patch == data["patch"])
+            waiting.remove(case)
+            yield from _outcomes(case, data)
+        why = child.why_it_ended()
+    for case in waiting:
+        yield Outcome(case.patch, "failed", why, case.device)
+
+
+def _outcomes(case: Case, data: dict[str, Any]) -> Iterator[Outcome]:
+    """A case's outcome; two where a part of it was equal and this machine can't play the rest."""
+    if data.get("others"):
+        yield _outcome(case, {"compared": data["others"], "seconds": data["seconds"]})
+    yield _outcome(case, data)
+
+
+def _outcome(case: Case, data: dict[str, Any]) -> Outcome:
+    word: Word
+    if "compared" in data:
+        word, reason = "equal", case.what
+    elif "different" in data:
+        word, reason = "different", data["different"]
+    elif "missing" in data:
+        word, reason = "skipped", data["missing"]
+    else:
+        word, reason = "failed", f"its case ended with {data['failed'].strip().splitlines()[-1]}"
+    compared, traceback = data.get("compared", 0), data.get("failed", "")
+    return Outcome(case.patch, word, reason, case.device, compared, data["seconds"], traceback)

@@ -1,0 +1,170 @@
+"""What the rigs of several sets make of a release: its arguments, requests and calls.
+
+Releases differ in what a function takes, and in where a module stands. What is asked of them here
+is asked by the newest name, and by the others where a release lacks that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+T = TypeVar("T")
+
+MEMORY = "sglang.srt.mem_cache"
+
+EXTRA_ARGUMENTS: dict[str, Any] = {}
+"""Arguments of a server that checks are played with beside those that they give themselves: set by
+who plays them in another set-up."""
+
+PLAYED_ARGUMENTS: list[Any] = []
+"""The server arguments that checks were played with, in the order in which they were made."""
+
+
+def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call with those keyword arguments that this release knows."""
+    known = inspect.signature(function).parameters if kwargs else {}
+    return function(*args, **{name: kwargs[name] for name in kwargs if name in known})
+
+
+def takes(function: Any, name: str) -> bool:
+    """Whether a function, or a class when it is made, has a parameter of this name."""
+    return name in inspect.signature(function).parameters
+
+
+def arguments(**settings: Any) -> Any:
+    """The release's own ServerArgs, of the settings that it knows."""
+    kind = importlib.import_module("sglang.srt.server_args").ServerArgs
+    return noted(called(kind, model_path="dummy", **settings))
+
+
+def noted(server_args: T) -> T:
+    """The same arguments; they are kept in `PLAYED_ARGUMENTS`."""
+    PLAYED_ARGUMENTS.append(server_args)
+    return server_args
+
+
+def publish(server_args: Any) -> None:
+    """Publish a server's arguments, as its scheduler does."""
+    module = importlib.import_module("sglang.srt.server_args")
+    module.set_global_server_args_for_scheduler(server_args)
+
+
+@contextmanager
+def replaced(modules: Iterable[Any], stand_ins: Mapping[str, Any]) -> Iterator[None]:
+    """Have stand-ins in modules for a while, where a module has something of that name."""
+    with ExitStack() as stack:
+        for module in modules:
+            for name in stand_ins.keys() & vars(module).keys():
+                stack.enter_context(mock.patch.object(module, name, stand_ins[name]))
+        yield
+
+
+def publish_server(**settings: Any) -> Any:
+    """Publish an ordinary server's arguments, with these and `EXTRA_ARGUMENTS`; return them."""
+    server_args = arguments(**{"device": device()} | EXTRA_ARGUMENTS | settings)
+    publish(server_args)
+    return server_args
+
+
+def device() -> str:
+    """Where tensors of a check are: the GPU that this process sees, or the CPU."""
+    cuda: Any = importlib.import_module("torch").cuda
+    return "cuda" if cuda.is_available() else "cpu"
+
+
+def window_pools(
+    full: int, windowed: int, page: int, dtype: Any, *, heads: int, head_dim: int, device: str
+) -> tuple[Any, Any]:
+    """A pool of sliding windows with one layer of each kind, and its allocator.
+
+    Args:
+        full: tokens of the full pool, whose layer is 1.
+        windowed: tokens of the window pool, whose layer is 0.
+        page: in tokens.
+        dtype: of KV.
+        heads: of KV.
+        head_dim: of each.
+        device: where it is.
+    """
+    module = importlib.import_module(f"{MEMORY}.swa_memory_pool")
+    plain = {"enable_kvcache_transpose": False}
+    sizes = {"size": full, "size_swa": windowed, "page_size": page}
+    pool = module.SWAKVPool(
+        **sizes,
+        dtype=dtype,
+        head_num=heads,
+        head_dim=head_dim,
+        swa_attention_layer_ids=[0],
+        full_attention_layer_ids=[1],
+        device=device,
+        **(plain if takes(module.SWAKVPool, "enable_kvcache_transpose") else {}),
+    )
+    if not hasattr(module, "SWATokenToKVPoolAllocator"):
+        module = importlib.import_module(f"{MEMORY}.allocator.swa")
+    allocator = module.SWATokenToKVPoolAllocator(
+        **sizes, dtype=dtype, device=device, kvcache=pool, need_sort=True
+    )
+    return pool, allocator
+
+
+def state_ranks(**ranks: Any) -> None:
+    """Say which ranks this process has, to releases that keep a register of them."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return
+    register = get_parallel()
+    if hasattr(register, "override_permanently"):  # since 0.5.22 or so
+        register.override_permanently(**ranks)
+
+
+def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:
+    """The release's own ``Req`` of a prompt, with those options that it knows.
+
+    Args:
+        rid: its id.
+        ids: the prompt's tokens.
+        kwargs: of ``SamplingParams`` under ``sampling``, and further ones of the request.
+    """
+    params = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
+    return called(
+        importlib.import_module("sglang.srt.managers.schedule_batch").Req,
+        rid=rid,
+        origin_input_text="",
+        origin_input_ids=token_ids(ids),
+        sampling_params=params(**kwargs.pop("sampling")),
+        **kwargs,
+    )
+
+
+def token_ids(ids: Sequence[int]) -> Any:
+    """Token ids as the release's ``Req`` joins them with its output ids: since 0.5.13 an array."""
+    batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+    return array("q", ids) if hasattr(batches, "array") else list(ids)
+
+
+def release(req: Any, tree: Any, *, keep: bool) -> None:
+    """Release a request's KV, and cache it in the tree if it is to be kept."""
+    function = importlib.import_module(f"{MEMORY}.common").release_kv_cache
+    function(req, tree, **{"checkpoint" if takes(function, "checkpoint") else "is_insert": keep})
+
+
+def speculation() -> Any:
+    """The release's ``SpeculativeAlgorithm``."""
+    return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+
+
+class NoneByDefault(SimpleNamespace):
+    """A stand-in for what holds options: one that nobody set is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None

@@ -1,0 +1,334 @@
+"""What Triton attention is told of windows, all of a graph's buffer, and what it computes.
+
+Batches come one after the other. Backend, pools, allocators and kernels are the release's own;
+around them stands the runner of `mla.rig`. Each request has a row of slots of the full pool, in
+any order, and those of its tokens that have a window slot have one in any order, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention import triton_backend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from .. import Inputs, stock
+from ..comparing import same
+from ..mla import rig
+from ..mla.cases import Batch, forward_batch, prepare_backend
+from ..stock import MEMORY, NoneByDefault, called
+
+PATCH = "swa.window-metadata"
+CONTEXT = 48
+ROWS = 5
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+LAYER = 0
+"""One with a window, as `stock.window_pools` has it."""
+
+MODES = ("replayed", "decode", "extend", "mixed")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch.
+
+    Attributes:
+        mode: one of `MODES`: the metadata of a graph's replay, or of a forward without a graph.
+        lengths: of each request's KV in front of what is computed; in a decode with it.
+        new: how many tokens of each are computed, in a prefill.
+        padding: rows that a graph is padded with.
+    """
+
+    mode: str
+    lengths: tuple[int, ...]
+    new: tuple[int, ...] = ()
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Play:
+    """Batches on one backend.
+
+    Attributes:
+        steps: one after the other: what one leaves in a buffer is there when the next comes.
+        window: in tokens.
+        page: in tokens.
+        windowed: tokens of the window pool for each of the full one; 0 for no window pool.
+        seed: of slots, KV and queries.
+    """
+
+    steps: tuple[Step, ...]
+    window: int = 16
+    page: int = 1
+    windowed: float = 0.75
+    seed: int = 0
+
+
+def drawn(random: Random) -> Play:
+    """Any lengths, windows and orders, with those that are at an edge more often."""
+    window = random.choice((1, 2, 7, 16, 17, CONTEXT, 3 * CONTEXT))
+    return Play(
+        steps=tuple(_step(random, window) for _ in range(random.randint(1, 6))),
+        window=window,
+        page=random.choice((1, 1, 16)),
+        windowed=random.choice((0.25, 0.75, 0.75, 1.0, 0)),
+        seed=random.randint(0, 99),
+    )
+
+
+def _step(random: Random, window: int) -> Step:
+    mode = random.choice(("replayed", *MODES))
+    count = random.randint(1, ROWS - 1)
+    least = 0 if mode in {"extend", "mixed"} else 1
+    edges = [each for each in (least, window - 1, window, window + 1) if least <= each <= CONTEXT]
+    lengths = tuple(
+        random.choice(edges) if random.random() < 0.3 else random.randint(least, CONTEXT)
+        for _ in range(count)
+    )
+    if mode not in {"extend", "mixed"}:
+        padding = random.randint(0, ROWS - count) if mode == "replayed" else 0
+        return Step(mode, lengths, padding=padding)
+    lengths = tuple(min(each, CONTEXT - 4) for each in lengths)
+    new = tuple(1 if mode == "mixed" and random.random() < 0.5 else 4 for _ in lengths)
+    return Step(mode, lengths, new)
+
+
+class Windows:
+    """A backend, and what it reads.
+
+    Attributes:
+        wanted: see `Play`.
+        backend: the real ``TritonAttnBackend``.
+        arguments: of the server.
+    """
+
+    def __init__(self, wanted: Play, device: str | None = None) -> None:
+        """Build everything; inside of `furnished`."""
+        self.wanted = wanted
+        self._device = device or stock.device()
+        self._noise = torch.Generator().manual_seed(wanted.seed)
+        self.arguments = arguments(wanted)
+        self.pool, self.allocator = self._pools()
+        self.runner = self._runner()
+        self.backend: Any = triton_backend.TritonAttnBackend(self.runner)
+        self.backend.init_cuda_graph_state(ROWS, ROWS)
+        attention = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
+        self.layer: Any = attention(
+            num_heads=self.backend.num_head,
+            head_dim=HEAD_DIM,
+            scaling=HEAD_DIM**-0.5,
+            num_kv_heads=self.backend.num_kv_head,
+            layer_id=LAYER,
+            sliding_window_size=wanted.window,
+        )
+
+    @property
+    def _where(self) -> str:
+        """Where tensors are: the tests name the CPU otherwise, to count what would wait for it."""
+        return self._device.partition(":")[0]
+
+    def capture(self, step: Step) -> None:
+        """Have the backend prepare the capture of a graph for batches like this one."""
+        begun = self.batch(replace(step, lengths=(1,) * len(step.lengths)))
+        prepare_backend(self.backend, begun, capture=True)
+
+    def prepare(self, step: Step, batch: Batch) -> None:
+        """Have the backend prepare a batch, whose graph is captured if it has one."""
+        if step.mode == "replayed":
+            prepare_backend(self.backend, batch)
+        else:
+            self.backend.init_forward_metadata(batch)
+
+    def read(self, step: Step) -> dict[str, Any]:
+        """Prepare a batch; what attention is told of windows, and what it computes from that."""
+        batch = self.batch(step)
+        if step.mode == "replayed":
+            self.capture(step)
+        self.prepare(step, batch)
+        told = self.backend.forward_metadata
+        rows = batch.batch_size
+        offsets = told.window_kv_indptr
+        filled = int(offsets[rows])
+        cells = told.window_kv_indices
+        found = {
+            "offsets": self.backend.window_kv_indptr.clone(),
+            "filled": cells[:filled].clone(),
+            # All of a graph's buffer: also what no kernel reads.
+            "buffer": self.backend.cuda_graph_window_kv_indices.clone(),
+            "dtype": str(cells.dtype),
+        }
+        if told.window_num_kv_splits is not None:
+            found["splits"] = told.window_num_kv_splits[:rows].clone()
+        if told.window_kv_offsets is not None:
+            found["starts"] = told.window_kv_offsets[:rows].clone()
+        return {**found, "output": self._attend(step, batch)}
+
+    def _attend(self, step: Step, batch: Batch) -> Any:
+        tokens = sum(step.new) or batch.batch_size
+        heads = self.layer.tp_q_head_num, self.layer.tp_k_head_num
+        q = self._random(tokens, heads[0] * HEAD_DIM)
+        k, v = (self._random(tokens, heads[1] * HEAD_DIM).view(tokens, -1, HEAD_DIM) for _ in "kv")
+        forward = self.backend.forward_extend if step.new else self.backend.forward_decode
+        return forward(q, k, v, self.layer, batch, save_kv_cache=False)
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._noise).to(self._where)
+
+    def batch(self, step: Step) -> Batch:
+        """The forward batch of a step, as the scheduler gives it to the backend."""
+        lengths = torch.tensor([*step.lengths, *[1] * step.padding], device=self._where)
+        rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(self.wanted.seed))
+        rows = rows[: len(step.lengths)]
+        rows = torch.cat([rows, rows.new_zeros(step.padding)]).to(self._where)
+        fields: dict[str, Any] = {
+            "positions": lengths.new_zeros(sum(step.new) or len(rows)),
+            "token_to_kv_pool": self.pool,
+            "attn_backend": self.backend,
+        }
+        table = self.runner.req_to_token_pool.req_to_token
+        mode = ForwardMode.DECODE
+        if step.new:
+            mode = ForwardMode.MIXED if step.mode == "mixed" else ForwardMode.EXTEND
+            new = lengths.new_tensor(step.new)
+            slots = [
+                table[row, length : length + count]
+                for row, length, count in zip(rows.tolist(), step.lengths, step.new, strict=True)
+            ]
+            fields |= {
+                "extend_prefix_lens": lengths,
+                "extend_prefix_lens_cpu": [*step.lengths],
+                "extend_seq_lens": new,
+                "extend_seq_lens_cpu": [*step.new],
+                "extend_start_loc": torch.cumsum(new, 0) - new,
+                "extend_num_tokens": sum(step.new),
+                "out_cache_loc": torch.cat(slots).to(torch.int64),
+            }
+            lengths = lengths + new
+        else:
+            fields["out_cache_loc"] = table[rows, lengths - 1].to(torch.int64)
+        return forward_batch(self.runner, mode, rows, lengths, **fields)
+
+    def _pools(self) -> tuple[Any, Any]:
+        """A pool of each kind, filled, and their allocator; a plain one where there is none."""
+        wanted = self.wanted
+        tokens = ROWS * CONTEXT
+        ratio = wanted.windowed or 1.0
+        pages = int(tokens * ratio) // wanted.page
+        pool, allocator = stock.window_pools(
+            tokens,
+            pages * wanted.page,
+            wanted.page,
+            torch.float32,
+            heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            device=self._where,
+        )
+        for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+            order = torch.randperm(len(part.free_pages), generator=self._noise)
+            part.free_pages = part.free_pages[order.to(self._where)]
+        for part in (pool.full_kv_pool, pool.swa_kv_pool):
+            for buffer in (*part.k_buffer, *part.v_buffer):
+                buffer.copy_(self._random(*buffer.shape).to(buffer.dtype))
+        return pool, allocator
+
+    def _runner(self) -> NoneByDefault:
+        tokens = ROWS * CONTEXT
+        full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
+        windowed = self.allocator.swa_attn_allocator.alloc(self.pool.size_swa)
+        some = torch.randperm(tokens, generator=self._noise)[: len(windowed)].to(self._where)
+        self.allocator.full_to_swa_index_mapping[full[some[: len(windowed)]]] = windowed[
+            : len(some)
+        ].to(torch.int64)
+        table = full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
+        rows = NoneByDefault(size=ROWS, req_to_token=table)
+        pool, allocator = self.pool, self.allocator
+        if not self.wanted.windowed:
+            # As a model has it whose window pool is off: both kinds of layers in one pool.
+            pool, allocator = pool.full_kv_pool, NoneByDefault(get_kvcache=NoneByDefault)
+            allocator.__class__ = _Plain
+        self.pool = pool
+        runner = rig.model_runner(
+            self.arguments,
+            context=CONTEXT,
+            requests=ROWS,
+            device=self._device,
+            sliding_window_size=self.wanted.window,
+            req_to_token_pool=rows,
+            token_to_kv_pool=pool,
+            token_to_kv_pool_allocator=allocator,
+            kv_index_translator=_translator(table, pool, allocator, self.wanted.page, self._device),
+        )
+        runner.model_config.context_len = CONTEXT
+        return runner
+
+
+class _Plain(NoneByDefault):
+    """An allocator without windows: an attribute that it lacks it does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def arguments(wanted: Play) -> NoneByDefault:
+    """Of a server without speculation."""
+    return rig.server_args(
+        page_size=wanted.page,
+        triton_attention_num_kv_splits=2,
+        speculative_algorithm=None,
+        speculative_num_draft_tokens=None,
+        speculative_num_steps=None,
+        speculative_eagle_topk=None,
+        disable_hybrid_swa_memory=not wanted.windowed,
+        get_model_config=lambda: NoneByDefault(hf_text_config=NoneByDefault()),
+    )
+
+
+def furnished(wanted: Play) -> Any:
+    """The process's context, in which a backend is built and asked."""
+    return rig.furnished(arguments(wanted), triton_backend.__name__)
+
+
+def play(wanted: Play) -> list[dict[str, Any]]:
+    """What attention is told of each batch, and what it computes."""
+    with furnished(wanted):
+        windows = Windows(wanted)
+        return [windows.read(step) for step in wanted.steps]
+
+
+def _translator(table: Any, pool: Any, allocator: Any, page: int, device: str) -> Any:
+    try:
+        module = importlib.import_module(f"{MEMORY}.kv_index_translator")
+    except ModuleNotFoundError:
+        return None
+    return called(
+        module.KVIndexTranslator,
+        req_to_token=table,
+        token_to_kv_pool_allocator=allocator,
+        token_to_kv_pool=pool,
+        page_size=page,
+        device=device,
+    )
+
+
+EDGES: Sequence[Play] = (
+    # A long batch leaves slots behind that a short one does not overwrite.
+    Play((Step("replayed", (45, 40, 30)), Step("replayed", (3,)), Step("replayed", (45,)))),
+    Play((Step("replayed", (16, 17, 15)), Step("decode", (16, 17, 15)))),
+    Play((Step("extend", (0, 0), (4, 4)), Step("extend", (0, 40), (4, 4)))),
+    Play((Step("decode", (CONTEXT,) * ROWS), Step("replayed", (CONTEXT,) * ROWS)), window=1),
+    Play((Step("replayed", (33, 3)), Step("decode", (33, 3))), page=16),
+)
+
+
+def batches(inputs: Inputs) -> int:
+    """Batches one after the other, by graph and without."""
+    stock.publish_server()
+    return same(PATCH, play, [*EDGES, *inputs(drawn)])
+
+
+CHECKS = {"batches": batches}

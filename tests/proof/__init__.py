@@ -1,0 +1,46 @@
+"""The proof of every patch on a CPU: its checks on the host, and those of ``verify``.
+
+``tests/proof/SET/PATCH.py`` holds the checks of a patch that need no device: ``CHECKS``, a name for
+each scenario → what compares it. The checks of ``verify/SET/PATCH.py`` run here too, on what
+`lent` stands in for a GPU. Everything runs in a process beside one release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sglang_perf_patches import verify
+from sglang_perf_patches.model.patch import room_of
+from sglang_perf_patches.verify import Check, Inputs, child
+
+
+def prepare(set_name: str) -> None:
+    """Make this process fit for the checks of a set, before sglang is imported."""
+    from tests.proof import lent, standalone
+
+    (standalone if set_name == "mlx" else lent).lend()
+
+
+def checks(patch_id: str) -> dict[str, Check]:
+    """All checks of a patch, by name; this imports sglang."""
+    by_name: dict[str, Check] = {}
+    found: list[Mapping[str, Check]] = []
+    if verify.case(patch_id):
+        found.append(verify.checks(patch_id))
+    if (Path(__file__).parent / f"{room_of(patch_id).replace('.', '/')}.py").is_file():
+        found.append(import_module(f"{__name__}.{room_of(patch_id)}").CHECKS)
+    for each in found:
+        assert not by_name.keys() & each.keys(), f"two checks of {patch_id} have one name"
+        by_name |= each
+    assert by_name, f"nothing proves {patch_id}"
+    return by_name
+
+
+def run(patches: Sequence[str], inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """The line of each patch of one set: see `child`."""
+    for name in dict.fromkeys(patch.partition(".")[0] for patch in patches):
+        prepare(name)
+    yield from child.run(patches, checks, inputs)

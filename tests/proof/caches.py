@@ -1,0 +1,56 @@
+"""What the rigs of several sets make of a release's KV: allocators and prefix caches."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, called
+
+
+def kv_allocator(page: int, tokens: int, **options: Any) -> Any:
+    """The allocator of KV in pages of 1 token or more; without a ``kvcache`` none is behind it."""
+    import torch
+
+    kinds = importlib.import_module(f"{MEMORY}.allocator")
+    kind = kinds.PagedTokenToKVPoolAllocator if page > 1 else kinds.TokenToKVPoolAllocator
+    plain = {"dtype": torch.float16, "device": "cpu", "kvcache": NoneByDefault()}
+    sizes = {"size": tokens, "page_size": page, "need_sort": False}
+    return called(kind, **sizes, **{**plain, **options})
+
+
+def cache_params(rows: Any, allocator: Any, page: int, **options: Any) -> Any:
+    """What a prefix cache is made of, with those options that the release knows.
+
+    Args:
+        rows: the pool of requests.
+        allocator: of KV.
+        page: in tokens.
+        options: further ones of ``CacheInitParams``.
+    """
+    return called(
+        importlib.import_module(f"{MEMORY}.cache_init_params").CacheInitParams,
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator,
+        page_size=page,
+        **options,
+    )
+
+
+def unified_cache(params: Any, *components: str) -> Any:
+    """The release's ``UnifiedRadixCache``, of components by the names of their type."""
+    kinds = component_module().ComponentType
+    params.tree_components = tuple(kinds[name] for name in components)
+    return importlib.import_module(f"{MEMORY}.unified_radix_cache").UnifiedRadixCache(params)
+
+
+def component_module() -> Any:
+    """The package of the unified radix cache's components.
+
+    Raises:
+        ModuleNotFoundError: the release has no such cache.
+    """
+    try:
+        return importlib.import_module(f"{MEMORY}.unified_cache.components")
+    except ModuleNotFoundError:
+        return importlib.import_module(f"{MEMORY}.unified_cache_components")

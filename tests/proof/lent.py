@@ -1,0 +1,99 @@
+"""Stand-ins on a CPU for what stock sglang needs of a GPU machine while its code runs.
+
+Beside what `stand_ins` lends an import: what Triton's interpreter has under another name. The
+classes under test, the pools that they read and the Triton kernels that they launch are sglang's
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+from typing import Any
+
+from sglang_perf_patches.cli.ask import stand_ins
+from sglang_perf_patches.cli.ask.stand_ins import KERNELS, StandIns, lend_packages
+
+
+@functools.cache
+def lend() -> None:
+    """Make this process fit for sglang's kernels on a CPU; before triton or sglang is imported.
+
+    Raises:
+        RuntimeError: one of them is imported already.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    stand_ins.lend()
+    torch: Any = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    _lend_triton(torch)
+
+
+def lend_beside_wheels() -> None:
+    """As `lend_packages`, on a machine with CUDA wheels that a release was not made with.
+
+    A wheel that is newer than the release lacks names that the release imports; one that can't be
+    loaded, or is missing, is stood in for.
+    """
+    lend_packages()
+    stand_ins.lend_kernel_sources()
+    stood_in = lend_for_broken(*KERNELS)
+    for name in KERNELS:
+        if name not in stood_in:
+            wheel: Any = importlib.import_module(name)
+            wheel.__getattr__ = stand_ins.Lent(name).__getattr__
+
+
+def lend_for_broken(*names: str) -> tuple[str, ...]:
+    """Stand in for those of these modules that can't be loaded here; a package before its own."""
+    broken: list[str] = []
+    for name in names:
+        if name.partition(".")[0] in broken:
+            continue
+        try:
+            importlib.import_module(name)
+        except Exception:
+            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[module]
+            sys.meta_path.insert(0, StandIns((name,)))
+            broken.append(name)
+    return tuple(broken)
+
+
+def _lend_triton(torch: Any) -> None:
+    """Triton's interpreter knows no device context and tries every configuration."""
+    triton: Any = importlib.import_module("triton")
+    from tests.proof import triton_names
+
+    torch.cpu.device = lambda *_: contextlib.nullcontext()
+    torch.cuda.synchronize = lambda *_: None
+    autotune = triton.autotune
+    triton.autotune = lambda configs, *args, **kwargs: autotune(configs[:1], *args, **kwargs)
+    triton_names.lend()
+    _exchange_once_a_launch()
+
+
+def _exchange_once_a_launch() -> None:
+    """Spare a kernel's own calls the search for what its launch has exchanged already.
+
+    The interpreter puts its functions in the place of Triton's when it launches a kernel, and looks
+    through all of ``triton.language`` again in each function that the kernel calls.
+    """
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
+    if not hasattr(interpreter, "_LangPatchScope"):  # an older Triton
+        return
+    modules = (language, language.core)
+    exchange = interpreter._patch_lang
+
+    def once(function: Any) -> Any:
+        globals_ = function.__globals__.values()
+        seen = [module for module in modules if any(each is module for each in globals_)]
+        if seen and not any(language.core.is_builtin(module.load) for module in seen):
+            return interpreter._LangPatchScope()
+        return exchange(function)
+
+    interpreter._patch_lang = once

@@ -1,0 +1,235 @@
+"""Prefills as a server replays them: stock's graphs with their breaks, and patched ones.
+
+Both sides are captured and replayed by the release's own code, see `runner`. What a patched replay
+runs is what the capture took note of, with whatever the tables hold by then: no Python of a layer.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import combinations
+from random import Random
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import kernel_break
+from sglang_perf_patches.verify.mamba.cases import Batch, Request, draw
+from tests.proof.mamba import flashinfer
+from tests.proof.mamba.alike import Played
+from tests.proof.mamba.loads import loading
+from tests.proof.mamba.play import Play, plain
+from tests.proof.mamba.runner import Runner
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Batches that follow each other on the same states, each replayed in the same bucket.
+
+    Attributes:
+        batches: what is replayed.
+        bucket: tokens of the capture, no less than those of any batch.
+        loads: whether the states of cached prefixes are still to be loaded from the host.
+        left: batches that replay stock's own graph, counted from the first; None for any.
+        rows: the most requests of a patched replay.
+        smaller: buckets that the server has besides.
+    """
+
+    batches: tuple[Batch, ...]
+    bucket: int
+    loads: bool = False
+    left: frozenset[int] | None = frozenset()
+    rows: int = gdn_prefill_graph.MOST_REQUESTS
+    smaller: tuple[int, ...] = ()
+
+
+def replays_of(*batches: Batch, spare: int = 0, **options: Any) -> Replays:
+    """Replays in the smallest bucket that takes the batches, or one with so many `spare` tokens."""
+    return Replays(batches, max(batch.tokens for batch in batches) + spare, **options)
+
+
+_OVERFULL = replays_of(
+    Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
+    Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
+    Batch((Request(2, 64, tracked=False),)),
+    left=frozenset({1}),
+    rows=2,
+    loads=True,
+)
+"""More requests than a table has rows, between two that fit."""
+
+EDGES = (
+    # many requests, then one: leftovers of the first in the tables must not matter
+    replays_of(
+        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
+        Batch((Request(65),)),
+        Batch((Request(30), Request(5, 64)), tracking=False),
+        spare=5,
+        loads=True,
+        smaller=(64,),
+    ),
+    _OVERFULL,
+    # a bucket of another tile than some of its batches
+    replays_of(
+        Batch((Request(15, 3, tracked=False),)),
+        Batch((Request(33, 5, tracked=False),)),
+        left=frozenset({0}),
+        smaller=(8,),
+    ),
+    replays_of(Batch((Request(1, tracked=False),))),
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
+    replays_of(Batch((Request(16, tracked=False),), tracking=False)),
+    replays_of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
+    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), spare=64, loads=True),
+    replays_of(
+        Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED"),
+        smaller=(64,),
+        loads=True,
+    ),
+)
+"""The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
+
+BREAKS = (
+    # many requests, then one: the kernel's call is of the batch, whatever the tables held
+    replays_of(
+        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
+        Batch((Request(64),)),
+        Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
+        spare=5,
+        loads=True,
+        smaller=(8,),
+    ),
+    _OVERFULL,
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
+    # kept at a chunk, at the end, and before the end
+    replays_of(
+        Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
+        Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
+        spare=64,
+        loads=True,
+    ),
+)
+"""The same where the graph breaks at the kernel's call: there no tile and no empty row matters."""
+
+
+def draw_replays(random: Random) -> Replays:
+    """One or two drawn batches in a bucket of up to twice their tokens."""
+    batches = tuple(_within(draw(random)) for _ in range(random.randint(1, 2)))
+    most = max(batch.tokens for batch in batches)
+    bucket = most + random.choice((0, 1, 7, random.randint(0, most)))
+    return Replays(batches, bucket, loads=bool(random.randint(0, 1)), left=None)
+
+
+def _within(batch: Batch) -> Batch:
+    """Two requests at most, which is what Triton's interpreter gets through.
+
+    No state is tracked after a request's last token: there metadata can say so, no kernel.
+    """
+    ends = [request.cached + request.new for request in batch.requests]
+    requests = [
+        replace(request, seqlen=None if (request.seqlen or 0) > end else request.seqlen)
+        for request, end in zip(batch.requests, ends, strict=True)
+    ][:2]
+    return replace(batch, requests=tuple(requests))
+
+
+class Captured:
+    """Replays of a rig's layers."""
+
+    def __init__(self, play: Play, kernel: Any = None) -> None:
+        """Use a rig that counts, with its own prefill kernel or another."""
+        self.play = play
+        self.kernel = kernel
+
+    def counted(self, wanted: Replays) -> Played:
+        """As `replayed`, with the number of waits among what must be equal."""
+        played, waited = self.replayed(wanted)
+        return {**played, "waits": len(waited)}, []
+
+    def replayed(self, wanted: Replays) -> Played:
+        """Outputs of all layers and all states after the batches on the same random states."""
+        backend = self.play.rig.backend
+        is_patched = _is_patched(backend)
+        with ExitStack() as stack:
+            patches: list[Any] = [
+                mock.patch.object(gdn_prefill_graph, name, wanted.rows)
+                for name in ("MOST_REQUESTS", "MOST_AT_BREAKS")
+            ]
+            if self.kernel is not None:
+                dispatcher = backend.kernel_dispatcher
+                patches += [
+                    mock.patch.object(dispatcher, "extend_kernel", self.kernel),
+                    mock.patch.object(kernel_break, "stays", return_value=flashinfer.is_whole),
+                ]
+            for patch in patches:
+                stack.enter_context(patch)
+            played = self._replayed(wanted, is_patched)
+        gc.collect()  # a patch waits for the end of what was captured with it
+        return played
+
+    def _replayed(self, wanted: Replays, is_patched: bool) -> Played:
+        runner = self._captured(wanted)
+        self.play.rig.fill()
+        outputs: list[torch.Tensor] = []
+        after: list[Any] = []
+        waited: list[str] = []
+        for number, batch in enumerate(wanted.batches):
+            if not runner.serves(len(batch.requests)):
+                raise AssertionError(f"{batch!r} replays no graph")
+            forward_batch = self.play.batch(batch)
+            self._feed(runner, number)
+            self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
+            with ExitStack() as stack:
+                if wanted.loads:
+                    stack.enter_context(loading(self.play.rig.pool, batch, self.play.counter))
+                waits = stack.enter_context(self.play.counting())
+                outputs.append(runner.replay(forward_batch).clone())
+            after.append(self._left(forward_batch))
+            is_ours = _is_ours(self.play.rig.backend)
+            if is_patched and wanted.left is not None and is_ours == (number in wanted.left):
+                raise AssertionError(f"{batch!r} is {'captured' if is_ours else 'left to stock'}")
+            if is_ours or not is_patched:  # a batch that is left to stock waits as stock does
+                waited += waits
+        if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
+            raise AssertionError(f"outputs of {wanted!r} are the same: nothing is computed")
+        states = plain(self.play.rig.states())
+        return {"outputs": plain(outputs), "states": states, "after": after}, waited
+
+    def _captured(self, wanted: Replays) -> Runner:
+        """As a server's: one request without a prefix, and buffers that track nothing."""
+        batch = self.play.batch(Batch((Request(wanted.bucket, tracked=False),)))
+        batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
+        inputs = self.play.rig.inputs(wanted.bucket)
+        self.play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
+        with self.play.counting():  # for the tables are the device's; a server boots but once
+            return Runner(self.play.rig, batch, inputs, wanted.smaller)
+
+    def _feed(self, runner: Runner, seed: int) -> None:
+        drawn = self.play.rig.inputs(runner.bucket, seed)
+        for held, inputs in zip(runner.inputs, drawn, strict=True):
+            for name, value in inputs.items():
+                held[name].copy_(value)
+
+    def _left(self, batch: Any) -> dict[str, Any]:
+        """What Python holds after a forward, beside tensors."""
+        backend = self.play.rig.backend
+        return {
+            "out_cache_loc": tuple(batch.out_cache_loc.shape),
+            "mode": batch.forward_mode.name,
+            "items": backend.mis_metadata,
+            "routing": backend._use_strided_target_verify_qkv,
+            "tracked slots": plain(batch.mamba_track_indices),
+        }
+
+
+def _is_patched(backend: Any) -> bool:
+    return "supports_prefill_graph_extend" in vars(type(backend))
+
+
+def _is_ours(backend: Any) -> bool:
+    """Whether the last forward ran on tables."""
+    return _is_patched(backend) and bool(backend.prefill_graph_extend_active())

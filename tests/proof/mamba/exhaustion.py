@@ -1,0 +1,225 @@
+"""Episodes of a hybrid model's server with few slots for states, on stock and patched.
+
+Each is drawn from a seed: requests come, with shared prefixes and without, run, are retracted and
+aborted. Where stock lives, both sides decide and hold the same, step by step. Where it dies they do
+until then, and the patched server goes on and drains. 0.5.9 can leave a waiting request with a
+slot, and the patch gives that back: there both do the same until stock first does so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from sglang_perf_patches.verify import Different
+from sglang_perf_patches.verify.comparing import both, require
+from tests.proof.mamba.hybrid_parts import Shape, trees
+from tests.proof.mamba.hybrid_server import HybridServer
+
+PATCH = "mamba.slot-exhaustion"
+
+DEATHS = (
+    "Can not alloc mamba cache",
+    "Not enough space for mamba cache",
+    "Not enough space for mamba ping pong idx",
+)
+"""How the messages begin with which stock's scheduler dies where no slot is left."""
+
+ACTIONS = 14
+"""Of an episode, besides the first requests."""
+
+
+@dataclass
+class Told:
+    """What came of an episode.
+
+    Attributes:
+        log: what was decided and held, step by step.
+        died: the message of stock's assertion; empty if the server drained.
+        where: the function that asserted.
+        slot_kept: see `HybridServer`.
+    """
+
+    log: list[Any]
+    died: str = ""
+    where: str = ""
+    slot_kept: int | None = None
+
+
+def shape(random: Random) -> Shape:
+    """A server with few slots, and a cache of any kind that the release has."""
+    tracked = random.random() < 0.5
+    slots = random.randint(3 if tracked else 1, 14)
+    return Shape(
+        tree=random.choice(trees()),
+        tracked=tracked,
+        slots=slots,
+        tokens=64 * random.choice((24, 40, 200)),
+        rows=min(random.choice((1, 2, 4, 8)), slots),  # stock never has more rows
+        chunk=random.choice((128, 256)),
+        overlap=random.random() < 0.7,
+    )
+
+
+def play(seed: int, more: Sequence[int] = ()) -> Told:
+    """Play an episode, the same one for the same seed as long as the server decides the same.
+
+    Args:
+        seed: of everything that is drawn.
+        more: numbers of tokens that a request may get, besides those of `submit`.
+
+    Raises:
+        Different: an invariant does not hold.
+    """
+    random = Random(seed)
+    server = HybridServer(shape(random))
+    try:
+        for _ in range(random.randint(2, 6)):
+            submit(server, random, more)
+        for _ in range(ACTIONS):
+            act(server, random, more)
+    except AssertionError as error:
+        return _death(server, error)
+    return drained(server)
+
+
+def short_of_rows(tree: str, tracked: bool) -> HybridServer:
+    """More requests at once than there are slots."""
+    server = HybridServer(Shape(tree, tracked, slots=9))
+    for number in range(4):
+        server.submit([10 + number] * 100 + [7] * 50, 5)
+    server.submit([10] * 100 + [9] * 300, 3)
+    return server
+
+
+def short_of_copies(tree: str, tracked: bool) -> HybridServer:
+    """A request matches a prefix, and no slot is left for the copy of its state."""
+    server = HybridServer(Shape(tree, tracked, slots=5 if tracked else 2, rows=2))
+    server.submit([11] * 128, 1)
+    server.drain()  # its state is cached, in one slot
+    if tracked:
+        server.submit([12] * 128, 20)  # it takes all other slots, and locks what it cached
+        server.step()
+        server.step()
+    else:
+        server.submit([11] * 128 + [12] * 70, 3)  # it takes the other slot, and locks the first
+    server.submit([11] * 128 + [13] * 70, 3)
+    return server
+
+
+def short_of_its_prefix(tree: str, tracked: bool) -> HybridServer:
+    """All slots are a request's, but for the one with the state of the prefix that it matches."""
+    server = HybridServer(Shape(tree, tracked, slots=3 if tracked else 1, rows=1))
+    server.submit([11] * 128, 1)
+    server.drain()
+    server.submit([11] * 128 + [12] * 70, 3)
+    return server
+
+
+def short_of_tokens(tree: str, tracked: bool) -> HybridServer:
+    """Requests are admitted, then KV keeps one out whose match took a slot of theirs.
+
+    0.5.9 leaves that slot with the request that waits.
+    """
+    slots, tokens, new = (7, 1024, 440) if tracked else (4, 512, 120)
+    server = HybridServer(Shape(tree, tracked, slots, tokens, rows=4))
+    server.submit([11] * 128, 1)
+    server.drain()  # its state is cached
+    server.submit([11] * 128 + [12] * (tokens // 4), 20)
+    server.step()
+    server.step()  # it runs, and locks what it cached
+    for number in range(1 if tracked else 2):
+        server.submit([13 + number] * 30, 2)
+    server.submit([11] * 128 + [15] * 70, new)
+    return server
+
+
+def drained(server: HybridServer) -> Told:
+    """Drain a server; see `play`."""
+    try:
+        server.drain()
+    except AssertionError as error:
+        return _death(server, error)
+    server.check_drained()
+    return Told(server.log, slot_kept=server.slot_kept)
+
+
+def alike(
+    seeds: Sequence[int], beside: Sequence[str] = (), more: Sequence[int] = ()
+) -> Counter[str]:
+    """Play episodes on stock and then patched; how often stock lived, and died where.
+
+    Args:
+        seeds: of the episodes.
+        beside: ids of patches that are live too.
+        more: see `play`.
+
+    Raises:
+        Different: patched, an episode goes another way than stock while that lives, or breaks.
+    """
+    counts: Counter[str] = Counter()
+    patches = (PATCH, *beside)
+    for seed, expected, actual in both(patches, lambda each: play(each, more), seeds, ran=None):
+        where = f"{', '.join(patches)}, episode {seed}"
+        require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
+        require(actual.slot_kept is None, f"{where}: a request waits with a slot")
+        kept = expected.slot_kept is not None
+        log = expected.log[: expected.slot_kept]
+        alike = actual.log[: len(log)] == log
+        require(alike, f"{where}: {_first(log, actual.log)}")
+        ended = expected.died or kept or len(actual.log) == len(log)
+        require(ended, f"{where}: stock drains after fewer steps")
+        counts[expected.where or ("kept a slot" if kept else "lived")] += 1
+    return counts
+
+
+def _death(server: HybridServer, error: AssertionError) -> Told:
+    if isinstance(error, Different) or not str(error).startswith(DEATHS):
+        raise error
+    return Told(server.log, str(error), _place(error), server.slot_kept)
+
+
+def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
+    """Queue a drawn request, which often shares a prefix with others."""
+    family, shared = random.randint(0, 2), random.choice((0, 64, 130, 200))
+    unique = random.choice((1, 17, 64, 100, 300))
+    ids = [10 + family] * shared
+    ids += [random.randint(100, 900) for _ in range(unique)]
+    server.submit(ids, random.choice((1, 2, 5, 20, 70, *more)))
+
+
+def act(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
+    """Do what is drawn: queue requests, run some steps, abort or retract."""
+    match random.choice(("submit", "submit", "run", "run", "run", "abort", "retract")):
+        case "submit":
+            for _ in range(random.randint(1, 3)):
+                submit(server, random, more)
+        case "abort":
+            requests = [*server.waiting, *server.running.reqs]
+            if requests:
+                server.abort(random.choice(requests))
+                server.check_slots()
+        case "retract":
+            if len(server.running.reqs) > 1:
+                server.retract()
+                server.check_slots()
+        case _:
+            for _ in range(random.randint(1, 12)):
+                server.step()
+
+
+def _first(expected: Sequence[Any], actual: Sequence[Any]) -> str:
+    for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
+        if one != other:
+            return f"entry {number} is {other}, on stock {one}"
+    return f"it ends after {len(actual)} entries, stock's has {len(expected)}"
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_name if trace is not None else ""

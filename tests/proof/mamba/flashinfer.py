@@ -1,0 +1,104 @@
+"""FlashInfer's prefill kernel on a CPU: stock's class around it, and what stands for the kernel.
+
+The kernel itself is compiled for Hopper GPUs. What stands for it computes the gated delta rule
+token by token. It refuses what the kernel refuses, and its results depend on the numbers of
+requests and of tokens, by which the kernel picks its algorithm: where a call differs in them,
+results differ. One request's sequence is split here, and those of more are not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from tests.proof.mamba import waits
+
+
+def kernel(counter: waits.Counter) -> Any:
+    """Stock's FlashInferGDNKernel, as it is on a Hopper GPU but for the kernel.
+
+    Args:
+        counter: of the device's tensors. A kernel's reads are no waits.
+    """
+    module = importlib.import_module("sglang.srt.layers.attention.linear.kernels.gdn_flashinfer")
+    stocks = object.__new__(module.FlashInferGDNKernel)
+    stocks.use_state_pool = stocks._prefill_needs_fp32_state = False
+    stocks._prefill_fn = lambda **arguments: _prefill(counter, **arguments)
+    return stocks
+
+
+def is_whole(requests: int) -> bool:
+    """Whether the kernel splits no sequence; if it does, it may not update states in place."""
+    return requests > 1
+
+
+def _prefill(counter: waits.Counter, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    with counter.paused():
+        _gated_delta_rule(**arguments)
+    return arguments["output"], arguments["output_state"]
+
+
+def _gated_delta_rule(
+    *,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None,
+    initial_state: torch.Tensor,
+    output_final_state: bool,
+    cu_seqlens: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool,
+    output: torch.Tensor,
+    output_state: torch.Tensor,
+    state_checkpoints: torch.Tensor | None,
+    checkpoint_cu_starts: torch.Tensor | None,
+    checkpoint_every_n_tokens: int,
+    state_indices: torch.Tensor | None = None,
+) -> None:
+    tokens, heads, width = v.shape
+    if state_indices is not None:
+        assert initial_state is output_state
+        assert len({*state_indices.tolist()}) == len(state_indices) == len(cu_seqlens) - 1
+        assert is_whole(len(state_indices))
+        initial_state, pool = initial_state[state_indices], initial_state
+        output_state = torch.empty_like(initial_state)
+    ends = cu_seqlens.tolist()
+    requests = len(ends) - 1
+    assert scale is None
+    assert output_final_state
+    assert not use_qk_l2norm_in_kernel
+    assert cu_seqlens.dtype == torch.int64
+    assert ends[0] == 0
+    assert ends[-1] == tokens
+    assert g.shape == beta.shape == (tokens, heads)
+    assert g.dtype == beta.dtype == torch.float32
+    assert output.shape == v.shape
+    for each in (q, k, v, g, beta, output, initial_state, output_state):
+        assert each.is_contiguous()
+    for state in (initial_state, output_state):
+        assert state.shape == (requests, heads, width, width)
+        assert state.dtype == torch.float32
+    every = checkpoint_every_n_tokens
+    assert (every > 0) == (state_checkpoints is not None) == (checkpoint_cu_starts is not None)
+    first = checkpoint_cu_starts.tolist() if checkpoint_cu_starts is not None else []
+    picked = 1 + (requests * 7 + tokens) % 5 / 8
+    for row in range(requests):
+        state = initial_state[row].clone()
+        for count, token in enumerate(range(ends[row], ends[row + 1]), 1):
+            state *= g[token].view(-1, 1, 1)
+            key = k[token].float().repeat_interleave(heads // k.shape[1], 0)
+            query = q[token].float().repeat_interleave(heads // q.shape[1], 0)
+            new = v[token].float() - (state * key.unsqueeze(1)).sum(-1)
+            state += (new * beta[token].unsqueeze(-1)).unsqueeze(-1) * key.unsqueeze(1)
+            out = (state * query.unsqueeze(1)).sum(-1) * width**-0.5 * picked
+            output[token] = out.to(output.dtype)
+            if every and count % every == 0:
+                assert state_checkpoints is not None
+                state_checkpoints[first[row] + count // every - 1] = state
+        output_state[row] = state
+    if state_indices is not None:
+        pool[state_indices] = output_state

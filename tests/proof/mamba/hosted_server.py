@@ -1,0 +1,284 @@
+"""A hybrid model's server with the hierarchical cache, without its model and without a GPU.
+
+Stock's own are, besides what `HybridServer` has: the device's pools of KV and states, what divides
+the host's memory and makes its pools, the controller that backs up, loads back and acknowledges,
+and the unified radix cache's part in it. Stand-ins take the place of pinned memory, of streams and
+events, which do at once what is asked of them, and of the kernels that copy rows. In the place of
+KV stands what tells the token and its position, and it is found again where a request goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_perf_patches.verify import Different, stock
+from sglang_perf_patches.verify.mamba.rig import publish
+from sglang_perf_patches.verify.stock import MEMORY, called
+from tests.proof.caches import kv_allocator, unified_cache
+from tests.proof.mamba.hybrid_parts import Shape, bare_state_pool, prefix_params
+from tests.proof.mamba.hybrid_server import HybridServer
+
+_ASSEMBLER = f"{MEMORY}.hybrid_cache.hybrid_pool_assembler"
+_STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
+CHUNK = 64
+"""Tokens between two states that can be cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosted(Shape):
+    """The settings of a server whose prefixes are kept on the host too.
+
+    Attributes:
+        ratio: the host's pools over the device's, as ``--hicache-ratio`` has it.
+        gigabytes: both of the host's pools, as ``--hicache-size`` has it; 0 for the ratio.
+        policy: ``--hicache-write-policy``.
+        kv_layer: the number of the layer that has KV; layer 0 has states.
+        more: further arguments of the server.
+    """
+
+    ratio: float = 2.0
+    gigabytes: float = 0
+    policy: str = "write_through"
+    kv_layer: int = 1
+    more: tuple[tuple[str, Any], ...] = ()
+
+
+class HostedServer(HybridServer):
+    """A `HybridServer` with the hierarchical cache.
+
+    Attributes:
+        found: of each request, its tokens that a prefill found on the device and on the host.
+    """
+
+    shape: Hosted
+
+    def __init__(self, shape: Hosted) -> None:
+        """Publish the server's arguments and build everything."""
+        lend()
+        self.found: dict[str, tuple[int, int]] = {}
+        self._args = publish(
+            shape.page,
+            "extra_buffer" if shape.tracked else "no_buffer",
+            CHUNK,
+            chunked_prefill_size=shape.chunk,
+            device="cpu",
+            enable_hierarchical_cache=True,
+            hicache_ratio=shape.ratio,
+            hicache_size=shape.gigabytes,
+            hicache_write_policy=shape.policy,
+            hicache_mem_layout="page_first",
+            **dict(shape.more),
+        )
+        super().__init__(shape)  # publishes a server without a host's cache, the first time
+        stock.publish(self._args)
+        self.scheduler.enable_hierarchical_cache = True
+
+    # -- what it is made of ----------------------------------------------------------------------
+
+    def _make_pool(self) -> Any:
+        return bare_state_pool(self.shape)
+
+    def _make_kv(self) -> Any:
+        pools = importlib.import_module(f"{MEMORY}.memory_pool")
+        self.rows = called(
+            pools.HybridLinearKVPool,
+            size=self.shape.tokens,
+            dtype=torch.float32,
+            page_size=self.shape.page,
+            head_num=1,
+            head_dim=2,
+            full_attention_layer_ids=[self.shape.kv_layer],
+            device="cpu",
+            mamba_pool=self.pool.mamba_pool,
+            enable_memory_saver=False,
+        )
+        options = {"kvcache": self.rows, "dtype": torch.float32}
+        return kv_allocator(self.shape.page, self.shape.tokens, **options)
+
+    def _make_tree(self) -> Any:
+        params = prefix_params(self.shape, self.pool, self.kv)
+        tree = unified_cache(params, "FULL", "MAMBA")
+        tree.init_hicache(self._args, params)
+        return tree
+
+    def check_drained(self) -> None:
+        """The same, when all copies have been noticed."""
+        for _ in range(2):
+            self.settle_copies()
+        super().check_drained()
+
+    # -- what is looked at -----------------------------------------------------------------------
+
+    def host_pools(self) -> tuple[int, int]:
+        """Tokens of KV and states that the host's pools hold."""
+        kv, states = (entry.host_pool for entry in self.tree.host_pool_group.entries)
+        return int(kv.size), int(states.size)
+
+    def host_bytes(self) -> int:
+        """Of both pools."""
+        return sum(
+            int(entry.host_pool.size) * int(entry.host_pool.size_per_token)
+            for entry in self.tree.host_pool_group.entries
+        )
+
+    def settle_copies(self) -> None:
+        """Take notice of what has been copied, as a scheduler does in each round."""
+        if hasattr(self.tree, "flush_pending_backups"):
+            self.tree.flush_pending_backups()
+        self.tree.check_hicache_events()
+
+    # -- a step's parts --------------------------------------------------------------------------
+
+    def _forward(self, batch: Any) -> None:
+        for row, req in enumerate(batch.reqs):
+            device, host = int(req.cached_tokens_device), int(req.cached_tokens_host)
+            self.found.setdefault(req.rid, (device, host))
+            self._check_rows(req, int(batch.prefix_lens[row]))
+            self._write_rows(req, int(batch.prefix_lens[row]), int(batch.extend_lens[row]))
+        super()._forward(batch)
+        self.settle_copies()
+
+    def _goes_on(self, req: Any, start: int, end: int) -> None:
+        super()._goes_on(req, start, end)
+        if end == start + 1:
+            self._write_rows(req, start, 1)
+
+    def _write_rows(self, req: Any, start: int, count: int) -> None:
+        where = self._slots_of(req)[start : start + count]
+        told = self._told_rows(req, start, start + count)
+        for buffer in (*self.full().k_buffer, *self.full().v_buffer):
+            buffer[where] = told[:, None, None].to(buffer.dtype)
+
+    def _check_rows(self, req: Any, end: int) -> None:
+        where = self._slots_of(req)[:end]
+        told = self._told_rows(req, 0, end)
+        for buffer in (*self.full().k_buffer, *self.full().v_buffer):
+            if not torch.equal(buffer[where][:, 0, 0], told.to(buffer.dtype)):
+                raise Different(f"{req.rid} finds other KV in its first {end} tokens")
+
+    def _told_rows(self, req: Any, start: int, end: int) -> torch.Tensor:
+        ids = [*req.origin_input_ids, *req.output_ids][start:end]
+        return torch.tensor([token * 4096 + start + n for n, token in enumerate(ids)])
+
+    def _slots_of(self, req: Any) -> torch.Tensor:
+        holder = req if hasattr(req, "req_pool_idx") else req.kv
+        slots: torch.Tensor = self.pool.req_to_token[holder.req_pool_idx].long()
+        return slots
+
+    def full(self) -> Any:
+        """The device's pool of KV."""
+        return self.rows.full_kv_pool
+
+
+# -- stand-ins -----------------------------------------------------------------------------------
+
+
+class _Event:
+    """Has happened when it is recorded, because all is done at once."""
+
+    def __init__(self, **_: Any) -> None:
+        """Take the options of a CUDA event."""
+
+    def record(self, *_: Any) -> None:
+        """Nothing runs."""
+
+    wait = synchronize = record
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """In milliseconds."""
+        return 0.0
+
+
+class _Stream:
+    """Runs everything at once."""
+
+    def wait_event(self, *_: Any) -> None:
+        """Nothing to wait for."""
+
+    wait_stream = synchronize = wait_event
+
+
+_DEVICE = SimpleNamespace(
+    __name__="at_once",
+    Event=_Event,
+    Stream=_Stream,
+    stream=lambda _: contextlib.nullcontext(),
+    current_stream=lambda *_: _Stream(),
+)
+
+
+def lend() -> None:
+    """Stand in for streams, pinned memory and kernels that copy rows, in this process."""
+    for name in _STREAMED:
+        module: Any = importlib.import_module(name)
+        module.device_module = _DEVICE
+    # Stock keeps 10 GiB of the host free, which a machine may not have; these pools hold kilobytes.
+    base: Any = importlib.import_module(f"{MEMORY}.pool_host.base")
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
+    common: Any = importlib.import_module(f"{MEMORY}.pool_host.common")
+    common.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, *, dtype, **_: torch.zeros(dims, dtype=dtype)
+    kv = importlib.import_module(f"{MEMORY}.pool_host.mha").MHATokenToKVPoolHost
+    states = importlib.import_module(f"{MEMORY}.pool_host.mamba").MambaPoolHost
+    kv.backup_from_device_all_layer = _back_up_kv
+    kv.load_to_device_per_layer = _load_kv
+    states.backup_from_device_all_layer = _back_up_states
+    states.load_to_device_per_layer = _load_states
+
+
+def _kv_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
+    return [
+        (host.kv_buffer[0][:, layer], pool.k_buffer[layer]),
+        (host.kv_buffer[1][:, layer], pool.v_buffer[layer]),
+    ]
+
+
+def _back_up_kv(self: Any, device_pool: Any, host: Any, device: Any, *_: Any, **__: Any) -> None:
+    for layer in range(self.layer_num):
+        for kept, rows in _kv_pairs(self, device_pool, layer):
+            kept[host.long()] = rows[device.long()]
+
+
+def _load_kv(
+    self: Any, device_pool: Any, host: Any, device: Any, layer: int, *_: Any, **__: Any
+) -> None:
+    for kept, rows in _kv_pairs(self, device_pool, layer):
+        rows[device.long()] = kept[host.long()]
+
+
+def _state_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
+    cache = pool.mamba_cache
+    kept = (host.temporal_buffer, *host.conv_buffer)
+    return [
+        (each[:, layer, 0], rows[layer])
+        for each, rows in zip(kept, (cache.temporal, *cache.conv), strict=True)
+    ]
+
+
+def _back_up_states(
+    self: Any, device_pool: Any, host: Any, device: Any, *_: Any, **__: Any
+) -> None:
+    for layer in range(self.num_mamba_layers):
+        for kept, rows in _state_pairs(self, device_pool, layer):
+            kept[host.long()] = rows[device.long()]
+
+
+def _load_states(
+    self: Any, device_pool: Any, host: Any, device: Any, layer: int, *_: Any, **__: Any
+) -> None:
+    for kept, rows in _state_pairs(self, device_pool, layer):
+        rows[device.long()] = kept[host.long()]
+
+
+def assembler() -> ModuleType:
+    """The module that divides the host's memory."""
+    return importlib.import_module(_ASSEMBLER)

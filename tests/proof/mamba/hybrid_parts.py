@@ -1,0 +1,136 @@
+"""What a hybrid model's server is made of: the release's pools, prefix caches and arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_perf_patches.verify.mamba.rig import publish, request_pool
+from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, called, speculation
+from tests.proof.caches import cache_params, unified_cache
+
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The settings of a server.
+
+    Attributes:
+        tree: ``"radix"``, the cache for such models alone, or ``"unified"``.
+        tracked: whether states are tracked in extra buffers, in pages of 64 tokens; otherwise pages
+            have one token, and a state is cached where a prefill ends.
+        slots: for states.
+        tokens: of KV.
+        rows: most requests at a time.
+        chunk: most tokens of a prefill.
+        overlap: whether a prefill is made before the results of the last one are there, as with
+            overlap scheduling.
+        context: most tokens of a request.
+    """
+
+    tree: str
+    tracked: bool
+    slots: int
+    tokens: int = 64 * 200
+    rows: int = 8
+    chunk: int = 256
+    overlap: bool = True
+    context: int = 4096
+
+    @property
+    def page(self) -> int:
+        """In tokens."""
+        return 64 if self.tracked else 1
+
+
+def state_pool(shape: Shape) -> Any:
+    """The pool of rows and states, with states of two floats."""
+    arguments(shape)
+    return bare_state_pool(shape)
+
+
+def bare_state_pool(shape: Shape) -> Any:
+    """The same, of whatever server the process has published."""
+    widths = {
+        "conv": [(2, 3)],
+        "temporal": (1, 2, 2),
+        "intermediate_size": 2,
+        "conv_dim": 2,
+        "ssm_state_size": 2,
+        "num_heads": 1,
+        "head_dim": 2,
+        "state_size": 2,
+        "conv_kernel": 4,
+    }
+    return request_pool(
+        *(widths, [0], torch.float32, shape.rows, shape.slots),
+        tracked=shape.tracked,
+        context=shape.context,
+    )
+
+
+def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
+    """What a prefix cache over them is made of."""
+    options = {"disable": False, "enable_mamba_extra_buffer": shape.tracked}
+    return cache_params(pool, kv, shape.page, **options)
+
+
+def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
+    """The prefix cache over them."""
+    params = prefix_params(shape, pool, kv)
+    if shape.tree == "radix":
+        return importlib.import_module(f"{MEMORY}.mamba_radix_cache").MambaRadixCache(params)
+    return unified_cache(params, "FULL", "MAMBA")
+
+
+def trees() -> tuple[str, ...]:
+    """The prefix cache that the release makes for such models by default."""
+    try:
+        chooser = importlib.import_module(f"{MEMORY}.registry")
+    except ModuleNotFoundError:
+        chooser = importlib.import_module("sglang.srt.managers.scheduler")
+    alone = " MambaRadixCache(params)" in inspect.getsource(chooser)
+    return ("radix",) if alone else ("unified",)
+
+
+_PUBLISHED: dict[str, Any] = {}
+
+
+def arguments(shape: Shape) -> Any:
+    """The release's own ServerArgs, published as a scheduler publishes it."""
+    strategy = "extra_buffer" if shape.tracked else "no_buffer"
+    if _PUBLISHED.get("strategy") != strategy:
+        server_args = publish(
+            shape.page, strategy, 64, chunked_prefill_size=shape.chunk, device="cpu"
+        )
+        _PUBLISHED.update(strategy=strategy, server_args=server_args)
+    return _PUBLISHED["server_args"]
+
+
+def schedule_batch(
+    reqs: list[Any], pool: Any, kv: Any, tree: Any, vocabulary: int = VOCABULARY, **options: Any
+) -> Any:
+    """The release's own ``ScheduleBatch`` of these requests, pools and prefix cache."""
+    return called(
+        importlib.import_module("sglang.srt.managers.schedule_batch").ScheduleBatch.init_new,
+        reqs=reqs,
+        req_to_token_pool=pool,
+        token_to_kv_pool_allocator=kv,
+        tree_cache=tree,
+        model_config=model_config(vocabulary),
+        spec_algorithm=speculation().NONE,
+        **options,
+    )
+
+
+def model_config(vocabulary: int = VOCABULARY) -> Any:
+    """What is read of the model's configuration."""
+    return NoneByDefault(
+        vocab_size=vocabulary, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
+    )

@@ -1,0 +1,404 @@
+"""A hybrid model's server without its model: real scheduler methods, trees, pools and batches.
+
+What decides about memory is the installed sglang's own: how ``Scheduler`` makes a prefill batch,
+``PrefillAdder``, ``ScheduleBatch``, ``Req``, the prefix caches, ``HybridReqToTokenPool``, its slots
+and the allocator of KV. A stand-in takes the place of the forward pass, which yields one token for
+each request, and of what a scheduler has besides. It writes in place of a state what tells the
+tokens that the state is of, and finds it again where a request goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from sglang_perf_patches.verify import Different, stock
+from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, takes
+from tests.proof.caches import kv_allocator
+from tests.proof.mamba.hybrid_parts import (
+    VOCABULARY,
+    Shape,
+    arguments,
+    model_config,
+    prefix_cache,
+    schedule_batch,
+    state_pool,
+)
+
+END = 2
+
+
+class HybridServer:
+    """A server whose steps are taken one by one.
+
+    Attributes:
+        shape: see `Shape`.
+        pool: the real ``HybridReqToTokenPool``.
+        slots: what gives slots for states.
+        kv: the real allocator of KV.
+        tree: the real prefix cache.
+        waiting: requests in the queue, a list of the scheduler's.
+        ended: ids of requests that ended, in order.
+        log: what was decided, step by step.
+        slot_kept: the length of `log` when a step began that left a waiting request with a slot, as
+            0.5.9 does; None if none did.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        """Import sglang, publish the server's arguments and build everything."""
+        self.shape = shape
+        self.ended: list[str] = []
+        self.log: list[Any] = []
+        self.slot_kept: int | None = None
+        self._made = 0
+        self._batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+        self.pool = self._make_pool()
+        self.slots = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
+        self.kv = self._make_kv()
+        self.tree = self._make_tree()
+        self.scheduler = self._scheduler()
+        self.running = schedule_batch([], self.pool, self.kv, self.tree, enable_overlap=False)
+        self._launched: list[Any] = []
+
+    # -- what it is made of ----------------------------------------------------------------------
+
+    def _make_pool(self) -> Any:
+        return state_pool(self.shape)
+
+    def _make_kv(self) -> Any:
+        return kv_allocator(self.shape.page, self.shape.tokens)
+
+    def _make_tree(self) -> Any:
+        return prefix_cache(self.shape, self.pool, self.kv)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[Any]:
+        """The queue."""
+        queue: list[Any] = self.scheduler.waiting_queue
+        return queue
+
+    def submit(self, ids: Sequence[int], new: int) -> Any:
+        """Queue a request; returns sglang's ``Req``."""
+        req = stock.request(
+            f"r{self._made}",
+            ids,
+            sampling={"max_new_tokens": new, "temperature": 0},
+            vocab_size=VOCABULARY,
+            eos_token_ids={END},
+        )
+        req.tokenizer = None
+        self._made += 1
+        self.waiting.append(req)
+        return req
+
+    def abort(self, req: Any) -> None:
+        """End a request that waits or runs, as when its client is gone."""
+        self._settle()
+        if req.finished():
+            return
+        if req in self.waiting:
+            self.waiting.remove(req)
+            stock.release(req, self.tree, keep=False)
+            return
+        req.finished_reason = self._batches.FINISH_ABORT("gone")
+        stock.release(req, self.tree, keep=False)
+        self._filter()
+
+    def retract(self) -> None:
+        """Retract as stock does when KV is short."""
+        self._settle()
+        if len(self.running.reqs) < 2:
+            return
+        takes_arguments = takes(self.running.retract_decode, "server_args")
+        retracted, *_ = self.running.retract_decode(
+            *([self.scheduler.server_args] if takes_arguments else [])
+        )
+        self.waiting[:0] = retracted
+        self.running.batch_is_full = False  # as wherever stock's batch gets smaller
+        self._change()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One round of the scheduler: a prefill if one can be made, else a decode.
+
+        Raises:
+            Different: a state is not of the tokens that it should be, or a slot has two owners or
+                none.
+        """
+        began = len(self.log)
+        with _Unpinned():
+            if not self.shape.overlap:
+                self._settle()
+            batch = self._prefill_batch()
+            self._change(None if batch is None else [req.rid for req in batch.reqs])
+            if batch is not None:
+                self._forward(batch)
+            self._settle()
+            if batch is not None:
+                self._launched = [
+                    req for req in batch.reqs if req is not self.scheduler.chunked_req
+                ]
+                self._merge(batch)
+            elif self.running.reqs:
+                self._decode()
+        self.log.append(self.state())
+        self.check_slots()
+        if self.slot_kept is None and any(
+            held(req).mamba_pool_idx is not None for req in self.waiting
+        ):
+            self.slot_kept = began
+
+    def check_slots(self) -> None:
+        """See that each slot is free, a request's or the tree's.
+
+        Raises:
+            Different: one is lost or has two owners.
+        """
+        chunked = self.scheduler.chunked_req
+        owned = [int(slot) for slot in self.slots.free_slots]
+        owned += [int(slot) for slot in self.tree.all_mamba_values_flatten()]
+        for req in {*self.waiting, *self.running.reqs, *([chunked] if chunked else [])}:
+            if req.finished():
+                continue
+            if held(req).mamba_pool_idx is not None:
+                owned.append(int(held(req).mamba_pool_idx))
+            if held(req).mamba_ping_pong_track_buffer is not None:
+                owned += [int(slot) for slot in held(req).mamba_ping_pong_track_buffer]
+        first = min(owned, default=0)
+        if sorted(owned) != list(range(first, first + self.shape.slots)):
+            raise Different(f"of {self.shape.slots} slots these are owned: {sorted(owned)}")
+
+    def state(self) -> tuple[Any, ...]:
+        """Free slots and KV, what the tree could free and what is locked in it."""
+        return (
+            int(self.slots.available_size()),
+            int(self.kv.available_size()),
+            int(self.tree.full_evictable_size()),
+            int(self.tree.mamba_evictable_size()),
+            int(self.tree.mamba_protected_size()),
+        )
+
+    def drain(self, most: int = 2000) -> None:
+        """Step until nothing waits or runs.
+
+        Raises:
+            RuntimeError: something does after so many steps.
+        """
+        for _ in range(most):
+            if self.is_idle():
+                return
+            self.step()
+        raise RuntimeError(f"{len(self.waiting)} wait and {len(self.running.reqs)} run for ever")
+
+    def is_idle(self) -> bool:
+        """Whether no request is anywhere."""
+        return not (self.waiting or self.running.reqs or self.scheduler.chunked_req)
+
+    def check_drained(self) -> None:
+        """See that all is the tree's, that nothing of it is locked, and that all can be had.
+
+        Raises:
+            Different: something is lost, or is still locked.
+        """
+        tree, shape = self.tree, self.shape
+        tree.sanity_check()
+        for pool, kind, name, size in (
+            (self.slots, "mamba", "slots", shape.slots),
+            (self.kv, "full", "tokens", shape.tokens),
+        ):
+            free = pool.available_size()
+            cached, locked = (
+                getattr(tree, f"{kind}_{state}_size")() for state in ("evictable", "protected")
+            )
+            if locked or free + cached != size:
+                raise Different(
+                    f"after a drain {free} of {size} {name} are free, {cached} cached, "
+                    f"{locked} locked"
+                )
+        kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
+        tree.evict(kinds.EvictParams(num_tokens=shape.tokens, mamba_num=shape.slots))
+        if (self.slots.available_size(), self.kv.available_size()) != (shape.slots, shape.tokens):
+            raise Different(f"after the tree is emptied, free are {self.state()[:2]}")
+        if self.pool.available_size() != shape.rows:
+            raise Different(f"{self.pool.available_size()} of {shape.rows} rows are free")
+
+    # -- a step's parts --------------------------------------------------------------------------
+
+    def _prefill_batch(self) -> Any:
+        scheduler = self.scheduler
+        if scheduler.chunked_req is not None:
+            self._cache(scheduler.chunked_req, chunked=True)
+        function = scheduler._get_new_batch_prefill_raw
+        if takes(function, "running_batch"):
+            batch, self.running = function(
+                prefill_delayer_single_pass=None, running_batch=self.running
+            )
+            return batch
+        scheduler.running_batch = self.running
+        return function(prefill_delayer_single_pass=None)
+
+    def _settle(self) -> None:
+        """Take the results of the last prefill: a token each, and the cache."""
+        launched, self._launched = self._launched, []
+        for req in launched:
+            self._token(req)
+            if not req.finished():
+                self._cache(req)
+        self._filter()
+
+    def _merge(self, batch: Any) -> None:
+        chunked = self.scheduler.chunked_req
+        excluded = [chunked] if chunked is not None else []
+        batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
+        is_renamed = takes(batch.filter_batch, "reqs_to_exclude")
+        name = "reqs_to_exclude" if is_renamed else "chunked_req_to_exclude"
+        batch.filter_batch(**{name: excluded})
+        if excluded:
+            self.running.batch_is_full = False
+        if batch.reqs and not self.running.reqs:
+            self.running = batch
+        elif batch.reqs:
+            self.running.merge_batch(batch)
+
+    def _decode(self) -> None:
+        batch = self.running
+        if not batch.check_decode_mem():
+            self.retract()
+        batch.prepare_for_decode()
+        batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
+        for req in batch.reqs:
+            self._goes_on(req, len(_ids(req)) - 1, len(_ids(req)))
+        for req in list(batch.reqs):
+            self._token(req)
+        self._filter()
+
+    def _filter(self) -> None:
+        before = len(self.running.reqs)
+        self.running.filter_batch()
+        if len(self.running.reqs) < before:
+            self.running.batch_is_full = False
+
+    def _forward(self, batch: Any) -> None:
+        """In the place of a prefill: copies of states that were put off, then states of tokens."""
+        states = self._states()
+        source = getattr(batch, "mamba_cow_src_indices", None)
+        if source is not None and len(source):
+            states[:, batch.mamba_cow_dst_indices.long()] = states[:, source.long()]
+        for row, req in enumerate(batch.reqs):
+            self._goes_on(
+                req, batch.prefix_lens[row], batch.prefix_lens[row] + batch.extend_lens[row]
+            )
+            if self.shape.tracked and batch.mamba_track_mask[row]:
+                slot = int(batch.mamba_track_indices[row])
+                states[:, slot] = _told(_ids(req)[: held(req).mamba_last_track_seqlen])
+
+    def _goes_on(self, req: Any, start: int, end: int) -> None:
+        states, slot, ids = self._states(), int(held(req).mamba_pool_idx), _ids(req)
+        state = float(states[0, slot].flatten()[0])
+        if start and state != _told(ids[:start]):
+            raise Different(f"{req.rid} goes on after {start} tokens with another state")
+        states[:, slot] = _told(ids[:end])
+
+    def _states(self) -> Any:
+        return self.pool.mamba_pool.mamba_cache.temporal
+
+    def _token(self, req: Any) -> None:
+        req.output_ids.append(5)
+        if len(req.output_ids) >= req.sampling_params.max_new_tokens:
+            req.finished_reason = self._batches.FINISH_LENGTH(len(req.output_ids))
+            stock.release(req, self.tree, keep=True)
+            self.ended.append(req.rid)
+
+    def _cache(self, req: Any, chunked: bool = False) -> None:
+        common = importlib.import_module(f"{MEMORY}.common")
+        if hasattr(common, "checkpoint_kv_cache"):
+            common.checkpoint_kv_cache(req, self.tree)
+        else:
+            self.tree.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
+
+    def _change(self, *what: Any) -> None:
+        self.log.append((*what, [req.rid for req in self.waiting], len(self.running.reqs)))
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _scheduler(self) -> Any:
+        module = importlib.import_module("sglang.srt.managers.scheduler")
+
+        class Scheduler(module.Scheduler):  # type: ignore[misc, name-defined]
+            """The release's, without what it starts; what it lacks is off."""
+
+            def __init__(self, **own: Any) -> None:
+                for name, value in own.items():
+                    setattr(self, name, value)
+
+            def __getattr__(self, name: str) -> Any:
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                return None
+
+            def get_num_allocatable_reqs(self, running: int, *_: Any, **__: Any) -> int:
+                return int(self.max_running_requests) - running
+
+        runner = NoneByDefault(attn_backend=SimpleNamespace(extend_attention_block_m=64))
+        return Scheduler(
+            server_args=arguments(self.shape),
+            waiting_queue=[],
+            grammar_manager=SimpleNamespace(has_waiting_grammars=lambda: False),
+            policy=SimpleNamespace(
+                calc_priority=lambda *_, **__: None,
+                shortest_prefill_chunk_limit=lambda *_: None,
+            ),
+            page_size=self.shape.page,
+            tree_cache=self.tree,
+            req_to_token_pool=self.pool,
+            token_to_kv_pool_allocator=self.kv,
+            new_token_ratio=0.5,
+            new_token_ratio_tracker=SimpleNamespace(current=0.5),
+            max_prefill_tokens=4 * self.shape.chunk,
+            chunked_prefill_size=self.shape.chunk,
+            priority_scheduling_preemption_threshold=0,
+            max_prefill_bs=0,
+            max_running_requests=self.shape.rows,
+            tp_worker=NoneByDefault(model_runner=runner),
+            model_config=model_config(),
+            spec_algorithm=stock.speculation().NONE,
+            disaggregation_mode=importlib.import_module(
+                "sglang.srt.disaggregation.utils"
+            ).DisaggregationMode.NULL,
+            load_inquirer=SimpleNamespace(_get_num_pending_tokens=lambda **_: 0),
+            enable_overlap=False,
+            device="cpu",
+        )
+
+
+class _Unpinned(TorchFunctionMode):  # type: ignore[misc]
+    """No memory is pinned: that needs a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
+        return args[0] if getattr(func, "__name__", "") == "pin_memory" else func(*args, **kwargs)
+
+
+def held(req: Any) -> Any:
+    """What has a request's slots: the request, or its record of KV."""
+    record = getattr(req, "kv", None)
+    return record if hasattr(record, "mamba_pool_idx") else req
+
+
+def _ids(req: Any) -> list[int]:
+    return [*req.origin_input_ids, *req.output_ids]
+
+
+def _told(ids: Sequence[int]) -> float:
+    """What stands in the place of the state after these tokens."""
+    return float(zlib.crc32(repr(list(ids)).encode()) % (1 << 22) + 1)

@@ -1,0 +1,184 @@
+"""The release's own runner and backend of breakable prefill graphs, for the layers of a rig.
+
+Graphs themselves can't be on a CPU: `tape.Tape` stands for those. Capture, breaks and replay are
+the release's. Left out is what comes before the layers: its buffers, and the model around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sglang_perf_patches.verify.mamba.rig import Rig
+from sglang_perf_patches.verify.stock import NoneByDefault, called
+from tests.proof.mamba import tape
+
+_EXECUTOR = "sglang.srt.model_executor"
+_GRAPHS = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+
+
+class Runner:
+    """A runner with one bucket, or more of which only the last is captured.
+
+    Attributes:
+        inputs: what the layers read, of as many tokens as the bucket has.
+        stocks: the release's runner.
+    """
+
+    def __init__(self, rig: Rig, capture: Any, inputs: Any, smaller: Sequence[int] = ()) -> None:
+        """Capture.
+
+        Args:
+            rig: whose layers.
+            capture: the ForwardBatch of the capture; its tokens are the bucket.
+            inputs: of the layers, see the attribute.
+            smaller: buckets that the server has besides.
+        """
+        note_kernels()
+        self.rig = rig
+        self.bucket = int(capture.extend_num_tokens)
+        self.inputs = inputs
+        self._module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+        self._key = importlib.import_module(f"{_EXECUTOR}.runner.shape_key").ShapeKey(
+            size=self.bucket
+        )
+        stocks = self.stocks = object.__new__(self._module.PrefillCudaGraphRunner)
+        hybrid = _hybrid(rig)
+        stocks.model_runner = NoneByDefault(
+            attn_backend=hybrid,
+            model=NoneByDefault(),
+            req_to_token_pool=rig.pool,
+            device=rig.device,
+        )
+        stocks.use_captured_attn_metadata = (
+            hybrid.use_captured_forward_metadata_for_breakable_cuda_graph
+        )
+        stocks.attn_metadata_buffers = {} if stocks.use_captured_attn_metadata else None
+        stocks._captured_attn_metadata_max_bs = hybrid.prefill_cuda_graph_max_batch_size
+        stocks.capture_num_tokens = [*smaller, self.bucket]
+        stocks.attention_layers = rig.layers
+        for name in (
+            *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
+            *("mha_companion_layers", "enable_cp_bcg_capture"),
+            *("_is_full_backend", "_capture_chunked_prefix"),
+        ):
+            setattr(stocks, name, None)
+        stocks.backend = _graph_backend(stocks)
+        stocks.capture_prepare = lambda _: (_whole(capture), hybrid)
+        stocks._run_forward = self._run
+        self._captured(stocks)
+
+    def replay(self, batch: Any) -> torch.Tensor:
+        """What the layers put out, of shape ``[bucket, …]``, for a batch and `inputs`."""
+        stocks = self.stocks
+        batch = _whole(batch)
+        static = copy.copy(batch)
+        if static.forward_mode.name == "MIXED":
+            static.forward_mode = type(static.forward_mode).EXTEND
+        static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self.bucket)
+        with on_cpu(), stocks.backend.replay_session():
+            stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
+            tokens = int(batch.extend_num_tokens)
+            with stocks._prefill_forward_context(
+                static, num_tokens=self.bucket, raw_num_tokens=tokens
+            ):
+                output: torch.Tensor = stocks.backend.replay(self._key, static)
+        return output
+
+    def serves(self, requests: int) -> bool:
+        """Whether the number of requests lets a batch be replayed at all."""
+        most = self.stocks._captured_attn_metadata_max_bs
+        return most is None or requests <= most
+
+    def _captured(self, stocks: Any) -> None:
+        tape.without_kernels(True)
+        try:
+            with on_cpu(), stocks.backend.replay_session():
+                stocks.capture_one_shape(self.bucket)
+        finally:
+            tape.without_kernels(False)
+
+    def _run(self, batch: Any, _: int) -> torch.Tensor:
+        with self.stocks._prefill_forward_context(batch):
+            outputs = [
+                layer.forward(batch, **of_layer)[0]
+                for layer, of_layer in zip(self.rig.layers, self.inputs, strict=True)
+            ]
+        return torch.cat(outputs, dim=1)
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Graphs are tapes meanwhile, and streams of a CPU wait for nothing."""
+    graphs = importlib.import_module(_GRAPHS)
+    device = SimpleNamespace(
+        current_stream=torch.cpu.current_stream,
+        Stream=SimpleNamespace(wait_stream=lambda *_: None),
+        synchronize=lambda: None,
+    )
+    with (
+        mock.patch.object(graphs, "get_device_module", return_value=device),
+        mock.patch.object(torch.cuda, "CUDAGraph", tape.Tape),
+    ):
+        yield
+
+
+@functools.cache
+def note_kernels() -> None:
+    """Have tapes note Triton's kernels; once a process."""
+    tape.noting_kernels()
+    layers: Any = importlib.import_module("sglang.srt.layers.radix_linear_attention")
+    if hasattr(layers, "unified_linear_attention_with_output"):
+        # 0.5.22 has an operator here, for GPUs only; this is what that runs.
+        layers.unified_linear_attention_with_output = (
+            layers._unified_linear_attention_with_output_impl
+        )
+        breaks = importlib.import_module(_GRAPHS).eager_on_graph
+        stub = layers._linear_attention_capture_stub
+        layers.bcg_unified_linear_attention_with_output = breaks(True, capture_stub=stub)(
+            layers.unified_linear_attention_with_output
+        )
+
+
+def _whole(batch: Any) -> Any:
+    """A batch that nothing padded."""
+    batch.global_num_token_non_padded_cpu = int(batch.extend_num_tokens)
+    return batch
+
+
+def _hybrid(rig: Rig) -> Any:
+    """The release's hybrid backend, around a rig's and a full-attention one without layers."""
+    name = "sglang.srt.layers.attention"
+    module = importlib.import_module(f"{name}.hybrid_linear_attn_backend")
+    base = importlib.import_module(f"{name}.base_attn_backend").AttentionBackend
+
+    class Full(base):  # type: ignore[misc, valid-type]
+        token_to_kv_pool = kv_index_translator = None
+        needs_cpu_seq_lens = False
+        req_to_token_pool = rig.pool
+
+        def init_forward_metadata(self, forward_batch: Any) -> None:
+            pass
+
+    with mock.patch.object(module, "check_cuda_graph_backend", return_value=True):
+        return module.HybridLinearAttnBackend(Full(), rig.backend, [])
+
+
+def _graph_backend(runner: Any) -> Any:
+    """The release's, which captures into tapes."""
+    module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
+    runner.device_module = SimpleNamespace(synchronize=lambda: None)
+    group = SimpleNamespace(barrier=lambda: None)
+    parallel = SimpleNamespace(tp_group=group)
+    with mock.patch.object(module, "get_parallel", return_value=parallel):
+        backend = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)
+    backend.deduped_cuda_graph = None
+    return backend

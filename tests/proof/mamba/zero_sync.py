@@ -1,0 +1,69 @@
+"""Forwards, metadata and the scheduler's own batches are stock's; what stock waits for does not.
+
+A decode is stock's own, with its waits.
+"""
+
+from __future__ import annotations
+
+from sglang_perf_patches.verify import Inputs
+from sglang_perf_patches.verify.comparing import require, same, some
+from sglang_perf_patches.verify.mamba.cases import (
+    EDGES,
+    FORWARDS,
+    METADATA,
+    SCHEDULED,
+    Batch,
+    draw,
+    draw_decode,
+)
+from tests.proof.mamba.alike import alike
+from tests.proof.mamba.kinds import Kda
+from tests.proof.mamba.play import UNKNOWN, Play, attention_module, gdn
+
+PATCH = "mamba.zero-sync"
+
+
+def forwards(inputs: Inputs) -> int:
+    """Outputs and states; those of decodes with stock's own code."""
+    drawn = some(inputs, [*FORWARDS.values()])
+    extends = [batches for batches in drawn if batches[0].mode != "DECODE"]
+    steps = [batches for batches in drawn if batches[0].mode == "DECODE"]
+    count = alike((PATCH,), gdn().forwards, extends)
+    return count + same(PATCH, gdn().forwards, steps, ran=False)
+
+
+def metadata(inputs: Inputs) -> int:
+    """Drawn batches, tracked and not."""
+    batches = _drawn(inputs)
+    tracked = sum(any(request.tracked for request in batch.requests) for batch in batches)
+    both = len(batches) / 6 < tracked < len(batches)
+    require(both, f"{tracked} of {len(batches)} drawn batches are tracked")
+    count = alike((PATCH,), gdn().metadata, batches)
+    return count + same(PATCH, gdn().metadata, _drawn_steps(inputs), ran=False)
+
+
+def kda(inputs: Inputs) -> int:
+    """The same of the release's KDA backend, where that makes metadata of its own."""
+    module = attention_module("linear.kda_backend")
+    if module is None or "init_forward_metadata" not in vars(module.KDAAttnBackend):
+        return 0
+    fields = Play(Kda()).fields
+    count = alike((PATCH,), fields, _drawn(inputs))
+    return count + same(PATCH, fields, _drawn_steps(inputs), ran=False)
+
+
+def _drawn(inputs: Inputs) -> list[Batch]:
+    return [*EDGES, *inputs(draw, METADATA)]
+
+
+def _drawn_steps(inputs: Inputs) -> list[Batch]:
+    return [FORWARDS["decode"][0], *inputs(draw_decode, METADATA // 4)]
+
+
+CHECKS = {
+    "forwards": forwards,
+    "metadata": metadata,
+    "unknown batches": lambda _: alike((PATCH,), gdn().changed, UNKNOWN, most=None),
+    "the scheduler's batches": lambda _: alike((PATCH,), gdn().scheduled, SCHEDULED),
+    "KDA": kda,
+}

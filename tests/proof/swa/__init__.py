@@ -1,0 +1,1 @@
+"""The swa patches on a CPU, one file each, and what their checks share."""

@@ -1,0 +1,223 @@
+"""What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
+
+Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
+`rig.DecodeWorker`, which is made of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from sglang_perf_patches.verify import stock
+from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS, MEMORY, NoneByDefault, called
+from tests.proof.caches import cache_params, unified_cache
+from tests.proof.swa.shape import LAYOUTS, Shape
+
+DECODE = "sglang.srt.disaggregation.decode"
+BATCHES = "sglang.srt.managers.schedule_batch"
+
+
+@dataclass
+class Transfers:
+    """In the place of ``DecodeTransferQueue``: what the prealloc queue reads of it."""
+
+    queue: list[Any] = field(default_factory=list)
+    enable_staging: bool = False
+    since: dict[str, int] = field(default_factory=dict)
+
+
+def publish(shape: Shape) -> Any:
+    """Publish the server that a worker is a rank of; `EXTRA_ARGUMENTS` give way to its own."""
+    own = {
+        "page_size": shape.page_size,
+        "disable_radix_cache": True,
+        "disaggregation_mode": "decode",
+        "disaggregation_transfer_backend": "fake",
+        "num_reserved_decode_tokens": shape.reserved,
+        "device": "cpu",
+        **LAYOUTS[shape.layout],
+    }
+    if shape.over_allocation:
+        own["speculative_algorithm"] = "EAGLE"
+    if shape.backup != "default":
+        own["disaggregation_decode_retraction_backup"] = shape.backup
+    arguments = stock.arguments(**{"chunked_prefill_size": 8192} | EXTRA_ARGUMENTS | own)
+    stock.publish(arguments)
+    if shape.draft:
+        names = ("num_draft_tokens", "num_steps", "eagle_topk")
+        _resolve(
+            arguments,
+            {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
+        )
+    stock.state_ranks(
+        tp_rank=0,
+        pp_rank=0,
+        dp_rank=None,
+        attn_tp_rank=0,
+        attn_tp_group=SimpleNamespace(cpu_group=_gloo_group()),
+    )
+    return arguments
+
+
+def pools(shape: Shape, kv_cache_dtype: str, heads: int = 1, head_dim: int = 4) -> tuple[Any, Any]:
+    """A pool with one layer of each kind, and its allocator.
+
+    Args:
+        shape: sizes.
+        kv_cache_dtype: as the server has it; 8-bit floats where it says so, else float32.
+        heads: of KV.
+        head_dim: of each.
+    """
+    import torch
+
+    names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    dtype = names.get(kv_cache_dtype, torch.float32)
+    return stock.window_pools(
+        shape.full_tokens,
+        shape.swa_tokens,
+        shape.page_size,
+        dtype,
+        heads=heads,
+        head_dim=head_dim,
+        device="cpu",
+    )
+
+
+def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> Any:
+    """The cache without prefix sharing that a decode server has.
+
+    Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
+    """
+    options = {"disable": True, "sliding_window_size": shape.window}
+    params = cache_params(rows, allocator, shape.page_size, **options)
+    if not has_host_pool:
+        with contextlib.suppress(ImportError):  # now there is one cache for all
+            return importlib.import_module(f"{MEMORY}.chunk_cache").SWAChunkCache(params)
+    return unified_cache(params, "FULL", "SWA")
+
+
+def batch(worker: Any) -> Any:
+    """The release's ``ScheduleBatch`` of running requests, empty."""
+    running = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
+    running.req_to_token_pool = worker.rows
+    running.token_to_kv_pool_allocator = worker.allocator
+    running.tree_cache = worker.tree_cache
+    running.model_config = SimpleNamespace(is_encoder_decoder=False)
+    running.spec_algorithm = stock.speculation().NONE
+    running.device = "cpu"
+    running.enable_overlap = False
+    running.filter_batch = worker.keep
+    return running
+
+
+def scheduler(worker: Any) -> Any:
+    """In the place of a ``Scheduler``: what the queue reads of it; all else is off."""
+    from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
+
+    algorithm = stock.speculation()
+
+    def output(reqs: Sequence[Any], *_: Any) -> None:
+        for req in reqs:
+            reason = req.finished_reason or req.to_finish
+            worker.rejected[req.rid] = reason.message
+            worker.counts.aborted += 1
+
+    runner = SimpleNamespace(
+        swa_max_total_num_tokens=worker.shape.swa_tokens,
+        max_token_pool_size=worker.shape.full_tokens,
+        kv_cache_dtype_str="auto",
+    )
+    ranks = SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0)
+    return NoneByDefault(
+        running_batch=worker.batch,
+        waiting_queue=[],
+        server_args=worker.server_args,
+        sliding_window_size=worker.shape.window,
+        spec_algorithm=algorithm.EAGLE if worker.shape.over_allocation else algorithm.NONE,
+        tp_worker=SimpleNamespace(is_hybrid_swa=True, model_runner=runner),
+        metadata_indices=ReqToMetadataIdxAllocator(4 * worker.shape.in_transfer),
+        stream_output=output,
+        output_streamer=SimpleNamespace(stream_output=output),
+        metrics_reporter=NoneByDefault(),
+        ps=ranks,
+        pp_size=1,
+        dp_rank=0,
+        gpu_id=0,
+        random_seed=0,
+        retire_unadmitted_request=lambda req: None,
+    )
+
+
+def queue(worker: Any) -> Any:
+    """The release's ``DecodePreallocQueue``, whose transfers are a stand-in's."""
+    from sglang.srt.disaggregation.utils import TransferBackend
+
+    kind = worker.decode.DecodePreallocQueue
+    options: dict[str, Any] = {
+        "req_to_token_pool": worker.rows,
+        "token_to_kv_pool_allocator": worker.allocator,
+        "draft_token_to_kv_pool": None,
+        "req_to_metadata_buffer_idx_allocator": worker.scheduler.metadata_indices,
+        "metadata_buffers": None,
+        "scheduler": worker.scheduler,
+        "transfer_queue": worker.transfers,
+        "tree_cache": worker.tree_cache,
+        "gloo_group": _gloo_group(),
+        "tp_rank": 0,
+        "tp_size": 1,
+        "dp_size": 1,
+        "gpu_id": 0,
+        "bootstrap_port": 1,
+        "max_total_num_tokens": worker.shape.full_tokens,
+        "prefill_pp_size": 1,
+        "pp_rank": 0,
+        "num_reserved_decode_tokens": worker.shape.reserved,
+        "transfer_backend": TransferBackend.FAKE,
+    }
+    # The manager would connect to another machine; here there is none.
+    states = getattr(
+        importlib.import_module("sglang.srt.disaggregation.base.conn"), "StateType", None
+    )
+    kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
+    manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
+    with mock.patch.object(kind, "_init_kv_manager", return_value=manager):
+        prealloc = called(kind, **options)
+    if worker.shape.layout == "stages" and hasattr(prealloc, "pp_size"):
+        prealloc.pp_size = 2
+    if worker.shape.layout == "replicas":
+        prealloc.draft_token_to_kv_pool = object()
+    return prealloc
+
+
+def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
+    """Set arguments as stock resolves them for its draft model, where the release keeps them."""
+    try:
+        from sglang.srt.runtime_context import get_context, get_spec
+    except ImportError:
+        resolves = False
+    else:
+        resolves = all(hasattr(get_spec(), name) for name in resolved)
+    if resolves:
+        get_context().override("the proof", **resolved)
+        return
+    for name, value in resolved.items():
+        setattr(arguments, name, value)
+
+
+def _gloo_group() -> Any:
+    """A group of this process alone."""
+    import torch.distributed as distributed
+
+    if not distributed.is_initialized():
+        store = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{store.name}.store", rank=0, world_size=1
+        )
+    return distributed.group.WORLD

@@ -1,0 +1,363 @@
+"""The decode side of a disaggregated server without its model: real queue, pools and batch, on CPU.
+
+What decides about memory is the installed sglang's own: ``DecodePreallocQueue``,
+``SWATokenToKVPoolAllocator``, ``SWAKVPool``, ``ScheduleBatch``, ``Req``, and the functions that
+allocate and release. A stand-in takes the place of the scheduler around them, of the transfer
+(which succeeds after a given number of steps) and of the forward pass (which yields one token for
+each running request).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang_perf_patches.verify import stock
+from tests.proof.swa import host_pool
+from tests.proof.swa.decode_parts import (
+    BATCHES,
+    DECODE,
+    Transfers,
+    batch,
+    pools,
+    publish,
+    queue,
+    scheduler,
+    tree_cache,
+)
+from tests.proof.swa.shape import Counts, Shape
+
+
+class DecodeWorker:
+    """A decode worker whose steps are taken one by one.
+
+    Attributes:
+        allocator: the real ``SWATokenToKVPoolAllocator``.
+        queue: the real ``DecodePreallocQueue``.
+        batch: the real ``ScheduleBatch`` of running requests.
+        counts: see `Counts`.
+        rejected: requests that the queue answered with an error, and the message.
+        order: ids of requests in the order of their admission.
+        written: called with ``(request, first position, end position)`` when KV of a range is
+            due to be written: after a transfer, and after each decode step.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        """Import sglang and build everything; raises what sglang raises."""
+        self.shape = shape
+        self.counts = Counts()
+        self.rejected: dict[str, str] = {}
+        self.order: list[str] = []
+        self.written: Callable[[Any, int, int], None] = lambda *_: None
+        self.decode = importlib.import_module(DECODE)
+        self._batches = importlib.import_module(BATCHES)
+        self._common = importlib.import_module("sglang.srt.mem_cache.common")
+        self._forward_modes = importlib.import_module(
+            "sglang.srt.model_executor.forward_batch_info"
+        ).ForwardMode
+        self.server_args = publish(shape)
+        self.rows = self.decode.DecodeReqToTokenPool(
+            size=shape.running,
+            max_context_len=shape.context,
+            device="cpu",
+            enable_memory_saver=False,
+            pre_alloc_size=shape.in_transfer,
+        )
+        self.pool, self.allocator = pools(shape, self.server_args.kv_cache_dtype)
+        ratio = host_pool.resolved(self.rows, self.allocator)
+        self.tree_cache = tree_cache(shape, self.rows, self.allocator, ratio is not None)
+        if ratio is not None:
+            host_pool.attach(self.tree_cache, self.pool, ratio)
+        self.transfers = Transfers()
+        self.batch = batch(self)
+        self.scheduler = scheduler(self)
+        self.queue = queue(self)
+        self._made = 0
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def submit(self, prompt: int | Sequence[int], max_new_tokens: int) -> Any:
+        """Queue a request of so many, or of these, prompt tokens; returns sglang's ``Req``."""
+        rid = f"r{self._made}"
+        self._made += 1
+        req = stock.request(
+            rid,
+            [1] * prompt if isinstance(prompt, int) else prompt,
+            sampling={"max_new_tokens": max_new_tokens, "ignore_eos": True},
+            vocab_size=32000,
+            eos_token_ids=set(),
+            bootstrap_host="2.2.2.2",  # marks a fake transfer in every release
+            bootstrap_port=1,
+            bootstrap_room=self._made,
+        )
+        self.queue.add(req)
+        return req
+
+    def abort_in_transfer(self, index: int) -> Any:
+        """End the transfer of the `index`-th request in transfer as failed; returns the request."""
+        entry = self.transfers.queue.pop(index)
+        self.scheduler.metadata_indices.free(entry.metadata_buffer_index)
+        stock.release(entry.req, self.tree_cache, keep=False)
+        self.counts.aborted += 1
+        return entry.req
+
+    def live(self) -> list[Any]:
+        """Requests that hold KV, in no particular order."""
+        return [
+            *(entry.req for entry in self.transfers.queue),
+            *self.scheduler.waiting_queue,
+            *self.batch.reqs,
+        ]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is anywhere."""
+        return not (self.live() or self.queue.queue or self.queue.retracted_queue)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One scheduling step: resume, admit, receive, and decode one token of each request."""
+        self.counts.steps += 1
+        self.receive()
+        self.admit()
+        self.start_running()
+        self.decode_one()
+
+    def admit(self) -> list[Any]:
+        """Resume retracted requests; if none is left, admit new ones. Returns the new ones."""
+        agreed = self._agreed(self.queue.retracted_queue)
+        resumed = self.queue.resume_retracted_reqs(*([] if agreed is None else [agreed]))
+        self.scheduler.waiting_queue.extend(resumed)
+        if self.queue.retracted_queue:
+            return []
+        agreed = self._agreed([entry.req for entry in self.queue.queue])
+        entries, _ = self.queue.pop_preallocated(**self._consensus(agreed))
+        for entry in entries:
+            self.transfers.since[entry.req.rid] = self.counts.steps
+            self.order.append(entry.req.rid)
+        self.transfers.queue.extend(entries)
+        self.counts.peak_admitted = max(self.counts.peak_admitted, len(self.live()))
+        return [entry.req for entry in entries]
+
+    def _agreed(self, reqs: Sequence[Any]) -> list[str] | None:
+        """Ids on which the stages of a pipeline agree; None for one rank.
+
+        In every other step the newest request has not reached the other stage yet.
+        """
+        if self.shape.layout != "stages":
+            return None
+        seen = len(reqs) - (self.counts.steps % 2 and len(reqs) > 1)
+        return [req.rid for req in reqs[:seen]]
+
+    def _consensus(self, agreed: list[str] | None) -> dict[str, Any]:
+        """How the release's ``pop_preallocated`` is told on what the stages agree."""
+        if agreed is None:
+            return {}
+        if stock.takes(self.queue.pop_preallocated, "pp_good_rids"):
+            return {"pp_good_rids": agreed, "pp_bad_rids": []}
+        return {"rids_to_check": agreed}
+
+    def receive(self) -> None:
+        """End the transfers that are due, each with its first output token."""
+        due = self.counts.steps - self.shape.transfer_steps
+        for entry in list(self.transfers.queue):
+            if self.transfers.since[entry.req.rid] <= due:
+                self.transfers.queue.remove(entry)
+                self.scheduler.metadata_indices.free(entry.metadata_buffer_index)
+                self.written(entry.req, 0, len(entry.req.origin_input_ids))
+                entry.req.output_ids.append(2)
+                self.scheduler.waiting_queue.append(entry.req)
+
+    def start_running(self) -> None:
+        """Move requests whose KV is there into the batch, in order, as far as it has room."""
+        room = self.shape.running - len(self.batch.reqs)
+        self.batch.reqs.extend(self.scheduler.waiting_queue[:room])
+        del self.scheduler.waiting_queue[:room]
+
+    def decode_one(self) -> None:
+        """Decode one token of each running request, retracting some first where memory is short."""
+        self.finish([req for req in self.batch.reqs if _is_done(req)])
+        if not self.batch.reqs:
+            return
+        self._tensors()
+        if not self.batch.check_decode_mem():
+            self.retract()
+        if not self.batch.reqs:
+            return
+        self._tensors()
+        self.batch.forward_mode = self._forward_modes.DECODE
+        self.batch.forward_iter = self.counts.steps
+        before = [self.committed(req) for req in self.batch.reqs]
+        slots = self._alloc_for_decode(self.batch, 1)
+        assert len(slots) == len(self.batch.reqs)
+        for req, length in zip(self.batch.reqs, before, strict=True):
+            self._after_decode(req, length)
+        self._over_allocate()
+        self.counts.tokens += len(self.batch.reqs)
+
+    def retract(self) -> list[Any]:
+        """Retract as stock's scheduler does when the next step does not fit."""
+        takes_arguments = stock.takes(self.batch.retract_decode, "server_args")
+        arguments = (self.server_args,) if takes_arguments else ()
+        retracted, _, aborted = self.batch.retract_decode(*arguments)
+        self.counts.retractions += len(retracted)
+        self.counts.aborted += len(aborted)
+        for req in aborted:
+            self.rejected[req.rid] = req.to_finish.message
+        for req in retracted:
+            self.queue.add(req, is_retracted=True)
+        return list(retracted)
+
+    def finish(self, reqs: Sequence[Any]) -> None:
+        """Release the KV of running requests and forget them."""
+        for req in reqs:
+            self.batch.reqs.remove(req)
+            stock.release(req, self.tree_cache, keep=False)
+            self.counts.finished += 1
+
+    def keep(self, *, keep_indices: Sequence[int], **_: Any) -> None:
+        """In the place of ``filter_batch``: forget all running requests but these."""
+        self.batch.reqs = [self.batch.reqs[index] for index in keep_indices]
+
+    def end_all(self) -> None:
+        """End every request at once, as when clients disconnect."""
+        while self.transfers.queue:
+            self.abort_in_transfer(0)
+        for req in self.scheduler.waiting_queue:
+            stock.release(req, self.tree_cache, keep=False)
+        self.scheduler.waiting_queue.clear()
+        self.finish(list(self.batch.reqs))
+        self.queue.queue.clear()
+        for req in self.queue.retracted_queue:
+            self._forget_backup(req)
+        self.queue.retracted_queue.clear()
+
+    def run(self, most_steps: int) -> None:
+        """Step until nothing is left to do or nothing happens any more, at most so often."""
+        for _ in range(most_steps):
+            if self.idle:
+                return
+            before = (self.counts.finished, self.counts.aborted, len(self.order))
+            self.step()
+            after = (self.counts.finished, self.counts.aborted, len(self.order))
+            if not self.live() and before == after:
+                return
+
+    # -- what a request holds --------------------------------------------------------------------
+
+    def committed(self, req: Any) -> int:
+        """Tokens of a request that have KV."""
+        return int(_record(req, "kv_committed_len").kv_committed_len)
+
+    def allocated(self, req: Any) -> int:
+        """Tokens of a request that have slots."""
+        return int(_record(req, "kv_allocated_len").kv_allocated_len)
+
+    def evicted(self, req: Any) -> int:
+        """Leading tokens of a request that have no sliding-window KV."""
+        record = _record(req, "swa_evicted_seqlen")
+        if hasattr(record, "get_evicted_seqlen"):
+            return int(record.get_evicted_seqlen(self._batches.ComponentType.SWA))
+        return int(record.swa_evicted_seqlen)
+
+    def slots(self, req: Any, first: int, end: int) -> Any:
+        """Full-pool slots of a range of a request's tokens, int32."""
+        return self.rows.req_to_token[self._row(req), first:end]
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def _tensors(self) -> None:
+        import torch
+
+        batch = self.batch
+        lengths = [self.committed(req) for req in batch.reqs]
+        batch.seq_lens = torch.tensor(lengths)
+        batch.seq_lens_cpu = torch.tensor(lengths)
+        batch.req_pool_indices = torch.tensor([self._row(req) for req in batch.reqs])
+
+    def _row(self, req: Any) -> int:
+        return int(_record(req, "req_pool_idx").req_pool_idx)
+
+    def _alloc_for_decode(self, batch: Any, tokens: int) -> Any:
+        module = self._common
+        if not hasattr(module, "alloc_for_decode"):
+            module = importlib.import_module("sglang.srt.mem_cache.allocation")
+        before = [self.allocated(req) for req in batch.reqs]
+        # Use over-allocated slots before new ones.
+        fresh = [req for req in batch.reqs if self.allocated(req) == self.committed(req)]
+        if len(fresh) < len(batch.reqs):
+            return self._into_allocated(batch, fresh)
+        slots = module.alloc_for_decode(batch, tokens)
+        for req, length in zip(batch.reqs, before, strict=True):
+            if self.allocated(req) == length:
+                _record(req, "kv_allocated_len").kv_allocated_len = length + tokens
+        return slots
+
+    def _into_allocated(self, batch: Any, fresh: Sequence[Any]) -> Any:
+        import torch
+
+        batch.maybe_evict_swa()
+        for req in fresh:
+            self._extend(req, 1)
+        positions = [self.committed(req) for req in batch.reqs]
+        return torch.stack(
+            [self.slots(req, at, at + 1)[0] for req, at in zip(batch.reqs, positions, strict=True)]
+        )
+
+    def _over_allocate(self) -> None:
+        for req in self.batch.reqs:
+            missing = self.committed(req) + self.shape.over_allocation - self.allocated(req)
+            page = self.shape.page_size
+            if 0 < missing <= self.allocator.available_size() - page * len(self.batch.reqs):
+                self._extend(req, missing)
+
+    def _extend(self, req: Any, tokens: int) -> None:
+        """Allocate slots behind a request's last one, as speculative decoding does.
+
+        One token is allocated as a decode step does it: for more, stock wants a free page beyond
+        those that it takes.
+        """
+        import torch
+
+        length = self.allocated(req)
+        now, then = torch.tensor([length]), torch.tensor([length + tokens])
+        last = self.slots(req, length - 1, length).long()
+        if self.shape.page_size == 1:
+            slots = self.allocator.alloc(tokens)
+        elif tokens == 1:
+            slots = self.allocator.alloc_decode(then, then, last)
+        else:
+            slots = self.allocator.alloc_extend(now, now, then, then, last, tokens)
+        assert slots is not None, "the pool is full"
+        self.rows.write((self._row(req), slice(length, length + tokens)), slots.to(torch.int32))
+        _record(req, "kv_allocated_len").kv_allocated_len = length + tokens
+
+    def _after_decode(self, req: Any, at: int) -> None:
+        tokens = self.shape.draft[0] if self.shape.draft else 1
+        missing = at + tokens - self.allocated(req)
+        if missing > 0:
+            self._extend(req, missing)
+        req.decode_batch_idx += 1
+        _record(req, "kv_committed_len").kv_committed_len = at + tokens
+        self.written(req, at, at + tokens)
+        req.output_ids.extend([3] * tokens)
+
+    def _forget_backup(self, req: Any) -> None:
+        """As stock's scheduler does when a retracted request is aborted, from 0.5.18 on."""
+        for name in ("retraction_discard", "discard_kv_cache_backup"):
+            if hasattr(self._common, name):
+                from sglang.srt.runtime_context import get_disagg
+
+                backend = get_disagg().disaggregation_decode_retraction_backup
+                getattr(self._common, name)(req, self.tree_cache, backend)
+
+
+def _record(req: Any, name: str) -> Any:
+    """What has an attribute of a request: the request, or its record of KV."""
+    return req if hasattr(req, name) else req.kv
+
+
+def _is_done(req: Any) -> bool:
+    return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)

@@ -1,0 +1,133 @@
+"""Real models behind a real scheduler compute the same with a window pool as without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from sglang_perf_patches.verify import Inputs
+from sglang_perf_patches.verify.comparing import live, require, require_same, some
+from sglang_perf_patches.verify.stock import publish_server as publish
+from tests.proof.swa import window_loads
+from tests.proof.swa.window_models import GEMMA_3
+from tests.proof.swa.window_server import WindowServer, prepare
+
+PATCH = "swa.window-pool"
+
+BOOTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gemma-3", {}),
+    ("gemma-3", {"page_size": 64, "disable_overlap_schedule": False}),
+    ("gemma-3-with-images", {"disable_overlap_schedule": False}),
+    ("gemma-2", {}),
+    ("exaone-4", {}),
+    ("olmo-3", {}),
+)
+"""Models and servers. FlashAttention's backend runs with a stand-in for its kernel."""
+
+TRITON = (("gemma-3", 1), ("gemma-3", 64))
+"""Models and pages that Triton's interpreter plays, which is slow."""
+
+
+def rooms(_: Inputs) -> int:
+    """Where both pools have room: every step's batch, and every logit, bit by bit."""
+    return sum(alike(model, window_loads.LONG, **asked) for model, asked in BOOTS)
+
+
+def kernels(inputs: Inputs) -> int:
+    """The same with Triton's own kernels, and a shorter load."""
+    layers = {"model_num_hidden_layers": 3, "model_layer_types": GEMMA_3["layer_types"][:3]}
+    asked = {"attention_backend": "triton", **layers}
+    pairs = some(inputs, TRITON)
+    return sum(alike(model, window_loads.SHORT, page_size=page, **asked) for model, page in pairs)
+
+
+def pressed(inputs: Inputs) -> int:
+    """Drawn loads that pools are too small for: retracted, evicted, hit, aborted, all right."""
+    return sum(pressed_one(load) for load in inputs(window_loads.drawn))
+
+
+def alike(model: str, load: window_loads.Load, **asked: Any) -> int:
+    """A load on stock and with the patch; how many rows of logits are equal.
+
+    Raises:
+        Different: a batch, a token or a logit is another one, or slots are lost.
+    """
+    where = f"{PATCH}, {model}, {asked}"
+    played = []
+    for patched in (False, True):
+        with _patched() if patched else nullcontext():
+            played.append(_played(model, load, asked, patched))
+    require_same(where, *played)
+    return sum(map(len, played[0]["logits"].values()))
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    """Have the patch live, in a process in which no server of another kind is published."""
+    prepare()
+    publish()
+    with live(PATCH):
+        yield
+
+
+def _played(
+    model: str, load: window_loads.Load, asked: dict[str, Any], patched: bool
+) -> dict[str, Any]:
+    server = WindowServer(model, **asked)
+    try:
+        require(server.has_window_pool == patched, f"{model}: window pool {not patched}")
+        if patched:
+            layers = sorted(server.runner.model_config.swa_attention_layer_ids)
+            require_same(f"{model}, layers", server.windowed_layers(), layers)
+        load.play(server)
+        server.check_drained()
+        return {
+            "batches": server.batches,
+            "tokens": {rid: server.tokens(rid) for rid in server.reqs},
+            "logits": server.logits,
+        }
+    finally:
+        server.close()
+
+
+def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None) -> int:
+    """A drawn load with the patch in small pools, beside each request alone on stock.
+
+    Args:
+        load: as `window_loads.drawn` gives it.
+        counts: where to add how many were retracted, and how many had a cached prefix.
+
+    Returns:
+        how many requests were served.
+
+    Raises:
+        Different: one was replied something else, or slots are lost.
+    """
+    with _patched():
+        server = WindowServer("gemma-3", **load.server)
+        try:
+            load.play(server)
+            server.check_drained()
+            replies = {rid: server.tokens(rid) for rid in server.reqs}
+            if counts is not None:
+                counts["retracted"] += server.retractions
+                counts["hits"] += sum(server.cached(rid) > 0 for rid in server.reqs)
+        finally:
+            server.close()
+    alone = WindowServer("gemma-3", **load.alone)
+    try:
+        expected = load.answers(alone)
+    finally:
+        alone.close()
+    for rid, tokens in replies.items():
+        whole = expected[rid]
+        if int(rid[1:]) in load.aborted:
+            whole = whole[: len(tokens)]
+        require_same(f"{PATCH}, {load!r}, {rid}", whole, tokens)
+    lost = expected.keys() - replies.keys() - {f"r{number}" for number in load.aborted}
+    require(not lost, f"{PATCH}, {load!r}: {lost} were never served")
+    return len(replies)
+
+
+CHECKS = {"rooms": rooms, "kernels": kernels, "pressed": pressed}

@@ -1,0 +1,331 @@
+"""A real server's scheduler on the CPU, in this process, with a small model of random weights.
+
+Scheduler, prefix cache, pools, attention backend and model are the release's. Its loop is stepped
+from outside, and requests come without sockets. FlashAttention 3's kernel, which needs a GPU, has a
+stand-in that reads the same cells of the same buffers by the page table that it is given. The free
+slots of the window pool are shuffled, so that no slot has the number of its token's other one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import random
+import tempfile
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_perf_patches.verify import stock
+from sglang_perf_patches.verify.comparing import require
+from tests.proof.swa import window_models
+
+MOST_ROUNDS = 6000
+FLASH = "sglang.srt.layers.attention.flashattention_backend"
+_FOLDER = Path(tempfile.gettempdir()) / f"window-models-{os.getpid()}"
+
+Ids = Sequence[int]
+
+
+class WindowServer:
+    """The scheduler.
+
+    Attributes:
+        scheduler: the release's.
+        logits: rid → the row of logits of each of its tokens.
+        reqs: rid → the release's ``Req``.
+        batches: of each step its kind, and for each request what it computed and what it had.
+    """
+
+    def __init__(
+        self, model: str = "gemma-3", /, *, rank: int = 0, port: int = 0, **asked: Any
+    ) -> None:
+        """Publish a server's arguments and boot its scheduler.
+
+        Args:
+            model: of `window_models.MODELS`.
+            rank: of the processes of a tensor-parallel server, which this one is.
+            port: where they meet; 0 for one of its own.
+            asked: arguments of the server; those named ``model_…`` change the configuration.
+        """
+        prepare()
+        own = {name: value for name, value in asked.items() if name.startswith("model_")}
+        asked = {name: value for name, value in asked.items() if name not in own}
+        changes = {name.removeprefix("model_"): value for name, value in own.items()}
+        self.logits: dict[str, list[Any]] = {}
+        self.reqs: dict[str, Any] = {}
+        self.batches: list[Any] = []
+        self._made = 0
+        arguments = importlib.import_module("sglang.srt.server_args")
+        settings = {
+            "model_path": window_models.write(_FOLDER, model, **changes),
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "device": "cpu",
+            "dtype": "float32",
+            "attention_backend": "fa3",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "none",
+            "max_total_tokens": 2048,
+            "max_running_requests": 8,
+            "chunked_prefill_size": 64,
+            "random_seed": 1,
+            "log_level": "critical",
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+            **stock.EXTRA_ARGUMENTS,
+            **asked,
+        }
+        made = stock.noted(stock.called(arguments.ServerArgs, **settings))
+        context = importlib.import_module("sglang.srt.runtime_context")
+        # Stock draws the port, and each server seeds the draws: two processes would get the same.
+        random.seed()
+        ports = arguments.PortArgs.init_new(made)
+        ports.nccl_port = port or ports.nccl_port
+        if hasattr(context, "SpawnRanks"):  # up to 0.5.20 a scheduler is told
+            ranks = context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
+            context.publish(made, role="scheduler", ranks=ranks)
+        else:
+            context.publish(made, role="scheduler")
+        module = importlib.import_module("sglang.srt.managers.scheduler")
+        others = dict.fromkeys(("moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        told = {"gpu_id": rank, "tp_rank": rank, "dp_rank": None, **others}
+        self.scheduler: Any = stock.called(module.Scheduler, made, ports, **told)
+        self.runner = self.scheduler.tp_worker.model_runner
+        _fill(self.runner.model)
+        if self.has_window_pool:
+            _shuffle(self.scheduler.token_to_kv_pool_allocator.swa_attn_allocator)
+        self._run: Callable[..., Any] = self.scheduler.run_batch
+        self.scheduler.run_batch = self._run_batch
+
+    def close(self) -> None:
+        """Let another one boot in this process."""
+        state = importlib.import_module("sglang.srt.distributed.parallel_state")
+        state.destroy_model_parallel()
+        state.destroy_distributed_environment()
+        for name in ("send_to_tokenizer", "recv_from_tokenizer"):
+            part: Any = getattr(self.scheduler, name, None)
+            if hasattr(part, "close"):
+                part.close(linger=0)
+
+    # -- what comes and goes ---------------------------------------------------------------------
+
+    def submit(self, ids: Ids, new: int, rid: str = "", **sampling_options: Any) -> None:
+        """A request for so many tokens, greedily; `sampling_options` are SamplingParams'."""
+        kinds = importlib.import_module("sglang.srt.managers.io_struct")
+        sampling = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
+        options = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+        params = sampling(**options | sampling_options)
+        params.normalize(None)
+        self._made += 1
+        request = kinds.TokenizedGenerateReqInput(
+            rid=rid or f"r{self._made}",
+            input_text=None,
+            input_ids=array("q", ids),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=params,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+        self.scheduler.process_input_requests([request])
+
+    def abort(self, rid: str) -> None:
+        """End a request, as when its client is gone."""
+        kinds = importlib.import_module("sglang.srt.managers.io_struct")
+        self.scheduler.process_input_requests([kinds.AbortReq(rid=rid)])
+
+    def serve(self, comes: Callable[[int], bool] = lambda _: False) -> None:
+        """Run the release's own loop, with its check of the pools after each round.
+
+        Args:
+            comes: called before each round, which it is given the number of; whether more comes.
+
+        Raises:
+            Different: something waits or runs after very many rounds.
+        """
+        scheduler, rounds = self.scheduler, [0]
+
+        def ingest_requests(*_: Any, **__: Any) -> list[Any]:
+            require(rounds[0] < MOST_ROUNDS, "a request waits for ever")
+            more = comes(rounds[0])
+            rounds[0] += 1
+            if not more and scheduler.is_fully_idle():
+                scheduler.gracefully_exit = True
+            return []
+
+        scheduler.ingest_requests = ingest_requests
+        scheduler.gracefully_exit = False
+        scheduler.run_event_loop()
+
+    def tokens(self, rid: str) -> list[int]:
+        """What a request has been replied."""
+        return [int(token) for token in self.reqs[rid].output_ids]
+
+    def cached(self, rid: str) -> int:
+        """Tokens of its prompt that the prefix cache had, by its last prefill."""
+        return int(self.reqs[rid].cached_tokens)
+
+    def _run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        reqs = list(batch.reqs)
+        extend = batch.forward_mode.is_extend()
+        self.batches.append(
+            (
+                "prefill" if extend else "decode",
+                [req.rid for req in reqs],
+                [*map(int, batch.extend_lens)] if extend else [],
+                [*map(int, batch.prefix_lens)] if extend else [],
+            )
+        )
+        result = self._run(batch, *args, **kwargs)
+        rows = result.logits_output.next_token_logits
+        for req, row in zip(reqs, rows if rows is not None else [], strict=False):
+            self.reqs[req.rid] = req
+            self.logits.setdefault(req.rid, []).append(row.clone())
+        return result
+
+    # -- what is held ----------------------------------------------------------------------------
+
+    @property
+    def retractions(self) -> int:
+        """How often requests were sent back to the queue."""
+        return sum(int(req.retraction_count) for req in self.reqs.values())
+
+    @property
+    def has_window_pool(self) -> bool:
+        """Whether windows have a pool of their own."""
+        kind = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool").SWAKVPool
+        return isinstance(self.runner.token_to_kv_pool, kind)
+
+    def windowed_layers(self) -> list[int]:
+        """Layers whose attention has a window, as the model made them."""
+        kind = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
+        made = [each for each in self.runner.model.modules() if isinstance(each, kind)]
+        return sorted(
+            each.layer_id
+            for each in made
+            if each.sliding_window_size is not None and each.sliding_window_size > -1
+        )
+
+    def check_drained(self) -> None:
+        """See that all slots can be had again, once nothing runs.
+
+        Raises:
+            Different: something is lost or locked.
+        """
+        scheduler = self.scheduler
+        require(scheduler.flush_cache(), "the cache can't be emptied")
+        allocator = scheduler.token_to_kv_pool_allocator
+        if not self.has_window_pool:
+            require(allocator.available_size() == allocator.size, "slots are lost")
+            return
+        free = allocator.full_available_size(), allocator.swa_available_size()
+        sizes = self.runner.max_total_num_tokens, self.runner.swa_max_total_num_tokens
+        require(free == sizes, f"of {sizes} slots {free} are free")
+        mapped = allocator.full_to_swa_index_mapping[:-1]
+        require(not mapped.any(), "slots of the window pool are still mapped")
+
+
+def _shuffle(allocator: Any) -> None:
+    order = torch.randperm(len(allocator.free_pages), generator=torch.Generator().manual_seed(0))
+    allocator.free_pages = allocator.free_pages[order]
+
+
+def _fill(model: Any) -> None:
+    """Weights that the outputs depend on, the same in every server: stock's dummies are tiny."""
+    for name, value in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        with torch.no_grad():
+            if value.dim() >= 2:
+                value.normal_(0, value.shape[-1] ** -0.5, generator=generator)
+            else:
+                value.uniform_(0.5, 1.0, generator=generator)
+
+
+_PREPARED: list[bool] = []
+
+
+def prepare() -> None:
+    """Import what a patch changes, and give what a CPU without sglang's kernels lacks."""
+    if _PREPARED:
+        return
+    _PREPARED.append(True)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+    importlib.import_module("sglang.srt.managers.scheduler")
+    rotary: Any = importlib.import_module("sglang.srt.layers.rotary_embedding.base")
+    rotary._is_cpu = True
+    registry = importlib.import_module("sglang.srt.layers.attention.attention_registry")
+    registry.ATTENTION_BACKENDS["fa3"] = _flash
+
+
+def _flash(runner: Any) -> Any:
+    module: Any = importlib.import_module(FLASH)
+    module.flash_attn_with_kvcache = flash_attn_with_kvcache
+    backend = module.FlashAttentionBackend(runner)
+    backend._get_scheduler_metadata = lambda *_, **__: None
+    return backend
+
+
+def flash_attn_with_kvcache(
+    *,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float = 0.0,
+    out: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """In the place of FlashAttention 3's: the same cells by the same table, in the same order.
+
+    Args:
+        q: [tokens, heads, width].
+        k_cache: [pages, page, KV heads, width].
+        v_cache: as `k_cache`.
+        page_table: [requests, pages], int32.
+        cache_seqlens: [requests], int32.
+        cu_seqlens_q: [requests + 1], int32.
+        softmax_scale: of the scores.
+        causal: whether a query sees what follows it.
+        window_size: how far a query sees, to the left and right; -1 for all.
+        softcap: of the scores, 0 for none.
+        out: where the result goes.
+    """
+    page, heads = k_cache.shape[1], q.shape[1]
+    result = torch.empty_like(q) if out is None else out.view_as(q)
+    for row, length in enumerate(cache_seqlens.tolist()):
+        start, end = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1])
+        at = torch.arange(length - (end - start), length)[:, None]
+        keys = torch.arange(length)[None, :]
+        seen = keys <= at if causal else torch.ones_like(keys <= at)
+        if window_size[0] >= 0:
+            seen &= keys >= at - window_size[0]
+        slots = page_table[row, torch.arange(length) // page].long() * page
+        slots = slots + torch.arange(length) % page
+        k, v = (
+            cache.reshape(-1, *cache.shape[2:])[slots].repeat_interleave(
+                heads // cache.shape[2], dim=1
+            )
+            for cache in (k_cache, v_cache)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q[start:end], k) * softmax_scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~seen[None], -math.inf)
+        result[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+    return result

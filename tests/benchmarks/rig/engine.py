@@ -76,16 +76,25 @@ class Server:
         said: what its scheduler's process says of the patches and graphs; empty without patches.
     """
 
-    def __init__(self, shape: str, options: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        shape: str,
+        options: Mapping[str, Any],
+        model: Mapping[str, Any],
+        *,
+        asks: bool = True,
+    ) -> None:
         """Boot it, and wait for what ``inside/`` prepares.
 
         Args:
             shape: see `shapes.write`.
             options: fields of ServerArgs; None takes one of the shape's away.
             model: changes to its configuration.
+            asks: whether `ask` will be called, which works with one rank only.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="rig-"))
-        os.environ["RIG_FOLDER"] = str(self.folder)
+        if asks:
+            os.environ["RIG_FOLDER"] = str(self.folder)
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         os.environ["PYTHONPATH"] = os.pathsep.join(_path())
@@ -97,7 +106,8 @@ class Server:
         self._draw = random.Random(0)
         self.engine = _booted(options)
         self.boot_s = round(time.monotonic() - began, 1)
-        self.said: dict[str, Any] = self.ask("said", limit_s=300) if _has_patches() else {}
+        asks = asks and _has_patches()
+        self.said: dict[str, Any] = self.ask("said", limit_s=300) if asks else {}
 
     def close(self) -> None:
         """End it."""
@@ -124,6 +134,13 @@ class Server:
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer["answer"]
+
+    def sums(self) -> dict[str, Any]:
+        """Of each rank a number for each layer's states, and how many slots were written."""
+        file = self.folder / "sums"
+        self.engine.collective_rpc("rig_sums", file=str(file))
+        by_rank = sorted(self.folder.glob("sums.*"))
+        return {each.suffix[1:]: json.loads(each.read_text("utf-8")) for each in by_rank}
 
     def flush(self) -> None:
         """Empty the prefix cache, once nothing runs."""

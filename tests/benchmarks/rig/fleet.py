@@ -18,8 +18,9 @@ schedulers poll. Each round has new prompts, the same for all. In the group
 (``inside/compare_draft_extend.py``).
 
 Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
-("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, BOOT_S (240), LIMIT_S (480, of all
-of it: what is not done then is left out). OUT.json is rewritten after each part: ``{"boots": {NAME:
+("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, STATES (0; so many prompts whose
+states are compared), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it: what is not done then
+is left out). OUT.json is rewritten after each part: ``{"boots": {NAME:
 what it is, how it booted, "busy ms", "calls"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio",
 "turns"}, "tokens equal"}}}}``.
 """
@@ -47,6 +48,8 @@ LIMIT_S = float(os.environ.get("LIMIT_S", "480"))
 STAGGER_S = float(os.environ.get("STAGGER_S", "0"))
 ROUNDS = int(os.environ.get("ROUNDS", "13"))
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "256"))
+STATES = int(os.environ.get("STATES", "0"))
+PROFILES = os.environ.get("PROFILES", "1") == "1"
 WARM = 2
 
 
@@ -197,7 +200,11 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
                     groups.setdefault(group, {})[name] = in_turn(members, cell)
                     print(group, name, json.dumps(groups[group][name]), flush=True)
                     write()
-            for boot in members if _has_gpu() else ():  # a profile is of a GPU
+            if STATES and time.monotonic() - began < LIMIT_S:
+                groups[group]["states"] = same_states(members)
+                print(group, "states", json.dumps(groups[group]["states"]), flush=True)
+                write()
+            for boot in members if PROFILES and _has_gpu() else ():  # a profile is of a GPU
                 if time.monotonic() - began < LIMIT_S:
                     _look_closely(boot)
                     print(group, boot.name, json.dumps(boot.found["busy ms"]), flush=True)
@@ -253,6 +260,31 @@ def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, An
     return results
 
 
+def same_states(members: Sequence[Boot]) -> dict[str, Any]:
+    """Of each Engine how many replies, and how many layers of all ranks, are as the first's."""
+    found = {boot.name: boot.ask("states", STATES, seconds=180) for boot in members}
+    first = found[members[0].name]
+    results: dict[str, Any] = {}
+    for boot in members:
+        mine = found[boot.name]
+        if not mine or not first:
+            results[boot.name] = boot.found.get("error", "no answer")[-300:]
+            continue
+        replies = [*zip(mine["tokens"], first["tokens"], strict=True)]
+        layers = [
+            pair
+            for rank, of_rank in mine["states"].items()
+            for pair in zip(of_rank["sums"], first["states"][rank]["sums"], strict=True)
+        ]
+        results[boot.name] = {
+            "tokens equal": f"{sum(a == b for a, b in replies)} of {len(replies)}",
+            "layers equal": f"{sum(a == b for a, b in layers)} of {len(layers)}",
+            "slots written": {rank: each["written"] for rank, each in mine["states"].items()},
+            "prompts cached": sum(cached > 0 for cached in mine["cached"]),
+        }
+    return results
+
+
 def _pairs(round_: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """For each request of a round what each Engine replied."""
     return list(zip(*([*each["tokens"]] for each in round_), strict=True))
@@ -290,7 +322,7 @@ class Seat:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         """Boot it."""
         options, model = parsed(plan.get("options", ()))
-        self.server = Server(plan["shape"], options, model)
+        self.server = Server(plan["shape"], options, model, asks="COMPARE_OUT" in os.environ)
         for count, length, _ in cells().values():
             self.time(count, length, 2, 8000)
 
@@ -305,6 +337,22 @@ class Seat:
             "tokens per step": round(output * count / replies.steps, 3) if replies.steps else None,
             "cached": max(replies.cached),
             "patches": patches_here(),
+        }
+
+    def states(self, count: int) -> dict[str, Any]:
+        """Tokens of prompts and of longer ones that begin with them, one at a time; the states."""
+        server = self.server
+        server.seed("states")
+        lengths = [(17, 64, 65, 130, 300, 519, 1100, 1500)[number % 8] for number in range(count)]
+        first = [server.prompts(1, length)[0] for length in lengths]
+        longer = [prompt + server.prompts(1, 130)[0] for prompt in first]
+        server.flush()
+        server.engine.collective_rpc("rig_zero")
+        replies = [server.generate([each], 4) for each in (*first, *longer)]
+        return {
+            "tokens": [reply.tokens[0] for reply in replies],
+            "cached": [reply.cached[0] for reply in replies],
+            "states": server.sums(),
         }
 
     def _profiled(self, work: Any, **options: Any) -> list[traces.Event]:
@@ -335,7 +383,7 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
 
     def boot() -> tuple[Server, dict[str, Any], Does]:
         mine = Seat(plan)
-        does = {name: getattr(mine, name) for name in ("time", "busy", "calls", "host")}
+        does = {name: getattr(mine, name) for name in ("time", "states", "busy", "calls", "host")}
         return mine.server, {}, does
 
     answer_until_end(replies, boot)

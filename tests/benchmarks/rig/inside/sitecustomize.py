@@ -20,6 +20,7 @@ import draft_extend
 import gdn_graphs
 import marks
 import pausing
+import ranks
 import states
 import wrapt
 
@@ -129,6 +130,7 @@ def _go_on():
 
 
 _go_on()  # first: a hook that it puts in front of others hides theirs
+ranks.watch()
 if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
     wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")
     draft_extend.watch()

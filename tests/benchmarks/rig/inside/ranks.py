@@ -1,0 +1,58 @@
+"""What every rank of a server does for `fleet.py`, by the Engine's ``collective_rpc``.
+
+OFF_RANK: the number of a rank that takes its patches off before it makes its attention backends.
+LIFT: features with which all patches of ``mamba`` count as proven, for a trial.
+"""
+
+import json
+import os
+import zlib
+
+import states
+import wrapt
+
+_SETS = "sglang_perf_patches.sets.mamba"
+
+
+def watch():
+    """Be there when the scheduler's modules are imported."""
+    wrapt.register_post_import_hook(_serve, "sglang.srt.managers.scheduler")
+    if os.environ.get("OFF_RANK"):
+        wrapt.register_post_import_hook(_take_off, "sglang.srt.model_executor.model_runner")
+    if os.environ.get("LIFT"):
+        wrapt.register_post_import_hook(_lift, f"{_SETS}.gdn_prefill_graph")
+
+
+def _serve(module):
+    def rig_zero(self):
+        states.Helper.of(self, None).zero()
+
+    def rig_sums(self, file):
+        """One number for each layer of all the bits in its slots, whichever has them."""
+        import torch.distributed as dist
+
+        layers = states.Helper.of(self, None).sums()
+        sums = [zlib.crc32(repr(sorted(slots)).encode()) for slots in layers]
+        written = sum(value != 0 for value in layers[-1])
+        with open(f"{file}.{dist.get_rank()}", "w") as out:
+            json.dump({"sums": sums, "written": written}, out)
+
+    module.Scheduler.rig_zero, module.Scheduler.rig_sums = rig_zero, rig_sums
+
+
+def _take_off(module):
+    def load_model(wrapped, runner, args, kwargs):
+        import torch.distributed as dist
+
+        import sglang_perf_patches
+
+        if dist.get_rank() == int(os.environ["OFF_RANK"]):
+            sglang_perf_patches.deactivate()
+            print("OFF_RANK", dist.get_rank(), sglang_perf_patches.report(), flush=True)
+        return wrapped(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(module, "ModelRunner.load_model", load_model)
+
+
+def _lift(module):
+    module.PATCH.proven_with.update(dict.fromkeys(os.environ["LIFT"].split(), "a trial"))

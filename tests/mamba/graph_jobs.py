@@ -188,10 +188,6 @@ def buckets() -> dict[str, Any]:
             (held,) = _runner(size).stocks.attn_metadata_buffers.values()
             results[str(size)] = held is not None
         results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
-        with mock.patch.object(gdn_prefill_graph, "MOST_REQUESTS", 2):
-            results["most of more than the tables"] = _runner(
-                1
-            ).stocks._captured_attn_metadata_max_bs
     return results
 
 

@@ -39,7 +39,7 @@ ROUNDS = (
 """Of each round its prompts, and how many tokens they get: 2 chunks, 2 buckets, a cached prefix."""
 
 
-def _play(server: WindowServer) -> dict[str, Any]:
+def play(server: WindowServer) -> dict[str, Any]:
     for asked in ROUNDS:
         for ids, new in asked:
             server.submit(ids, new)
@@ -70,7 +70,7 @@ def _replies(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) ->
     ):
         assert server.runner.model_config.is_multimodal
         assert type(server.runner.model).__name__ == "Qwen3_5MoeForConditionalGeneration"
-        played = _play(server)
+        played = play(server)
         del server
     gc.collect()
     return {"played": played, "on tables": on_tables}

@@ -22,7 +22,7 @@ from tests.proof.swa.window_server import WindowServer, prepare
 
 NAME = "qwen3.5-moe"
 WORDS = 128
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "model_type": "qwen3_5_moe_text",
     "torch_dtype": "float16",
     "vocab_size": WORDS,
@@ -64,7 +64,7 @@ window_models.MODELS[NAME] = {
     "architectures": ["Qwen3_5MoeForConditionalGeneration"],
     "model_type": "qwen3_5_moe",
     "torch_dtype": "float16",
-    "text_config": _TEXT,
+    "text_config": TEXT,
     "vision_config": {
         "model_type": "qwen3_5_moe",
         "depth": 1,

@@ -176,7 +176,7 @@ def _graph_backend(runner: Any) -> Any:
     """The release's, which captures into tapes."""
     module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
     runner.device_module = SimpleNamespace(synchronize=lambda: None)
-    group = SimpleNamespace(barrier=lambda: None)
+    group = SimpleNamespace(barrier=lambda: None, ranks=[0])
     parallel = SimpleNamespace(tp_group=group)
     with mock.patch.object(module, "get_parallel", return_value=parallel):
         backend = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)

@@ -13,3 +13,5 @@ ALL = (*STATES, "priorities")
 TEXT = {"multimodal": "tests/mamba/qwen_jobs.py: replies"}
 """A model that takes images, which is sent text. What a request has is not known at boot, so images
 run as well; these patches read lengths, slots and states, and nothing of an image."""
+RANKS = {"tensor-parallel": "tests/mamba/qwen_rank.py: main"}
+"""Two processes that meet over gloo."""

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL, TEXT
+from ..proven import ALL, RANKS, TEXT
 from ..references import (
     ATTENTION,
     BASE,
@@ -34,6 +34,7 @@ PATCH = Patch(
     # Its graphs hold kernels, which were compared on an H100 and an H200: not `other-gpu`.
     proven_with={
         **{name: "verify" for name in (*ALL, "hierarchical-cache") if name != "other-gpu"},
+        **RANKS,
         **TEXT,
     },
     summary="capture gated-delta-net layers in the breakable prefill graph",
@@ -75,12 +76,15 @@ PATCH = Patch(
                 f"{_RADIX}:RadixLinearAttention.forward",
                 f"{_RADIX}:_linear_attention_with_output_impl",
                 f"{_RADIX}:_linear_extend_in_graph",
+                f"{RUNNER}.__init__",
                 f"{RUNNER}.capture_prepare",
                 f"{RUNNER}.load_batch",
                 f"{RUNNER}.can_replay_locally",
                 f"{RUNNER}._init_forward_metadata_for_capture",
                 f"{RUNNER}._prepare_forward_metadata_for_replay",
                 f"{RUNNER}._shape_key",
+                f"{_GRAPHS}.__init__",
+                "sglang.srt.distributed.parallel_state:GroupCoordinator.barrier",
                 f"{_GRAPHS}.capture_one",
                 f"{_GRAPHS}.replay",
                 f"{BASE}.supports_prefill_graph_extend",

@@ -54,7 +54,7 @@ def install(patching: Patching) -> None:
         "prefill_graph_extend_active": _is_active,
         "init_prefill_graph_metadata": _capture(patching),
         "refresh_prefill_graph_metadata": _refresh(patching),
-        "prefill_graph_max_seqs": _most_requests(patching),
+        "prefill_graph_max_seqs": None,  # any number: what tables don't hold, stock's graph does
     }
     for name, value in adds.items():
         patching.add(f"{GDN}.{name}", value)
@@ -100,28 +100,22 @@ def _is_active(self: Any) -> bool:
 
 
 def _take_part(patching: Patching) -> Any:
+    from . import ranks
+
     gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             inner(self, *args, **kwargs)
             takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
-            if takes_part and isinstance(self.linear_attn_backend, gdn):
+            backend = self.linear_attn_backend
+            if takes_part and isinstance(backend, gdn):
                 _TAKING_PART.add(self)
+                ranks.announce(backend, (SHORT, breaks(backend), _rows(patching, backend)))
 
         return __init__
 
     return make
-
-
-def _most_requests(patching: Patching) -> Any:
-    """Stock's GDN serves any number: None. Without a second graph, no batch exceeds the tables."""
-
-    def prefill_graph_max_seqs(self: Any) -> int | None:
-        rows = _rows(patching, self)
-        return None if rows < self.req_to_token_pool.size else rows
-
-    return property(prefill_graph_max_seqs)
 
 
 def _rows(patching: Patching, backend: Any) -> int:
@@ -135,6 +129,8 @@ def _rows(patching: Patching, backend: Any) -> int:
 
 def _capture_one_shape(patching: Patching) -> Any:
     """Capture a bucket on tables, and as stock does it where some of its batches don't fit."""
+    from . import ranks
+
     gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
@@ -142,6 +138,9 @@ def _capture_one_shape(patching: Patching) -> Any:
             backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
             takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
             if not takes_part or size > SHORT:
+                return inner(self, size, **kwargs)
+            if not ranks.agree(backend, self.backend._tp_group.ranks):
+                patching.gate("a rank of this server runs stock's code here")
                 return inner(self, size, **kwargs)
             stocks: dict[Any, Any] = {}
             if _leaves_some(self, size, _rows(patching, backend), backend):

@@ -1,0 +1,44 @@
+"""Whether all ranks of a server capture alike.
+
+Stock's ranks wait for each other at each break of a capture. The patch changes the number of
+breaks, so a rank that runs stock's code would wait forever. It can't take part in a collective of
+ours either. So each patched rank adds a key to the store of the process group when its backend is
+made. Stock's runner passes a barrier after that and before it captures: what is missing behind the
+barrier will not come.
+
+Needs torch: imported when a backend is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from torch import distributed
+
+_made = itertools.count()
+_KEY = "_sglang_perf_patches_key"
+
+
+def announce(backend: Any, state: object) -> None:
+    """Tell the other ranks that this one captures a backend's layers.
+
+    Args:
+        backend: a GDNAttnBackend.
+        state: what the number of its breaks and graphs depends on.
+    """
+    if distributed.is_initialized():
+        key = f"mamba.gdn-prefill-graph/{next(_made)}/{state}/"
+        setattr(backend, _KEY, key)
+        # add() returns after the store has the key, which set() does not.
+        _store().add(f"{key}{distributed.get_rank()}", 1)
+
+
+def agree(backend: Any, ranks: Sequence[int]) -> bool:
+    """Whether each rank that takes part in a capture's barriers has announced the same state."""
+    return len(ranks) == 1 or _store().check([f"{getattr(backend, _KEY)}{rank}" for rank in ranks])
+
+
+def _store() -> Any:
+    return distributed.distributed_c10d._get_default_store()

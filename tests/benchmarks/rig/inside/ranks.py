@@ -1,7 +1,7 @@
 """What every rank of a server does for `fleet.py`, by the Engine's ``collective_rpc``.
 
 OFF_RANK: the number of a rank that takes its patches off before it makes its attention backends.
-LIFT: features with which all patches of ``mamba`` count as proven, for a trial.
+LIFT: features with which the patches of ``mamba`` count as proven, for a trial.
 """
 
 import json
@@ -11,7 +11,7 @@ import zlib
 import states
 import wrapt
 
-_SETS = "sglang_perf_patches.sets.mamba"
+_LIFTED = ("gdn_prefill_graph", "mamba2_chunk_indices", "lightning_rows", "slot_exhaustion")
 
 
 def watch():
@@ -19,8 +19,8 @@ def watch():
     wrapt.register_post_import_hook(_serve, "sglang.srt.managers.scheduler")
     if os.environ.get("OFF_RANK"):
         wrapt.register_post_import_hook(_take_off, "sglang.srt.model_executor.model_runner")
-    if os.environ.get("LIFT"):
-        wrapt.register_post_import_hook(_lift, f"{_SETS}.gdn_prefill_graph")
+    for patch in _LIFTED if os.environ.get("LIFT") else ():
+        wrapt.register_post_import_hook(_lift, f"sglang_perf_patches.sets.mamba.{patch}")
 
 
 def _serve(module):

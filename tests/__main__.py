@@ -26,7 +26,7 @@ FOLDER = ROOT / ".venv"
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *("cache", "description", "gains", "known", "naming", "page", "quotes", "report", "rooms"),
+        *("cache", "description", "gains", "known", "naming", "page", "quotes", "rooms"),
         *("selection", "slots", "source", "tested", "verdict", "worth", "wrappers"),
     )
 )

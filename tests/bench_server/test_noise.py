@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_perf_patches.bench.server.noise import change, mann_whitney
+from sglang_perf_patches.bench_server.noise import change, mann_whitney
 
 _DISTRIBUTIONS: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda chosen: chosen.gauss(100, 5),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.bench.server import (
+from sglang_perf_patches.bench_server import (
     UsageError,
     command,
     noise,
@@ -25,11 +25,11 @@ from sglang_perf_patches.bench.server import (
     processes,
     sides,
 )
-from sglang_perf_patches.bench.server import page as server_page
-from sglang_perf_patches.bench.server.outcome import Outcome
-from sglang_perf_patches.bench.server.shown import spread, to_text
-from sglang_perf_patches.bench.server.tokens import compare, prompts
-from sglang_perf_patches.bench.server.turns import Stopped, order
+from sglang_perf_patches.bench_server import page as server_page
+from sglang_perf_patches.bench_server.outcome import Outcome
+from sglang_perf_patches.bench_server.shown import spread, to_text
+from sglang_perf_patches.bench_server.tokens import compare, prompts
+from sglang_perf_patches.bench_server.turns import Stopped, order
 from sglang_perf_patches.seen import procfs
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")

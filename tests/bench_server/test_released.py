@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench.server import boot, load
+from sglang_perf_patches.bench_server import boot, load
 from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.model import releases
 

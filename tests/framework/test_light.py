@@ -24,7 +24,7 @@ WRAPT = "wrapt, asyncio"
 
 NETWORK = {"http", "urllib.request", "ftplib", "smtplib", "xmlrpc", "requests", "pip", "ensurepip"}
 PACKAGING = {"pip", "zipfile", "zipimport", "importlib.metadata", "importlib.resources", "shutil"}
-OURS_FOR_OTHERS = {"judge.downloads", "judge.upgrade", "cli", "verify", "bench", "worker"}
+OURS_FOR_OTHERS = {"judge.downloads", "judge.upgrade", "cli", "verify", "bench_server", "worker"}
 
 
 def loaded(throwaway: Throwaway, script: str, **variables: str | None) -> set[str]:

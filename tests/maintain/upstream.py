@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 
-from sglang_perf_patches.bench.server import interrupts
+from sglang_perf_patches.bench_server import interrupts
 from sglang_perf_patches.judge import downloads
 from sglang_perf_patches.model import releases
 

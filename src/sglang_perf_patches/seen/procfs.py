@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from binascii import crc32
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +84,17 @@ def command(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rstrip("\0").split("\0") if text.strip("\0") else []
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value that a command gives an option, as ``NAME VALUE`` or ``NAME=VALUE``; the last."""
+    value = None
+    for at, word in enumerate(words):
+        if word == name and at + 1 < len(words):
+            value = words[at + 1]
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value
 
 
 def table() -> list[Process]:

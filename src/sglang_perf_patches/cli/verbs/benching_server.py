@@ -13,28 +13,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...bench import report
-from ...bench.server import (
+from ...bench_server import (
     BenchError,
     UsageError,
     command,
     interrupts,
     load,
+    machine,
+    page,
     processes,
     secrets,
     sides,
     turns,
 )
-from ...bench.server import outcome as outcomes
-from ...bench.server.boot import Plan
-from ...bench.server.flags import shown_flags
-from ...bench.server.outcome import Outcome
-from ...bench.server.page import to_html
-from ...bench.server.shown import to_text
-from ...bench.server.sides import Side
+from ...bench_server import outcome as outcomes
+from ...bench_server.boot import Plan
+from ...bench_server.outcome import Outcome
+from ...bench_server.shown import WIDTH, to_text
+from ...bench_server.sides import Side
 from ...judge import source
 from ...model.selection import Selection
-from .. import entry_point, interpreter, last_bench, render
+from .. import entry_point, interpreter, render
 from . import add_json, selected, tree_at
 
 PARSER: dict[str, Any] = {
@@ -131,7 +130,7 @@ def _compare(
         default if each.selection == default.text else selected(each.selection) for each in compared
     ]
     if args.html:
-        report.require_writable(args.html)
+        page.require_writable(args.html)
     tree = tree_at()
     served = command.read(words, args.url)
     prefix = _prefix(tree)
@@ -159,11 +158,11 @@ def _compare(
                 raise BenchError(str(stopped))
             print(f"sglang-perf-patches: {stopped}", file=sys.stderr)
             stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
-        machine = report.machine()
+        facts = machine.facts()
         results = [
             Outcome(
                 sglang=tree.version,
-                machine=machine,
+                machine=facts,
                 command=secrets.shown(words),
                 repeat=_repeat(default, all_words),
                 selection=side.selection,
@@ -180,13 +179,12 @@ def _compare(
             if at
         ]
         folder.is_kept |= stopped is not None
-    last_bench.keep(outcomes.to_json(_without_names(results[0], words, plan.options)))
-    columns = render.width() or report.WIDTH
+    columns = render.width() or WIDTH
     texts_of = (to_text(one, columns) for one in results)
     text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
     print(text, flush=True)
     if args.html:
-        report.write_text(args.html, to_html(*results))
+        page.write(args.html, page.to_html(*results))
     return max(map(outcomes.exit_code, results))
 
 
@@ -267,17 +265,6 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Seq
 def _repeat(selection: Selection, words: Sequence[str]) -> str:
     typed = secrets.shown(["sglang-perf-patches", "bench", "server", *words])
     return f"SGLANG_PERF_PATCHES={shlex.quote(selection.text)} {typed}"
-
-
-def _without_names(outcome: Outcome, words: Sequence[str], options: Sequence[str]) -> Outcome:
-    """For `report`, whose reader needs to know neither the model nor where anything is."""
-    return replace(
-        outcome,
-        model="",
-        repeat="",
-        command=" ".join(shown_flags(words)),
-        load=" ".join(shown_flags(["bench_serving", *options])),
-    )
 
 
 class _Folder:

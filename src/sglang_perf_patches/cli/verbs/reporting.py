@@ -1,36 +1,49 @@
 """``report``: one file for an issue, with nothing private in it. It sends nothing.
 
-What is gathered here is private; `published` lets through what may be shown.
+Each field is a number, or a name that stands in sglang's code or in ours. Sentences are left out:
+of a reason the names in it stay. The result of `bench server` may be sent on as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ... import __version__
-from ...bench import report as bench_report
+from ...bench_server import machine, public, secrets
 from ...judge.source import TreeError
+from ...judge.verdict import Verdict
 from ...model.errors import OperatorError
+from ...model.state import State
 from ...seen import procfs, records
-from .. import last_bench, render
+from .. import render
 from . import judged, selected, tree_at
-from .listing import verdict_data
 
 PARSER: dict[str, Any] = {
-    "description": "Writes versions, verdicts, states, server flags and the last bench to one "
-    "file, and says what is in it. It holds numbers, versions and known names; any other text is "
-    "replaced by hidden or other. Nothing is sent."
+    "description": "Writes versions, verdicts, states and server flags to one file, and says what "
+    "is in it. It holds numbers, versions and known names; any other text is left out. Nothing is "
+    "sent."
 }
 
+
+_DISTRIBUTIONS = (
+    *("sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python", "flashinfer-cubin"),
+    *("mlx", "mlx-lm", "transformers", "numpy", "wrapt", "prometheus-client"),
+)
+"""Whose versions a report has, beside sglang's, Python's and ours."""
+
+_SYSTEMS = ("Linux", "Darwin", "Windows")
+_KINDS = ("x86_64", "aarch64", "arm64", "AMD64", "ppc64le", "s390x", "riscv64")
+_GPU = re.compile(r"(\d{1,2}\.\d), (\d{1,7})", re.ASCII)
 
 _SAID_FIRST = ("sglang", "sglang-perf-patches", "python")
 
@@ -77,7 +90,8 @@ def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     versions = {"sglang": data["sglang"] or "none", **data["versions"]}
     others = [f"{name} {value}" for name, value in versions.items() if name not in _SAID_FIRST]
     yield "versions", ", ".join([f"{name} {versions[name]}" for name in _SAID_FIRST] + others)
-    yield "machine", ", ".join(f"{name} {value}" for name, value in data["machine"].items())
+    gpus = [f"GPU {each['capability']} with {each['MiB']} MiB" for each in data["gpus"]]
+    yield "machine", ", ".join([data["system"], f"cores {data['cores']}", *gpus])
     words = Counter(verdict["verdict"] for verdict in data["verdicts"])
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
     yield "verdicts", f"{counts or 'none, without sglang'}; of {data['selection']}"
@@ -85,60 +99,90 @@ def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         patch["id"]
         for each in data["processes"]
         for patch in each["patches"]
-        if "live" in patch["state"]
+        if patch["state"] == "live"
     }
     yield "processes", f"{len(data['processes'])}, live patches: {len(live)}"
-    last = data["last_bench"]
-    yield "last bench", f"with sglang {last.get('sglang')}" if last else "none"
 
 
 def _data() -> dict[str, Any]:
     """All that a report may show."""
-    from .. import published  # reads every patch's declaration
-
-    gathered = _gathered(published.DISTRIBUTIONS)
-    shown: dict[str, Any] = published.report(gathered)
-    return shown
-
-
-def _gathered(distributions: Iterable[str]) -> dict[str, Any]:
-    """What is known here, as it is."""
     selection = selected()
-    content: dict[str, Any] = {
+    data: dict[str, Any] = {
         "made": datetime.now(timezone.utc).isoformat(" ", "minutes"),
-        "versions": {"sglang-perf-patches": __version__, **_versions(distributions)},
-        "machine": {k: v for k, v in bench_report.machine().items() if k != "measured"},
-        "selection": selection.text,
+        "versions": {"sglang-perf-patches": __version__, **_versions()},
+        "system": _system(),
+        "cores": os.cpu_count(),
+        "gpus": [
+            {"capability": found[1], "MiB": int(found[2])}
+            for line in machine.smi("compute_cap,memory.total")
+            if (found := _GPU.fullmatch(line))
+        ],
+        "selection": public.selection(selection.text),
+        "sglang": None,
+        "verdicts": [],
+        "processes": [process(each, procfs.command(each["pid"])) for each in records.read_all()],
     }
     try:
         tree = tree_at()
-        content["sglang"] = tree.version
-        content["verdicts"] = [verdict_data(selection, one) for one in judged(tree)]
+        data["sglang"] = public.version(tree.version)
+        data["verdicts"] = [
+            {**_verdict(one), "selected": one.patch.id in selection.ids} for one in judged(tree)
+        ]
     except TreeError:
-        content["sglang"], content["verdicts"] = None, []
-    content["processes"] = [
-        {**data, "flags": procfs.command(data["pid"])} for data in records.read_all()
-    ]
-    content["last_bench"] = _last_bench()
-    return content
+        pass
+    return data
 
 
-def _versions(distributions: Iterable[str]) -> dict[str, str]:
-    kernel = re.match(r"\d+\.\d+(\.\d+)?", platform.release())
-    library = platform.libc_ver()[1]
-    system = [platform.system(), kernel[0] if kernel else "", platform.machine(), library]
-    versions = {"python": platform.python_version(), "system": " ".join(filter(None, system))}
-    for name in distributions:
+def _verdict(one: Verdict) -> dict[str, Any]:
+    """A verdict: of which release the code is, or nearest, and which definitions differ there."""
+    return {
+        "id": one.patch.id,
+        "verdict": one.word,
+        "release": one.release or one.nearest,
+        "differs": list(one.unknown),
+    }
+
+
+def process(record: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
+    """What may be shown of a process.
+
+    Args:
+        record: as `records` gives it.
+        command: its words.
+    """
+    return {
+        "pid": record["pid"],
+        "server": record["server"],
+        "role": public.role(record["role"]),
+        "sglang": public.version(record["sglang"]),
+        "selection": public.selection(record.get("selection", "")),
+        "command": secrets.shown(command, with_model=False),
+        "patches": [
+            {
+                "id": each["id"],
+                "state": each["state"] if each["state"] in get_args(State) else public.OTHER,
+                "ran": bool(each["ran"]),
+                "names": public.named(each["reason"]),
+            }
+            for each in record["patches"]
+            if each["id"] in public.names()
+        ],
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": public.version(platform.python_version())}
+    for name in _DISTRIBUTIONS:
         try:
-            versions[name] = metadata.version(name)
+            versions[name] = public.version(metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
     return versions
 
 
-def _last_bench() -> Any:
-    text = last_bench.read()
-    try:
-        return json.loads(text) if text else None
-    except (ValueError, RecursionError):
-        return None
+def _system() -> str:
+    """``Linux 6.1.0 x86_64 2.36``: the kernel's and the C library's versions between the names."""
+    kernel = re.match(r"\d+\.\d+(\.\d+)?", platform.release())
+    parts = (platform.system(), kernel[0] if kernel else "", platform.machine())
+    words = filter(None, (*parts, platform.libc_ver()[1]))
+    return " ".join(word if word in _SYSTEMS + _KINDS else public.version(word) for word in words)

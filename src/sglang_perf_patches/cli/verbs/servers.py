@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from ... import sets
-from ...bench.server.command import option
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import SelectionError
@@ -74,6 +73,6 @@ def _lacks(data: dict[str, Any]) -> bool:
 def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:
     is_server = any(data["role"].lower().startswith(_ROLES) for data in members)
     words = procfs.command(pid)
-    model = option(words, "--model-path") or option(words, "--model") or ""
-    port = option(words, "--port") or (_PORT if model else "")
+    model = procfs.option(words, "--model-path") or procfs.option(words, "--model") or ""
+    port = procfs.option(words, "--port") or (_PORT if model else "")
     return Running(pid, members, is_server, *((model, port) if is_server else ("", "")))

@@ -1,11 +1,38 @@
-"""What NVIDIA's tool says of the GPUs of this machine."""
+"""This machine, as a reader of figures needs to know it."""
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
+from datetime import datetime, timezone
+
+from .. import __version__
 
 _LIMIT_S = 30.0
+
+
+def facts() -> dict[str, str]:
+    """Names and versions; imports no library of sglang's."""
+    found = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ""),
+        "python": platform.python_version(),
+        "sglang-perf-patches": __version__,
+        "measured": datetime.now(timezone.utc).isoformat(" ", "minutes"),
+    }
+    found["gpu"] = ", ".join(smi("name"))
+    return {key: value for key, value in found.items() if value}
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":")[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor()
 
 
 def smi(field: str) -> list[str]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import nvidia
-from . import BenchError, client, command, load, patches, processes, tokens
+from . import BenchError, client, command, load, machine, patches, processes, tokens
 from .command import ServerCommand
 from .sides import Side
 
@@ -206,5 +205,5 @@ def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
 
 def _gpu_bytes() -> int | None:
     """The memory in use on all NVIDIA GPUs of this machine; None if there is no such GPU."""
-    numbers = [word for word in nvidia.smi("memory.used") if word.isdecimal()]
+    numbers = [word for word in machine.smi("memory.used") if word.isdecimal()]
     return sum(map(int, numbers)) * 1024 * 1024 if numbers else None

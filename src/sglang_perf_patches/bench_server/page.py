@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from .. import page
-from . import shown
+import os
+from pathlib import Path
+
+from ..model.errors import OperatorError
+from . import html, shown
 from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
+
+
+class PageError(OperatorError, RuntimeError):
+    """The page can't be written to the given place."""
 
 
 def to_html(outcome: Outcome, *others: Outcome) -> str:
@@ -15,13 +22,13 @@ def to_html(outcome: Outcome, *others: Outcome) -> str:
         outcome: the comparison.
         others: those of further sides with the same first side.
     """
-    parts = [page.heading(1, conclusion(outcome)), page.paragraph(_about(outcome))]
+    parts = [html.heading(1, conclusion(outcome)), html.paragraph(_about(outcome))]
     parts += _compared(outcome)
     for other in others:
-        parts += [page.heading(1, conclusion(other)), *_compared(other)]
-    parts += [page.heading(2, "How this was measured"), page.code(outcome.repeat)]
+        parts += [html.heading(1, conclusion(other)), *_compared(other)]
+    parts += [html.heading(2, "How this was measured"), html.code(outcome.repeat)]
     parts.append(
-        page.facts(
+        html.facts(
             {
                 "sglang": outcome.sglang,
                 "model": outcome.model or "unknown",
@@ -32,9 +39,9 @@ def to_html(outcome: Outcome, *others: Outcome) -> str:
         )
     )
     if outcome.changes:
-        parts.append(page.bullets(shown.notes(outcome)))
-        parts += [page.heading(2, "Each boot"), *map(_boots, (outcome, *others))]
-    return page.document("sglang-perf-patches bench server", parts)
+        parts.append(html.bullets(shown.notes(outcome)))
+        parts += [html.heading(2, "Each boot"), *map(_boots, (outcome, *others))]
+    return html.document("sglang-perf-patches bench server", parts)
 
 
 def _about(outcome: Outcome) -> str:
@@ -46,10 +53,10 @@ def _about(outcome: Outcome) -> str:
 
 def _compared(outcome: Outcome) -> list[str]:
     """Two sides: what they are, their tokens, figures and patches."""
-    parts = [page.facts(dict(shown.described(outcome)))] if outcome.is_described else []
+    parts = [html.facts(dict(shown.described(outcome)))] if outcome.is_described else []
     if outcome.tokens is not None:
         kind = "lead" if outcome.tokens.word == "equal" else "bad"
-        parts.append(page.paragraph(f"Greedy tokens: {outcome.tokens.sentence}.", kind))
+        parts.append(html.paragraph(f"Greedy tokens: {outcome.tokens.sentence}.", kind))
     if outcome.changes:
         bars = [
             _bar(figure, outcome.changes[figure.name])
@@ -61,24 +68,24 @@ def _compared(outcome: Outcome) -> list[str]:
         head, *rows = shown.rows(outcome)
         cells = [[(cell, 2 <= at <= 3) for at, cell in enumerate(row)] for row in rows]
         parts += [
-            page.heading(2, f"{shown.titled(second)} against {first.name}"),
-            page.plot(bars, axis),
-            page.table(head, cells),
-            page.facts(
+            html.heading(2, f"{shown.titled(second)} against {first.name}"),
+            html.plot(bars, axis),
+            html.table(head, cells),
+            html.facts(
                 {figure.name: figure.means for figure in FIGURES if figure.name in outcome.changes}
             ),
         ]
     live = _live(outcome)
-    return [*parts, page.heading(2, "What was on"), page.bullets(live)] if live else parts
+    return [*parts, html.heading(2, "What was on"), html.bullets(live)] if live else parts
 
 
-def _bar(figure: Figure, change: Change) -> page.Bar:
-    tone: page.Tone = "none"
+def _bar(figure: Figure, change: Change) -> html.Bar:
+    tone: html.Tone = "none"
     if change.word in ("less", "more"):
         tone = "better" if (change.word == "less") == figure.less_is_better else "worse"
     each = [theirs / ours - 1 for ours, theirs in zip(change.stock, change.patched, strict=True)]
     ends = (change.ratio - 1, change.low - 1, change.high - 1)
-    return page.Bar(figure.name, *ends, tone, amount(change), tuple(each))
+    return html.Bar(figure.name, *ends, tone, amount(change), tuple(each))
 
 
 def _live(outcome: Outcome) -> list[str]:
@@ -94,9 +101,32 @@ def _boots(outcome: Outcome) -> str:
         [
             (str(turn), False),
             (side.name, False),
-            *((page.number(boot[key][figure.name]), True) for figure in figures),
+            *((shown.number(boot[key][figure.name]), True) for figure in figures),
         ]
         for turn, boot in enumerate(outcome.boots, 1)
         for key, side in zip(("stock", "patched"), outcome.sides, strict=True)
     ]
-    return page.table(columns, rows)
+    return html.table(columns, rows)
+
+
+def require_writable(path: Path) -> None:
+    """Say that a page can't be written before anything is measured for it.
+
+    Raises:
+        PageError: its folder is not there, or may not be written.
+    """
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise PageError(f"{path} can't be written")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page.
+
+    Raises:
+        PageError: it can't be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PageError(f"{path} can't be written: {error.strerror}") from error

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...model.selection import Selection
-from ...seen import records
-from .. import vocabulary
-from . import BenchError, secrets
+from ..model.selection import Selection
+from ..seen import records
+from . import BenchError, public, secrets
 from .sides import Side
 
 _PATIENCE_S = 6.0
@@ -99,7 +98,7 @@ def lost(boots: Sequence[Sequence[dict[str, Any]]], selection: Selection) -> lis
 
 def role(title: str) -> str:
     """The kind of a process: ``scheduler`` of ``scheduler_TP0``; a script's name is not shown."""
-    return vocabulary.role(title).partition("_")[0].lower()
+    return public.role(title).partition("_")[0].lower()
 
 
 def _states(boots: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Pieces of a self-contained page: its frame, tables that fit any width, and plots.
+"""Pieces of a self-contained page: its frame, a table that fits any width, and a plot of changes.
 
 The page refers to nothing outside. Colours follow the reader's scheme. People who do not see red
 and green can tell them apart, and the text repeats what a colour means.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tone = Literal["better", "worse", "none"]
-MINUS = "\u2212"
-_WIDE, _MANY = 6, 12  # columns; a wider table becomes cards on narrower pages already
+_MINUS = "\u2212"
+_WIDE = 6  # columns; a wider table becomes cards on narrower pages already
 _MOST = 2.0
 _BEYOND = "<text class=over x=100% y=50% dx=4 dominant-baseline=central>→</text>"
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
@@ -26,7 +26,7 @@ class Bar:
 
     Attributes:
         name: what it is of.
-        change: of patched against stock: -0.3 where it is 30 % less.
+        change: of the second side against the first: -0.3 for 30 % less.
         low: the lower end of what was seen.
         high: the upper end.
         tone: whether it is good, beyond the noise.
@@ -41,25 +41,6 @@ class Bar:
     tone: Tone
     text: str
     dots: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Span:
-    """A line of a plot of counts.
-
-    Attributes:
-        name: what it is of.
-        stock: stock's count.
-        patched: the patched side's.
-        tone: whether the change is good.
-        text: both in words.
-    """
-
-    name: str
-    stock: float
-    patched: float
-    tone: Tone
-    text: str
 
 
 def document(title: str, parts: Iterable[str]) -> str:
@@ -121,36 +102,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
         + "</tr>"
         for row in rows
     )
-    kind = "many" if len(columns) > _MANY else "wide" if len(columns) > _WIDE else "small"
+    kind = "wide" if len(columns) > _WIDE else "small"
     markup = f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     return f"<div class=scroll>{markup}</div>\n"
 
 
-def number(value: float) -> str:
-    """For people: three significant digits, and all of those before the point; counts are whole."""
-    if isinstance(value, int) or value == 0:
-        return str(int(value))
-    if abs(value) >= 1000:
-        return f"{value:.0f}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 6)}f}"
-
-
-def signed(percent: float) -> str:
-    """A whole number with its sign, none for zero."""
-    whole = round(percent)
-    return "0" if whole == 0 else f"{'+' if whole > 0 else MINUS}{abs(whole)}"
-
-
-def plot(bars: Sequence[Bar], axis: str, label: Callable[[float], str] | None = None) -> str:
-    """Changes against stock, one line each, above an axis that says what they are.
-
-    Args:
-        bars: the lines.
-        axis: what they are.
-        label: what a tick of a change is called; a percentage without it.
-    """
-    label = label or _percent
+def plot(bars: Sequence[Bar], axis: str) -> str:
+    """Changes, one line each, above an axis of percentages; `axis` says what they are."""
     if not bars:
         return ""
     low, high, ticks = _range(bars)
@@ -158,58 +116,21 @@ def plot(bars: Sequence[Bar], axis: str, label: Callable[[float], str] | None = 
     def at(value: float) -> str:
         return f"{100 * (min(max(value, low), high) - low) / (high - low):.2f}%"
 
-    marks = [(bar, _mark(bar, at) + (_BEYOND if _reach(bar) > high else "")) for bar in bars]
-    if any(_BEYOND in mark for _, mark in marks):
+    if any(_reach(bar) > high for bar in bars):
         axis += "; what ends in → goes on"
-    return _figure(marks, [(at(tick), label(tick), not tick) for tick in ticks], axis)
-
-
-def spans(lines: Sequence[Span], axis: str) -> str:
-    """Counts, one line each: a dot where stock is, and a bar from there to the patched side.
-
-    Args:
-        lines: the lines.
-        axis: what they are.
-    """
-    if not lines:
-        return ""
-    highest = max(1.0, *(max(span.stock, span.patched) for span in lines))
-    power = 10.0 ** math.floor(math.log10(highest))
-    step = next(part * power for part in (0.2, 0.5, 1.0, 2.0) if highest <= 5 * part * power)
-    ticks = [number * step for number in range(math.ceil(highest / step - 1e-9) + 1)]
-
-    def at(value: float) -> str:
-        return f"{100 * value / ticks[-1]:.2f}%"
-
-    marks = []
-    for span in lines:
-        low, high = sorted((span.stock, span.patched))
-        width = 100 * (high - low) / ticks[-1]
-        mark = (
-            f"<rect class={span.tone} x={at(low)} width={width:.2f}% y=25% height=50% />"
-            f"<circle class=dot cx={at(span.stock)} cy=50% r=4 />"
-        )
-        marks.append((span, mark))
-    return _figure(marks, [(at(tick), f"{tick:g}", not tick) for tick in ticks], axis)
-
-
-def _figure(
-    lines: Sequence[tuple[Bar | Span, str]], ticks: Sequence[tuple[str, str, bool]], axis: str
-) -> str:
-    """Lines with their marks; of each tick the place, the label and whether it is the zero."""
     grid = "".join(
-        f"<line class={'zero' if is_zero else 'grid'} x1={place} x2={place} y1=0 y2=100% />"
-        for place, _, is_zero in ticks
+        f"<line class={'grid' if tick else 'zero'} x1={at(tick)} x2={at(tick)} y1=0 y2=100% />"
+        for tick in ticks
     )
     rows = "".join(
-        f"<div class=line><div class=name>{html.escape(line.name)}</div>"
-        f"<div class=track><svg role=img aria-label='{html.escape(f'{line.name}: {line.text}')}'>"
-        f"{grid}{mark}</svg></div>"
-        f"<div class='said {line.tone}'>{html.escape(line.text)}</div></div>\n"
-        for line, mark in lines
+        f"<div class=line><div class=name>{html.escape(bar.name)}</div>"
+        f"<div class=track><svg role=img aria-label='{html.escape(f'{bar.name}: {bar.text}')}'>"
+        f"{grid}{_mark(bar, at)}{_BEYOND if _reach(bar) > high else ''}</svg></div>"
+        f"<div class='said {bar.tone}'>{html.escape(bar.text)}</div></div>\n"
+        for bar in bars
     )
     labels = "".join(
-        f"<text x={place} y=14 text-anchor=middle>{label}</text>" for place, label, _ in ticks
+        f"<text x={at(tick)} y=14 text-anchor=middle>{_percent(tick)}</text>" for tick in ticks
     )
     return (
         f"<figure>{rows}<div class='line axis'><div class=name></div><div class=track>"
@@ -248,15 +169,9 @@ def _range(bars: Sequence[Bar]) -> tuple[float, float, list[float]]:
     return ticks[0], ticks[-1], ticks
 
 
-def ratio(change: float) -> str:
-    """A change as a ratio: 0.7 of -0.3."""
-    return f"{1 + change:.2f}".rstrip("0").rstrip(".")
-
-
 def _percent(change: float) -> str:
-    if abs(change) < 1e-9:
-        return "0"
-    return f"{signed(100 * change)} %"
+    whole = round(100 * change)
+    return f"{'+' if whole > 0 else _MINUS}{abs(whole)} %" if whole else "0"
 
 
 _STYLE = """
@@ -312,12 +227,9 @@ table.{kind} td:first-child{{font-weight:600}}
 table.{kind} td::before{{content:attr(data-label);color:var(--dim);text-align:left;
 font-weight:400}}}}
 """
-    for kind, width in (("small", "44rem"), ("wide", "64rem"), ("many", "84rem"))
+    for kind, width in (("small", "44rem"), ("wide", "64rem"))
 )
 _STYLE += """@media (min-width:44rem) and (max-width:64rem){
 table.wide tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.5rem}}
-@media (min-width:44rem) and (max-width:84rem){
-table.many tr{display:grid;grid-template-columns:1fr 1fr 1fr;gap:0 1.5rem}}
-table.many th,table.many td{padding-left:.3rem;padding-right:.3rem;font-size:.85rem}
 @media (min-width:80rem){table.small td.n{white-space:nowrap}}
 """

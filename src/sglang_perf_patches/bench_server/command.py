@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from ..seen.procfs import option
 from . import UsageError, secrets
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to be reached locally
@@ -85,17 +86,6 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
         )
     port = free_port(host)
     return ServerCommand((*words, "--port", str(port)), host, port, api_key)
-
-
-def option(words: Sequence[str], name: str) -> str | None:
-    """The value that a command gives an option, as ``NAME VALUE`` or ``NAME=VALUE``; the last."""
-    value = None
-    for at, word in enumerate(words):
-        if word == name and at + 1 < len(words):
-            value = words[at + 1]
-        elif word.startswith(f"{name}="):
-            value = word.partition("=")[2]
-    return value
 
 
 def require_free(served: ServerCommand) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...judge.source import Tree as Source
+from ..judge.source import Tree as Source
 from . import BenchError, UsageError, processes, secrets
 from .command import ServerCommand
 
@@ -119,7 +119,9 @@ def read(result: Path, log: Path) -> dict[str, Any]:
     asked = len(measured.get("errors", []))
     if errors or not measured.get("completed"):
         why = last_line(errors[0]) if errors else "none was answered"
-        raise BenchError(f"{len(errors) or asked} of {asked} requests failed: {why}")
+        raise BenchError(
+            f"{len(errors) or asked} of {asked} requests failed: {why} (log: {result})"
+        )
     return measured
 
 

@@ -1,26 +1,29 @@
-"""An outcome for a terminal."""
+"""An outcome in words and tables, for a terminal and for the page."""
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from .. import report
-from ..page import number
 from . import noise
 from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
 from .patches import Of
 from .sides import Side
 
+WIDTH = 100
+"""Columns of a terminal that a table has at most."""
+
 _FELT = ("TPOT", "throughput")
 _STEADY = 1.1
 
 
-def to_text(outcome: Outcome, columns: int = report.WIDTH) -> str:
+def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
     """The conclusion first, then figures, tokens and patches; for so many columns, or `WIDTH`."""
-    columns = min(columns, report.WIDTH)
+    columns = min(columns, WIDTH)
     parts = [textwrap.fill(conclusion(outcome), columns)]
     if outcome.is_described:
         parts.append("\n".join(f"{name}: {adds}" for name, adds in described(outcome)))
@@ -112,13 +115,16 @@ def notes(outcome: Outcome) -> Iterator[str]:
 
 def spread(values: Sequence[float]) -> str:
     """The median, with the lowest and the highest if there are several."""
-    ordered = sorted(values)
-    middle = ordered[len(ordered) // 2]
-    if len(ordered) % 2 == 0:
-        middle = (middle + ordered[len(ordered) // 2 - 1]) / 2
-    if number(ordered[0]) == number(ordered[-1]):
-        return number(middle)
-    return f"{number(middle)} ({number(ordered[0])} to {number(ordered[-1])})"
+    middle, low, high = map(number, (statistics.median(values), min(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def number(value: float) -> str:
+    """Three significant digits, and all of those before the point."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"
 
 
 def _narrow(cell: str) -> str:
@@ -126,12 +132,18 @@ def _narrow(cell: str) -> str:
     return re.sub(r"(?<=\d) to (?=\d)", "-", cell)
 
 
-def table(lines: Sequence[Sequence[str]], columns: int = report.WIDTH) -> str:
+def table(lines: Sequence[Sequence[str]], columns: int = WIDTH) -> str:
     """Columns as wide as their widest cell; what has no room stands below, with the names again."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    blocks: list[list[int]] = [[0, 1]]
+    for at in range(2, len(widths)):
+        is_wide = sum(widths[each] + 2 for each in [*blocks[-1], at]) - 2 > columns
+        if is_wide and len(blocks[-1]) > 2:
+            blocks.append([0, 1])
+        blocks[-1].append(at)
     return "\n\n".join(
-        "\n".join("  ".join(line[at].ljust(widths[at]) for at in shown).rstrip() for line in lines)
-        for shown in report.blocks(widths, 2, columns)
+        "\n".join("  ".join(line[at].ljust(widths[at]) for at in block).rstrip() for line in lines)
+        for block in blocks
     )
 
 

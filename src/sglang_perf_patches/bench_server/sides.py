@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from ...model.switch import VARIABLE, is_off
+from ..model.switch import VARIABLE, is_off
 from . import UsageError, secrets
 
 NAMES = ("a", "b", "c", "d")

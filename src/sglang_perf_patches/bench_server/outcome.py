@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...model.selection import Selection
+from ..model.selection import Selection
 from . import noise, patches, secrets, tokens
 from .boot import Boot
 from .noise import Change

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...supervised.command import Supervised
+from ..supervised.command import Supervised
 from . import BenchError, UsageError
 from .interrupts import held_back, is_waiting
 

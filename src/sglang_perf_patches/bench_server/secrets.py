@@ -1,7 +1,7 @@
-"""A command, a model and a server's words, as a page may show them that is sent on.
+"""A command, a model and a server's words, as a page or a report may show them that is sent on.
 
 What is private can't be recognized, so only what is known is shown: flags and values of sglang's
-own, numbers where a flag takes one, the last name of a model's path, and common words.
+own, numbers where a flag takes one, the last name of a model's path, and names of exceptions.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from .. import vocabulary
-from . import flags
+from . import flags, public
 
 HIDDEN = "..."
 OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})
@@ -24,8 +23,9 @@ _OF_MODELS = {"--model", "--model-path", "--tokenizer-path", "--tokenizer"}
 _OF_MODELS |= {"--speculative-draft-model-path", "--speculative-draft-model"}
 _TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d", "--load"}
 """Options whose value holds words itself."""
-_NUMBERS = {"--port", "--boot-timeout", "--load-timeout"}
-_OTHERS = {"--keep", "--url", "-m", "--"}
+_NUMBERS = {"--port", "--turns", "--boot-timeout", "--load-timeout"}
+_OTHERS = {"--keep", "--html", "--url", "-m", "--", "--json"}
+_ALONE = {"-m", "--", "--json"}
 _PROGRAMS = re.compile(
     r"python(?:3(?:\.\d{1,2})?)?|sglang(?:-perf-patches|(?:\.[a-z_]{1,20}){0,3})|sglang|serve|env"
     r"|sh|bash|exec|bench|server|run|curl|nohup|numactl|launch_server\.py|[|;&]{1,2}",
@@ -43,14 +43,18 @@ _MODEL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,19}(?:[-_.][A-Za-z0-9]{1,20}){0,12}"
 _KINDS_OF_TOKENS = re.compile(r"hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|eyJ")
 
 
-def shown(words: Sequence[str]) -> str:
+def shown(words: Sequence[str], *, with_model: bool = True) -> str:
     """A command of which only known words, flags and values are shown.
 
-    >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--admin-api-key", "k", "--pw", "k", "--tp=2"])
-    'env HF_TOKEN=... serve --admin-api-key ... --tp=2'
+    Args:
+        words: of the command.
+        with_model: whether the last name of a model's path is shown.
+
+    >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--port", "1", "--pw", "k"])
+    'env HF_TOKEN=... serve --port 1 ...'
     """
     kept: list[str] = []
-    for word in _each(words):
+    for word in _each(words, with_model):
         if word != HIDDEN or kept[-1:] != [HIDDEN]:
             kept.append(word)
     return shlex.join(kept)
@@ -68,38 +72,44 @@ def model_name(path: str) -> str:
 
 
 def said(text: str) -> str:
-    """What a server or a client of it said last, without the words that are not common ones."""
-    return vocabulary.sentence(text)
+    """The public names in what a server or a client of it said last: ``RuntimeError``."""
+    return ", ".join(public.named(text)) or HIDDEN
 
 
-def _each(words: Sequence[str]) -> Iterator[str]:
+def _each(words: Sequence[str], with_model: bool) -> Iterator[str]:
     """Each word as it is shown."""
     option = ""
     for word in words:
         if re.match(r"-(?!\d)\S*$", word):
             option, has_value, value = word.partition("=")
-            if not (flags.is_known(option) or option in _TEXTS | _NUMBERS | _OTHERS):
+            if not _is_known(option):
                 option = ""
                 yield HIDDEN
             else:
-                yield f"{option}={_value(option, value)}" if has_value else option
-                option = "" if has_value or option in {"-m", "--"} else option
+                yield f"{option}={_value(option, value, with_model)}" if has_value else option
+                option = "" if has_value or option in _ALONE else option
         else:
-            yield _value(option, word) if option and not flags.takes_none(option) else _word(word)
+            is_value = option and flags.installed().kind(option) != "switch"
+            yield _value(option, word, with_model) if is_value else _word(word)
             option = "" if option in _TEXTS else option
 
 
-def _value(option: str, value: str) -> str:
+def _is_known(option: str) -> bool:
+    ours = _OF_MODELS | _TEXTS | _NUMBERS | _OTHERS
+    return option in ours or flags.installed().kind(option) is not None
+
+
+def _value(option: str, value: str, with_model: bool) -> str:
     if option in _OF_MODELS:
-        return model_name(value)
+        return model_name(value) if with_model else HIDDEN
     if option in _TEXTS:
         try:
-            return shown(shlex.split(value))
+            return shown(shlex.split(value), with_model=with_model)
         except ValueError:  # no closing quotation
             return HIDDEN
     if option in _NUMBERS:
         return value if _NUMBER.fullmatch(value) else HIDDEN
-    return value if flags.may_show(option, value) else HIDDEN
+    return value if flags.installed().may_show(option, value) else HIDDEN
 
 
 def _word(word: str) -> str:
@@ -113,6 +123,7 @@ def _word(word: str) -> str:
 
 def _setting(name: str, value: str) -> str:
     if name == "SGLANG_PERF_PATCHES":
-        return vocabulary.selection(value)
+        return public.selection(value)
     is_number = _NUMBER.fullmatch(value) and not _NOT_A_NUMBER.search(name)
-    return value if is_number or value in _WORDS | {""} or flags.is_name(value) else HIDDEN
+    is_word = value in _WORDS | {""} or value in flags.installed().names
+    return value if is_number or is_word else HIDDEN

@@ -1,1 +1,0 @@
-"""Comparisons on an operator's own machine, and how their results are shown."""

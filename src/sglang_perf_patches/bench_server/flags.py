@@ -1,0 +1,150 @@
+"""The flags of a release's server and of its ``bench_serving``, and which values may be shown.
+
+They are read from the release's source: from ``add_argument`` calls, and from the fields
+``NAME: A[TYPE, ...]`` that it has since 0.5.14. A value may be shown if its flag takes a number and
+it is one, or if its flag takes one of some names and the release's own lists have it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ..judge import source
+from ..judge.source import Tree, TreeError
+from ..model import setups
+from ..model.feature import flag
+
+Kind = Literal["number", "name", "switch", "text"]
+"""What a flag takes: a ``switch`` takes nothing, and no value of a ``text`` may be shown."""
+
+_FILES = (
+    *("srt/server_args.py", "srt/arg_groups/choices.py", "srt/arg_groups/fields/*.py"),
+    *("bench_serving.py", "benchmark/serving.py"),
+)
+_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,6})?|inf", re.ASCII)
+_NUMBERS = re.compile(r"\d{1,6}(?:,\d{1,6}){0,15}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][\w.+-]{0,30}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What is known of a release.
+
+    Attributes:
+        kinds: flag → what it takes.
+        names: what its lists of choices have.
+    """
+
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+
+    def kind(self, name: str) -> Kind | None:
+        """What a flag takes, also one that is cut short, as argparse allows; None if unknown."""
+        if name in self.kinds or len(name) < 4:
+            return self.kinds.get(name)
+        longer = {kind for each, kind in self.kinds.items() if each.startswith(name)}
+        return longer.pop() if len(longer) == 1 else "text" if longer else None
+
+    def may_show(self, name: str, value: str) -> bool:
+        """Whether a value is of the kind that the flag takes, and public."""
+        kind = self.kind(name)
+        if kind == "number":
+            return bool(_NUMBER.fullmatch(value) or _NUMBERS.fullmatch(value))
+        if kind == "name" and value in self.names:
+            return True
+        of_feature = _values_of_features().get(name, ())
+        return kind in ("name", "text") and bool(value) and value.lower() in of_feature
+
+
+@cache
+def _values_of_features() -> dict[str, set[Any]]:
+    """Flag → the values by which a declaration tells what a server has on."""
+    values: dict[str, set[Any]] = {}
+    told = [(each.off, each.on) for each in setups.FEATURES.all]
+    told += [(each.off, each.on) for each in setups.FEATURES.uses]
+    for argument, of_it in (pair for both in told for each in both for pair in each.items()):
+        values.setdefault(flag(argument), set()).update(of_it)
+    return values
+
+
+@cache
+def installed() -> Flags:
+    """Those of the installed sglang; none without it."""
+    try:
+        return of(source.installed())
+    except TreeError:
+        return Flags()
+
+
+def of(tree: Tree) -> Flags:
+    """Those of a tree. A flag that two files have with different kinds is a ``text``."""
+    kinds: dict[str, Kind] = {}
+    names: set[str] = set()
+    for path in (path for pattern in _FILES for path in sorted(tree.root.glob(pattern))):
+        for node in ast.walk(_parsed(path)):
+            for name, kind in _declared(node):
+                kinds[name] = kind if kinds.get(name, kind) == kind else "text"
+            names.update(_listed(node))
+    return Flags(kinds, frozenset(names))
+
+
+def _parsed(path: Path) -> ast.AST:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _declared(node: ast.AST) -> Iterator[tuple[str, Kind]]:
+    """The flags that a call or a field declares, each with its kind."""
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+        given = {each.arg: each.value for each in node.keywords}
+        action = ast.unparse(given["action"]) if "action" in given else ""
+        kind: Kind = "text"
+        if re.search("store_|Boolean|StoreTrue|StoreConst", action):
+            kind = "switch"
+        elif "choices" in given:
+            kind = "name"
+        elif "type" in given and re.fullmatch(r"int|float|\w+_int", ast.unparse(given["type"])):
+            kind = "number"
+        yield from ((name, kind) for name in _texts(node.args) if name.startswith("--"))
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        said = node.annotation
+        if not (isinstance(said, ast.Subscript) and getattr(said.value, "id", "") == "A"):
+            return
+        parts = said.slice.elts if isinstance(said.slice, ast.Tuple) else [said.slice]
+        more = {each.arg: each.value for part in parts for each in getattr(part, "keywords", ())}
+        kind = _typed(parts[0], has_choices=any((name or "")[:7] == "choices" for name in more))
+        for name in (flag(node.target.id), *_texts(getattr(more.get("aliases"), "elts", ()))):
+            yield name, kind
+
+
+def _typed(annotation: ast.expr, *, has_choices: bool) -> Kind:
+    types = {getattr(node, "id", "") for node in ast.walk(annotation)}
+    if "Literal" in types or ("str" in types and has_choices):
+        return "name"
+    if types & {"str", "dict", "Dict", "Any"}:
+        return "text"
+    return "number" if types & {"int", "float"} else "switch" if "bool" in types else "text"
+
+
+def _listed(node: ast.AST) -> Iterator[str]:
+    """The names in a list of choices: a display of texts, or the arguments of ``Literal``."""
+    if isinstance(node, (ast.List, ast.Set)) or (
+        isinstance(node, ast.Tuple) and all(isinstance(each, ast.Constant) for each in node.elts)
+    ):
+        yield from filter(_NAME.fullmatch, _texts(node.elts))
+    elif isinstance(node, ast.Dict):
+        yield from filter(_NAME.fullmatch, _texts([key for key in node.keys if key]))
+
+
+def _texts(nodes: object) -> Iterator[str]:
+    for node in nodes if isinstance(nodes, (list, tuple)) else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value

@@ -1,0 +1,90 @@
+"""Names and versions that a page or a report may show; whatever else a text says is left out.
+
+What is private can't be listed: a model, a host, a token may look like anything. So everything here
+lets through what is public: this project's own names, those of sglang's code, and versions.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from functools import cache
+
+from .. import sets
+from ..model import releases, setups
+from ..model.feature import flag
+from ..model.patch import by_id
+
+OTHER = "other"
+"""Instead of a text that is no such name."""
+
+_VERSION = re.compile(
+    r"(?P<public>\d{1,4}\.\d{1,4}(?:\.\d{1,8})?(?:(?:a|b|rc)\d{1,3})?(?:\.post\d{1,3})?"
+    r"(?:\.dev\d{1,8})?)(?P<local>\+.*)?",
+    re.ASCII | re.DOTALL,
+)
+_LOCAL = re.compile(r"\+(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){1,2})", re.ASCII)
+_RANKS = r"(?:_(?:DP|PP|TP|EP|CP|ATTN|MOE)\d{1,4})*"
+_ROLE = re.compile(
+    rf"(?:launcher|detokenizer|tokenizer|data_parallel_controller|scheduler){_RANKS}"
+    r"|(?:SpawnProcess|ForkProcess|Process)-\d{1,4}(?::\d{1,4})*",
+    re.ASCII,
+)
+_OF_LIBRARIES = ("OutOfMemoryError", "AcceleratorError", "DistBackendError", "ValidationError")
+
+
+def version(text: str) -> str:
+    """A version; of its local part only what names a kind of build."""
+    match = _VERSION.fullmatch(text)
+    if not match:
+        return OTHER
+    local = match["local"] or ""
+    return match["public"] + (local if not local or _LOCAL.fullmatch(local) else "+...")
+
+
+def role(text: str) -> str:
+    """What a process is, as sglang calls its own; a script's own name is not shown.
+
+    >>> role("scheduler_TP0"), role("scheduler_for_acme.py")
+    ('scheduler_TP0', 'other')
+    """
+    return text if _ROLE.fullmatch(text) else OTHER
+
+
+def selection(text: str) -> str:
+    """A choice of patches: names of sets and patches."""
+    known = {*names(), *sets.NAMES, "all", "none", "off", "0"}
+    items = [item.strip() for item in text.split(",")]
+    return ",".join(item if item.removeprefix("-") in known else OTHER for item in items)
+
+
+def named(text: str) -> list[str]:
+    """The public names in a text, in their order, each once.
+
+    >>> named("RuntimeError: no model me/secret, says mlx.kv-arena (--tp-size)")
+    ['RuntimeError', 'mlx.kv-arena', '--tp-size']
+    """
+    words = (word.strip(".:") for word in re.findall(r"[\w.:-]+", text))
+    return [*dict.fromkeys(word for word in words if word in _known())]
+
+
+@cache
+def names() -> frozenset[str]:
+    """The ids of the patches."""
+    return frozenset(by_id(sets.load()))
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Patches, releases, flags of features, what patches look at, and classes of exceptions."""
+    references = {name for patch in by_id(sets.load()).values() for name in patch.references()}
+    modules = {name.partition(":")[0] for name in references}
+    flags = {flag(name) for each in setups.FEATURES.all for name in each.arguments()}
+    errors = {
+        name
+        for name, value in vars(builtins).items()
+        if isinstance(value, type) and issubclass(value, BaseException)
+    }
+    own = {*names(), *releases.KNOWN, *references, *modules, *flags, *errors}
+    own |= {f"torch.{name}" for name in _OF_LIBRARIES}
+    return frozenset({*own, *_OF_LIBRARIES, "torch.cuda.OutOfMemoryError"})

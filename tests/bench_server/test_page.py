@@ -1,0 +1,100 @@
+"""Pieces of the page of ``bench server``, and what it says of the machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sglang_perf_patches.bench_server import html, machine, page
+from sglang_perf_patches.bench_server.shown import number, table
+
+
+def test_a_bar_that_leaves_the_axis_says_so() -> None:
+    bars = [html.Bar("a", each, each, each, "better", "text") for each in (0.5, 1.9)]
+    assert "goes on" not in html.plot(bars, "axis")
+    long = html.Bar("b", 6.11, 6.11, 6.11, "better", "611 % more")
+    plot = html.plot([*bars, long], "axis")
+    assert plot.count("class=over") == 1
+    assert "axis; what ends in → goes on" in plot
+    assert html.plot([], "axis") == ""
+
+
+def test_a_bar_begins_at_zero_and_the_axis_is_in_percent() -> None:
+    plot = html.plot([html.Bar("a", -0.3, -0.35, -0.25, "better", "30 % less")], "axis")
+    assert "<rect class=better x=20.00% width=60.00% " in plot
+    assert [f">{tick}<" in plot for tick in ("\u221240 %", "\u221210 %", "0", "+10 %")] == [
+        True
+    ] * 4
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(6, "small"), (12, "wide")])
+def test_a_wide_table_is_cards_on_narrower_pages(columns: int, kind: str) -> None:
+    markup = html.table([f"c{at}" for at in range(columns)], [[("1", True)] * columns])
+    assert f"<div class=scroll><table class={kind}>" in markup
+    assert f"table.{kind} tr{{display:block}}" in html.document("t", [])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("count", [3, 9, 30])
+def test_a_table_is_as_wide_as_the_terminal_at_most(columns: int, count: int) -> None:
+    head = ["case", "unit", *(f"figure {at}, stock, ms" for at in range(count))]
+    text = table([head, ["a", "ms", *map(str, range(count))]], columns)
+    assert max(map(len, text.splitlines())) <= columns
+    for at in range(count):
+        assert text.count(f"figure {at}, stock, ms") == 1
+    blocks = text.split("\n\n")
+    assert all(block.startswith("case  unit  figure") for block in blocks)
+    assert len(blocks) == -(-count // {60: 2, 80: 3, 100: 4}[columns])
+
+
+def test_numbers_have_no_exponent_and_three_digits() -> None:
+    assert [number(value) for value in (1234.5, 0.01234, 12.345, 0.0, 7)] == [
+        *("1234", "0.0123", "12.3", "0", "7.00")
+    ]
+
+
+def test_a_page_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no folder" / "page.html"):
+        with pytest.raises(page.PageError, match="can't be written"):
+            page.require_writable(place)
+        with pytest.raises(page.PageError, match="can't be written: "):
+            page.write(place, "text")
+    file = tmp_path / "page.html"
+    page.require_writable(file)
+    page.write(file, "text")
+    page.require_writable(file)
+    assert file.read_text(encoding="utf-8") == "text"
+
+
+def test_the_machine_is_named() -> None:
+    facts = machine.facts()
+    assert facts["system"]
+    assert facts["processor"]
+    assert facts["python"].startswith("3.")
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("echo NVIDIA H200; echo NVIDIA L4", ["NVIDIA H200", "NVIDIA L4"]),
+        ("echo 1; exit 9", []),
+        ("exec sleep 60", []),
+    ],
+)
+def test_a_tool_that_fails_or_hangs_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: list[str]
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "_LIMIT_S", 0.5)
+    assert machine.smi("name") == found
+    assert machine.facts().get("gpu", "") == ", ".join(found)
+    for process in machine._abandoned:
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    machine._abandoned.clear()

@@ -239,8 +239,8 @@ class Said(logging.Handler):
         said.append(record.getMessage())
 logger = logging.getLogger("sglang_perf_patches")
 logger.addHandler(Said()); logger.setLevel(logging.INFO)
-from sglang_perf_patches.live import gatekeeper
-gatekeeper.published = lambda: gated
+from sglang_perf_patches.live import published
+published.published = lambda: gated
 class gated:
     read = staticmethod(lambda name: True if name == "enable_lora" else None)
     unlike_default = staticmethod(dict)

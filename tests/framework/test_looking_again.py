@@ -242,20 +242,20 @@ def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -
     throwaway.run(
         """
         import sys
-        from sglang_perf_patches.live import published
+        from sglang_perf_patches.live import imports
         from sglang_perf_patches.live.board import Board
 
-        watch = published.Watch(Board(), lambda: None)
+        watch = imports.Watched(Board(), lambda: None)
         during = []
-        publish = watch._around(lambda: during.append(watch.is_publishing()))
+        publish = watch._around(lambda: during.append(watch.is_under_way()))
         publish()
-        assert during == [True] and not watch.is_publishing()
+        assert during == [True] and not watch.is_under_way()
 
         def interrupted(at):
             count = 0
             def trace(frame, event, _):
                 nonlocal count
-                if frame.f_code.co_filename != published.__file__:
+                if frame.f_code.co_filename != imports.__file__:
                     return None
                 count += event == "line"
                 if event == "line" and count == at:
@@ -273,7 +273,7 @@ def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -
 
         at = 1
         while interrupted(at):
-            assert not watch.is_publishing(), at
+            assert not watch.is_under_way(), at
             at += 1
         assert at > 3
         """

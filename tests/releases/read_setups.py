@@ -21,9 +21,9 @@ from tests.proof import lent
 
 lent.lend()
 
-from sglang_perf_patches.live import model_config, published  # noqa: E402
+from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.live.board import Board  # noqa: E402
-from sglang_perf_patches.live.imports import Imports  # noqa: E402
+from sglang_perf_patches.live.imports import Watched  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 
 MODEL = {
@@ -71,7 +71,7 @@ def main() -> None:
     """Publish a plain server, and one for the example of each feature."""
     import sglang.srt.server_args  # noqa: F401
 
-    published.Watch(Board(), lambda: _seen.append(None)).begin(Imports(lambda _: None))
+    Watched(Board(), lambda: _seen.append(None)).begin(*published._publishing())
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         servers: dict[str, tuple[Any, Any]] = {
@@ -119,7 +119,7 @@ def _answers(folder: str) -> dict[str, bool]:
     with contextlib.redirect_stdout(io.StringIO()):
         kept = SimpleNamespace(_model_config=ModelConfig(folder))
     names = ("has_mla", "has_states", "has_windows")
-    return {name: model_config.read(kept, name) for name in names}
+    return {name: published.of_model(kept, name) for name in names}
 
 
 def fields(kind: Any) -> set[str]:

@@ -1,11 +1,12 @@
 """The patches of a process, from the choice to stock again.
 
 What is chosen, and whose verdict is ``applies``, goes live when its modules have been imported (see
-`entry`). It is verified again when the import of something that it relies on ends, around sglang's
-``HookRegistry.apply_hooks``, which runs after every plugin, and whenever somebody looks again. If a
-definition was replaced, or if the server has something on that the patch was not proven with (see
-`published`), the whole patch is to be taken off. That happens while no thread is inside
-it and it holds no work (see `removal`).
+`entry`). What may change it calls for a look: the end of an import, sglang's
+``HookRegistry.apply_hooks``, which runs after every plugin, a publication of the server's
+arguments, and a regular tick. A look verifies again what has changed. If a definition was replaced,
+or if the server has something on that the patch was not proven with (see `published`), the whole
+patch is to be taken off. That happens while no thread is inside it and it holds no work (see
+`removal`).
 
 Each step is done by the executor, one at a time, and may be repeated.
 """
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from ..judge.source import Tree
 from ..judge.verdict import Verdict
@@ -28,9 +29,9 @@ from .board import Board
 from .compiled import Compiled
 from .entry import Entry, around
 from .executor import Executor
-from .gatekeeper import Gatekeeper
-from .imports import HOOKS, Imports, Neighbours, to_be_replaced
-from .member import WAITING, WORKING, Member, Notices, Roster
+from .imports import Imports, Watched
+from .member import WAITING, WORKING, Notices, Roster
+from .published import Gatekeeper
 from .removal import Removal
 from .verifier import Verifier
 from .wrappers import Foreign
@@ -40,6 +41,7 @@ logger = logging.getLogger("sglang_perf_patches")
 # Install code may import what the very thread imports that waits for it.
 _OTHER_THREAD_S = 1.0
 _OFF: tuple[State, str] = ("off", "")
+_HOOKS = "sglang.srt.plugins.hook_registry"
 
 
 class Activation:
@@ -87,12 +89,12 @@ class Activation:
         self._on_end = on_end
         self._roster = Roster(patches, board)
         self._notices = Notices(selection.by_name if strict else (), on_change, on_loss)
-        self._imports = Imports(self._finish_import)
+        self._imports = Imports(self.look_again)
         self._verifier = Verifier(board, self._imports, Compiled())
-        self._neighbours = Neighbours(board, self._before_hooks, self._after_hooks)
+        self._hooks = Watched(board, self.look_again)
         self._removal = Removal(self._roster, self._notices)
         self._gatekeeper = Gatekeeper(
-            *(features, board, self._roster, self._removal, self._after_publication)
+            *(features, board, self._roster, self._removal, self.look_again)
         )
         self._entry = Entry(
             self._roster,
@@ -182,63 +184,26 @@ class Activation:
             with contextlib.suppress(Exception):  # the next look goes on
                 self._executor.do(partial(self._abandon, f"{type(error).__name__}: {error}"))
 
+    # -- what the executor does ------------------------------------------------------------------
+
     def _do(self, work: Callable[[], None]) -> None:
-        """Do work, then take off what is due, then put live what can be by now.
+        """Do work, and what is due after it.
 
         No fault of ours reaches sglang: after one, every patch is taken off.
         """
         try:
             work()
             self._go_on()
-            self._advance()
-            if self._removal.has_more:  # what failed to go live takes along what needs it
-                self._go_on()
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
             self._abandon(f"{type(error).__name__}: {error}")
 
-    def _finish_import(self, name: str) -> None:
-        if not self.over:
-            self._request(partial(self._look_at, name))
-
-    def _before_hooks(self, registry: Any) -> None:
-        if not self.over:
-            self._request(partial(self._step_aside, registry))
-
-    def _after_hooks(self) -> None:
-        if not self.over:
-            self._request(self._look_at_everything)
-
-    def _after_publication(self) -> None:
-        if not self.over:
-            self._request(self._gatekeeper.act)
-
-    # -- what the executor does ------------------------------------------------------------------
-
     def _look(self) -> None:
-        """Verify what is live, if anything about it has changed."""
-        live = [member for member in self._roster.working() if member.state == "live"]
-        self._verify_live(member for member in live if not self._verifier.is_as_seen(member))
-        self._gatekeeper.act()
-
-    def _look_at(self, name: str) -> None:
-        """The same, and what relies on a module whose import ends."""
-        self._verify_live(
-            member
-            for member in self._roster.working()
-            if any(module_of(each) == name for each in member.definitions)
-        )
-        self._look()
-
-    def _look_at_everything(self) -> None:
-        """Verify what is live, whatever it looks like."""
-        self._verify_live(self._roster.working())
-        self._gatekeeper.act()
-
-    def _verify_live(self, members: Iterable[Member]) -> None:
-        """Verify patches; those that are undone are to be taken off."""
-        for member in members:
+        """Verify what is live and not as it was; those that are undone are to be taken off."""
+        for member in self._roster.working():
             if self.over or member.state != "live" or member.end is not None:
+                continue
+            if self._verifier.is_as_seen(member):
                 continue
             now = self._verifier.glimpse(member)
             try:
@@ -248,6 +213,26 @@ class Activation:
             else:
                 member.seen = now
                 self._notices.set_status(member, "live", around(found.wrappers))
+        self._gatekeeper.act()
+
+    def _go_on(self) -> None:
+        """Take off what is to be, put live what can be by now, and end where all is off."""
+        if self.is_stopping and not self.ended:
+            self._removal.end_all(*_OFF)
+        self._removal.go_on()
+        self._advance()
+        if self._removal.has_more:  # what failed to go live takes along what needs it
+            self._removal.go_on()
+        if self.over and not self._roster.on():
+            self._hooks.leave()
+            self._gatekeeper.leave()
+        # This also repairs what an interruption or a fault has left in memory. Nobody who calls
+        # that meanwhile notices: what is inert calls stock's code.
+        self._roster.settle()
+        if self.is_stopping and not self.ended and self._roster.is_clear():
+            self.ended = True
+            self._imports.leave()
+            self._notices.tell(partial(self._on_end, self))
 
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
@@ -256,39 +241,16 @@ class Activation:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
-        self._imports.wait_for([*names, HOOKS, *relied_on])
-        self._neighbours.watch(self._imports)
+        self._imports.wait_for([*names, _HOOKS, *relied_on])
+        if self._imports.is_ready(_HOOKS):
+            self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
         self._gatekeeper.watch(self._imports)
         self._entry.advance()
-
-    def _step_aside(self, registry: Any) -> None:
-        """Take off what a plugin is about to replace, so that it meets stock's object."""
-        for member in self._roster.working():
-            for reference, whose in to_be_replaced(member.variant, registry):
-                if member.state in WORKING - {"not needed"} and member.end is None:
-                    self._removal.lose(member, "conflict", f"{reference} is replaced by {whose}")
-
-    def _go_on(self) -> None:
-        """Take off what is to be, and end where that was everything."""
-        if self.is_stopping and not self.ended:
-            self._removal.end_all(*_OFF, whatever=True)
-        self._removal.go_on()
-        if not self.over:
-            return
-        # Nothing is to go live any more: what is inert goes, and our hooks.
-        if not self._roster.on():
-            self._neighbours.leave()
-            self._gatekeeper.leave()
-        self._roster.settle(list(self._roster.board.slots.values()))
-        if self.is_stopping and not self.ended and self._roster.is_clear():
-            self.ended = True
-            self._imports.leave()
-            self._notices.tell(partial(self._on_end, self))
 
     def _abandon(self, reason: str) -> None:
         """After an unexpected fault: every patch is taken off, and the fault is logged."""
         first, self._roster.over = not self.over, True
-        self._removal.end_all("failed", reason, whatever=False)
+        self._removal.end_all("failed", reason)
         try:
             self._go_on()
         except Exception:

@@ -19,9 +19,9 @@ from ..model.patch import Variant
 from ..model.patching import Gated, Make
 from ..model.state import RunFlag
 from .executor import Executor
-from .gatekeeper import Gatekeeper
 from .imports import Imports, is_loaded
 from .member import SERVING, WAITING, Drain, Member, Notices, Roster
+from .published import Gatekeeper
 from .removal import Removal
 from .swap import Layer
 from .verifier import Verifier
@@ -145,9 +145,7 @@ class Entry:
             is_shown = roster.show([*roster.on(), member])
         except Exception as error:
             if not roster.is_on(member):
-                slots = [*member.slots.values()]
                 member.forget()
-                roster.settle(slots)
             self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
             return
         if not is_shown:

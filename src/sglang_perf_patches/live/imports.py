@@ -1,24 +1,17 @@
-"""What an activation waits for: imports that end, and the hooks of other plugins.
-
-sglang's ``HookRegistry.apply_hooks`` runs after every plugin has been loaded.
-"""
+"""What an activation waits for: imports that end, and stock's calls after which it looks again."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
-from ..model.patch import Variant, module_of, qualname_of
-from .board import Board
+from .board import Board, runs_elsewhere, runs_here
 from .swap import Layer, Slot
-from .wrappers import describe, raw
-
-HOOKS = "sglang.srt.plugins.hook_registry"
-"""The module of the registry."""
+from .wrappers import is_function, raw, underlying
 
 _awaited: set[str] = set()  # of this process: wrapt keeps for ever what is registered with it
 _listening: list[Imports] = []
@@ -34,8 +27,8 @@ def is_loaded(name: str) -> bool:
 class Imports:
     """The imports that an activation waits for."""
 
-    def __init__(self, on_import: Callable[[str], None]) -> None:
-        """Call `on_import` with each awaited module's name, in the thread that imported it."""
+    def __init__(self, on_import: Callable[[], None]) -> None:
+        """Call `on_import` when an awaited module's import ends, in the thread that imported it."""
         self._on_import = on_import
         self._finished: dict[str, Any] = {}
 
@@ -63,7 +56,7 @@ class Imports:
     def finish(self, module: ModuleType) -> None:
         """A module's import ends."""
         self._finished[module.__name__] = module
-        self._on_import(module.__name__)
+        self._on_import()
 
 
 def _finish(module: ModuleType) -> None:
@@ -72,66 +65,52 @@ def _finish(module: ModuleType) -> None:
         imports.finish(module)
 
 
-class Neighbours:
-    """Two calls of ours around ``apply_hooks``, once its module has been imported."""
+class Watched:
+    """A call of ours after each call of a stock function, in whatever thread."""
 
-    def __init__(
-        self, board: Board, before: Callable[[Any], None], after: Callable[[], None]
-    ) -> None:
-        """Change nothing yet.
-
-        Args:
-            board: what this process shows.
-            before: called with the registry, before every plugin's hooks are applied.
-            after: called when they have been.
-        """
+    def __init__(self, board: Board, after: Callable[[], None]) -> None:
+        """Change nothing yet; `after` is called when a call has returned."""
         self._board = board
-        self._before = before
         self._after = after
         self._slot: Slot | None = None
 
-    def watch(self, imports: Imports) -> None:
-        """Be there from now on, if the registry is; may be repeated."""
-        if self._slot is not None or not imports.is_ready(HOOKS):
-            return
-        registry: Any = sys.modules[HOOKS].HookRegistry
-        slot = Slot(self._board, registry, "apply_hooks", raw(registry, "apply_hooks"))
-        self._slot = slot
-        self._board.slots[id(slot.owner), slot.name] = slot
-        slot.show_alone([Layer("", lambda inner: self._around(registry, inner))])
-        slot.settle()
+    def begin(self, owner: Any, name: str) -> None:
+        """Be there from now on, at this attribute; may be repeated."""
+        held = raw(owner, name)
+        if self._slot is not None or not is_function(underlying(held)):
+            return  # where it is another plugin's, the next look sees what it has done
+        slot = Slot(self._board, owner, name, held, held if isinstance(owner, ModuleType) else None)
+        self._slot = self._board.slots[id(owner), name] = slot
+        layer = Layer("", self._around)
+        slot.made_of([layer])
+        slot.place()
+        slot.show_alone([layer])
 
     def leave(self) -> None:
         """Be shown no longer; memory is to be settled after that."""
-        if self._slot is not None:
+        if self._slot is not None and self._slot.layers:
             self._slot.show_alone([])
             self._slot.forget("")
 
-    def _around(self, registry: Any, inner: Any) -> Any:
-        def around(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-            self._before(registry)
-            result = wrapped(*args, **kwargs)
+    def is_under_way(self) -> bool:
+        """Whether any thread is in such a call at the moment.
+
+        The threads tell, not a count, which an interruption could leave wrong.
+        """
+        codes = (_call.__code__,)
+        return runs_here(codes) or runs_elsewhere(codes)
+
+    def _around(self, inner: Any) -> Any:
+        function = underlying(inner)
+
+        def calls(*args: Any, **kwargs: Any) -> Any:
+            result = _call(function, args, kwargs)
             self._after()
             return result
 
-        return wrapt.FunctionWrapper(inner, around)
+        return calls if function is inner else type(inner)(calls)
 
 
-def to_be_replaced(variant: Variant, registry: Any) -> Iterator[tuple[str, str]]:
-    """What registered REPLACE hooks will take of a variant's definitions, with whose they are."""
-    replaced = dict(_replacements(registry))
-    for reference in variant.targets + variant.adds + variant.depends:
-        dotted = f"{module_of(reference)}.{qualname_of(reference)}"
-        for target, whose in replaced.items():
-            if dotted == target or dotted.startswith(f"{target}."):
-                yield reference, whose
-                break
-
-
-def _replacements(registry: Any) -> Iterator[tuple[str, str]]:
-    for target, hooks in dict(registry._hooks).items():
-        for kind, hook, hook_source in hooks:
-            if kind.name == "REPLACE":
-                distribution = getattr(hook_source, "dist_name", None)
-                whose = describe(hook)
-                yield target, f"{whose} (plugin of {distribution})" if distribution else whose
+def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call; its frame is what `Watched.is_under_way` looks for."""
+    return function(*args, **kwargs)

@@ -196,13 +196,13 @@ class Roster:
         for slot in member.slots.values():
             slot.made_of(_layers(with_it, slot))
 
-    def settle(self, slots: Iterable[Slot]) -> None:
-        """Make memory agree with the board.
+    def settle(self) -> None:
+        """Take what the board does not show out of memory.
 
         Raises:
             Exception: of the first slot where that failed; the others were settled.
         """
-        _each(slot.settle for slot in slots)
+        _each(slot.settle for slot in self.board.slots.values() if not slot.layers)
 
     def is_clear(self) -> bool:
         """Whether nothing of ours is shown, nor left in stock's places."""

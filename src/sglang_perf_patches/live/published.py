@@ -1,4 +1,6 @@
-"""What this process has published of its server, in each release's way; imports nothing of sglang.
+"""What this process has published of its server, and which patches that keeps off.
+
+Each release publishes in its way; nothing of sglang is imported here.
 
 Up to 0.5.14 a function of ``server_args`` notes the arguments, which ``ServerArgs`` has resolved.
 From 0.5.15 on a ``RuntimeContext`` holds them, and from 0.5.17 on also, in groups, what was
@@ -11,15 +13,15 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..model.feature import MISSING, Server
-from . import model_config
-from .board import Board, runs_elsewhere, runs_here
-from .imports import Imports, is_loaded
-from .swap import Layer, Slot
-from .wrappers import is_function, raw
+from ..model.feature import MISSING, Features, Server, Setup
+from ..model.ruling import Ruling, ruling
+from .board import Board
+from .imports import Imports, Watched, is_loaded
+from .member import Member, Roster
+from .removal import Removal
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
@@ -27,7 +29,11 @@ UTILS = "sglang.srt.utils"
 MODULES = (UTILS, ARGUMENTS, CONTEXT)
 """Whose import tells more of the server, or lets it be published."""
 
-_PUBLISH = "set_global_server_args_for_scheduler"
+_KEPT = ("_model_config", "model_config")
+"""Where arguments keep it: from 0.5.19 on, and before."""
+_WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
+_CHUNKS = "attention_chunk_size"  # Llama 4's windows
+_STATES = "mamba2_cache_params"
 
 
 class Published:
@@ -46,7 +52,7 @@ class Published:
     def read(self, name: str) -> Any:
         """As `model.feature.Server.read`.
 
-        Also ``is_…`` of ``sglang.srt.utils``, ``model.…`` (`model_config`), ``gpu.capability``,
+        Also ``is_…`` of ``sglang.srt.utils``, ``model.…`` (`of_model`), ``gpu.capability``,
         and, in capitals, the environment.
         """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
@@ -56,7 +62,7 @@ class Published:
         if name.isupper():
             return os.environ.get(name)
         if name.startswith("model."):
-            return model_config.read(self._arguments, name.partition(".")[2])
+            return of_model(self._arguments, name.partition(".")[2])
         if name == "gpu.capability":
             from . import gpu  # a server without a GPU never asks
 
@@ -124,60 +130,95 @@ class _Unreadable:
         raise self._error
 
 
-class Watch:
-    """A call of ours after each publication, once what publishes has been imported."""
+class Gatekeeper:
+    """Keeps patches off servers that do not need them, or with features nobody proved them with.
 
-    def __init__(self, board: Board, after: Callable[[], None]) -> None:
-        """Change nothing yet; `after` is called when something has been published."""
-        self._board = board
-        self._after = after
-        self._slot: Slot | None = None
+    The rule is `model.ruling`. It is asked when a patch is to go live, after each publication of
+    the server's arguments, and at each look, as some are resolved later.
+    """
 
-    def begin(self, imports: Imports) -> None:
-        """Be there from now on, if what publishes is; may be repeated."""
-        if self._slot is not None or not imports.is_ready(ARGUMENTS):
-            return
-        owner: Any = _publishing_class()
-        name = "set_server_args"
-        if owner is None:
-            owner, name = sys.modules[ARGUMENTS], _PUBLISH
-        held = raw(owner, name)
-        if not is_function(held):
-            return  # another plugin's: what is published shows at the next look
-        slot = Slot(self._board, owner, name, held, None if isinstance(owner, type) else held)
-        self._slot = slot
-        self._board.slots[id(owner), name] = slot
-        layer = Layer("", self._around)
-        slot.made_of([layer])
-        slot.place()
-        slot.show_alone([layer])
+    def __init__(
+        self,
+        features: Features,
+        board: Board,
+        roster: Roster,
+        removal: Removal,
+        on_publication: Callable[[], None],
+    ) -> None:
+        """Gate none yet; `on_publication` is to have `act` called."""
+        self._features = features
+        self._roster = roster
+        self._removal = removal
+        self._had: frozenset[str] = frozenset()
+        self._watched = Watched(board, on_publication)
+
+    def watch(self, imports: Imports) -> None:
+        """Wait for what publishes, and see publications from then on; may be repeated."""
+        if any(self._is_ruled(member) for member in self._roster.working()):
+            imports.wait_for(MODULES)
+            if imports.is_ready(ARGUMENTS):
+                self._watched.begin(*_publishing())
 
     def leave(self) -> None:
-        """Be shown no longer; memory is to be settled after that."""
-        if self._slot is not None and self._slot.layers:
-            self._slot.show_alone([])
-            self._slot.forget("")
+        """See no more publications; memory is to be settled after that."""
+        self._watched.leave()
 
-    def is_publishing(self) -> bool:
-        """Whether any thread publishes at the moment: what is held is not whole yet.
+    def act(self) -> None:
+        """Have each patch end that is not needed or not proven on this server.
 
-        The threads tell, not a count, which an interruption could leave wrong.
+        A server that turns out to have what a patch is for gets it back.
+
+        While it is being published, in whatever thread, nothing can be said: `act` is called then.
         """
-        codes = (_publishing.__code__,)
-        return runs_here(codes) or runs_elsewhere(codes)
+        if self._watched.is_under_way():
+            return
+        setup: Setup | None = None
+        for member in self._roster.working():
+            if not self._is_ruled(member) or member.end is not None:
+                continue
+            if member.state == "gated" and not self._roster.is_on(member):
+                continue
+            setup = self._setup() if setup is None else setup
+            ruled = self._rule(member, setup)
+            if member.state == "not needed":
+                if ruled is None or ruled[0] != "not needed":
+                    self._removal.revive(member)
+            elif ruled is not None:
+                self._removal.lose(member, *ruled)
 
-    def _around(self, inner: Any) -> Any:
-        def publish(*args: Any, **kwargs: Any) -> Any:
-            result = _publishing(inner, args, kwargs)
-            self._after()
-            return result
+    def ruling(self, member: Member) -> Ruling | None:
+        """Why a patch may not go live here; None if it may."""
+        if not self._is_ruled(member) or self._watched.is_under_way():
+            return None
+        return self._rule(member, self._setup())
 
-        return publish
+    def _is_ruled(self, member: Member) -> bool:
+        has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
+        return has_rule or member.state == "not needed"  # one that it requires is not
+
+    def _setup(self) -> Setup:
+        """The server; what it once had it has: a draft's arguments are published in between."""
+        setup = self._features.setup(published())
+        self._had |= setup.having
+        lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
+        return dataclasses.replace(setup, lacking=lacking)
+
+    def _rule(self, member: Member, setup: Setup) -> Ruling | None:
+        acting = [self._roster[needed].patch for needed in self._acting(member)]
+        return ruling(member.patch, acting, setup)
+
+    def _acting(self, member: Member) -> list[str]:
+        """The patches that it needs and that upstream does not have built in."""
+        needed = {name: self._roster[name].verdict for name in member.patch.requires}
+        return [name for name, verdict in needed.items() if verdict and verdict.word == "applies"]
 
 
-def _publishing(inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Publish; its frame is what `Watch.is_publishing` looks for."""
-    return inner(*args, **kwargs)
+def _publishing() -> tuple[Any, str]:
+    """What publishes arguments: its owner and its name."""
+    context_class = _publishing_class()
+    if context_class is not None:
+        return context_class, "set_server_args"
+    return sys.modules[ARGUMENTS], "set_global_server_args_for_scheduler"
 
 
 def _publishing_class() -> Any:
@@ -212,3 +253,57 @@ def _with_default(fields: Iterable[Any], none: Any) -> Iterable[tuple[str, Any]]
             yield each.name, each.default
         elif each.default_factory is not none:
             yield each.name, each.default_factory()
+
+
+def of_model(arguments: Any, name: str) -> Any:
+    """What the release says of a server's model, in the ``ModelConfig`` that it keeps.
+
+    The release makes that when it resolves the arguments.
+
+    Args:
+        arguments: ``ServerArgs``.
+        name: ``has_mla``, ``has_states``, ``has_windows``, or an attribute of ``ModelConfig``.
+
+    Returns:
+        the answer; `MISSING` if the release has none.
+
+    Raises:
+        Exception: the model's configuration is unlike those that are known.
+    """
+    kept = (getattr(arguments, each, None) for each in _KEPT)
+    config = next((each for each in kept if hasattr(each, "hf_config")), None)
+    if config is None:
+        return MISSING
+    return _ANSWERS[name](config) if name in _ANSWERS else getattr(config, name, MISSING)
+
+
+def _has_mla(config: Any) -> bool:
+    return bool(config.attention_arch.name == "MLA")
+
+
+def _has_states(config: Any) -> bool:
+    """Whether any part has states: sglang sizes their pool by this property of its configs."""
+    return any(hasattr(type(part), _STATES) for part in _parts(config))
+
+
+def _has_windows(config: Any) -> bool:
+    """Whether any layer may attend within a window, with a pool of its own or without."""
+    return bool(config.is_hybrid_swa) or any(
+        any(getattr(part, name, None) for name in (*_WINDOWS, _CHUNKS))
+        or any("sliding" in str(kind) for kind in getattr(part, "layer_types", None) or ())
+        for part in _parts(config)
+    )
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """The configuration of the model, and those of its parts, such as its text."""
+    yield config.hf_config
+    yield config.hf_text_config
+    yield from (part for part in vars(config.hf_config).values() if hasattr(part, "model_type"))
+
+
+_ANSWERS: dict[str, Callable[[Any], bool]] = {
+    "has_mla": _has_mla,
+    "has_states": _has_states,
+    "has_windows": _has_windows,
+}

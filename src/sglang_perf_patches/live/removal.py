@@ -41,20 +41,14 @@ class Removal:
         """Let a patch wait again that turned out to be needed."""
         self._notices.set_status(member, "pending", "")
 
-    def end_all(self, state: State, reason: str, *, whatever: bool) -> None:
-        """Have every patch end so; to be taken off by the next `go_on`.
-
-        Args:
-            state: that it is to have.
-            reason: why.
-            whatever: whether also where it was to end in another way.
-        """
+    def end_all(self, state: State, reason: str) -> None:
+        """Have every patch end so; to be taken off by the next `go_on`."""
         for member in self._roster:
             if self._roster.is_on(member):
-                if whatever or member.end is None:
-                    member.end = (state, reason)
+                member.end = (state, reason)
             elif member.end is None and member.state in WAITING | WORKING:
-                self._end({member: (state, reason)}, is_quiet=True)
+                member.forget()
+                self._notices.set_status(member, state, reason)
 
     def go_on(self) -> None:
         """Take off what is to be, each group as a whole or not at all; each is tried once."""
@@ -84,20 +78,19 @@ class Removal:
         slots = [slot for each in going for slot in each.slots.values()]
         if not roster.show([each for each in roster.on() if each not in going]):
             return False
-        roster.settle(slots)  # also where an interruption came before that was done
         for slot in slots:
             slot.forget_results()
         return True
 
-    def _end(self, ends: Mapping[Member, tuple[State, str]], *, is_quiet: bool = False) -> None:
+    def _end(self, ends: Mapping[Member, tuple[State, str]]) -> None:
         """Note that patches are off for good, and end those that need them."""
         for member, (state, reason) in ends.items():
             member.forget()
             member.end = None
             self._notices.set_status(member, state, reason)
-            if state not in _RULED | {"off"} and not is_quiet:
+            if state not in _RULED | {"off"}:
                 self._notices.complain(member)
-        for member, (state, reason) in ends.items() if not is_quiet else ():
+        for member, (state, reason) in ends.items():
             for other in self._roster.working():
                 if member.patch.id in other.patch.requires:
                     is_ruled = state in _RULED

@@ -19,9 +19,18 @@ from types import CodeType
 from typing import Any
 
 from ..model.patching import MISSING, Make
-from .attributes import copy_of, functions_in, is_of_kind, of_kind, refuses
 from .board import Board, at_rest, runs_here
-from .trampoline import PREFIX, exchangeable, front, require_plain
+from .trampoline import (
+    PREFIX,
+    copy_of,
+    exchangeable,
+    front,
+    functions_in,
+    is_of_kind,
+    of_kind,
+    refuses,
+    require_plain,
+)
 from .wrappers import chain, is_function, look_like, raw, wrappers_around
 
 _numbers = itertools.count()

@@ -135,9 +135,11 @@ class Verifier:
         variant = member.variant
         read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
         members = [each.reference for own in member.definitions.values() for each in own.members]
+        names = (*variant.targets, *variant.adds, *variant.depends, *members, *read)
         return [
-            *glimpse((*variant.targets, *variant.adds, *variant.depends, *members, *read)),
+            *glimpse(names),
             *(getattr(slot.inside, "__code__", None) for slot in member.slots.values()),
+            *map(self._imports.is_ready, dict.fromkeys(map(module_of, names))),
         ]
 
     def _is_ours(self, member: Member, reference: str) -> bool:

@@ -1,6 +1,6 @@
 """What a server's set-up means for a patch: one rule, in a server and before its boot.
 
-A running server asks it after each publication of its arguments (`live.gatekeeper`). A question
+A running server asks it after each publication of its arguments (`live.published`). A question
 before boot asks the same, for arguments that the release has resolved and published:
 
     setup = setups.FEATURES.setup(published())        # or any other `feature.Server`

@@ -58,5 +58,5 @@ USES = (
 )
 """What a patch may be for (`Patch.only_with`). A server that is known to lack it has no use for it.
 
-``model.…`` is what the release's ``ModelConfig`` answers (`live.model_config`).
+``model.…`` is what the release's ``ModelConfig`` answers (`live.published`).
 """

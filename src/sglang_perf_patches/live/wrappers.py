@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import inspect
 import itertools
 import re
 import sys
@@ -148,7 +147,7 @@ def is_of_another_copy(link: Any) -> bool:
 
 
 def describe(held: Any) -> str:
-    """Name an object and the distribution, else the module or file, that it comes from."""
+    """Name an object and the plugin, else the file or module, that it comes from."""
     link = underlying(held)
     hook = _hook_inside(link)
     if hook is not None:
@@ -171,7 +170,7 @@ def describe(held: Any) -> str:
     # functools.wraps gives a function the wrapped one's name; its code keeps its own name.
     name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
     name = name or type(link).__qualname__
-    return f"{module}.{name} of {distribution(module.partition('.')[0]) or file or module}"
+    return f"{module}.{name} of {plugin_with(module.partition('.')[0]) or file or module}"
 
 
 def _calls(outer: Any, inner: Any) -> bool:
@@ -284,58 +283,11 @@ def is_class_of(held: type, module: str, qualname: str) -> bool:
     return held.__module__ == module and held.__qualname__ == qualname
 
 
-def distribution(package: str) -> str | None:
-    """The distribution that brings a top-level package, also where it is installed editable.
-
-    ``importlib.metadata.packages_distributions`` parses all that every distribution says, which
-    takes seconds where there are hundreds. Here only the lists of files that name the package are.
-
-    Args:
-        package: its name.
-
-    Returns:
-        the distribution's name; None if there is none, or the distributions can't be read.
-    """
-    with contextlib.suppress(Exception):  # a message is worth no failure
-        return _found(package, tuple(map(str, sys.path)))
-    return None
-
-
 @functools.lru_cache(maxsize=256)
-def _found(package: str, path: tuple[str, ...]) -> str | None:
-    """See `distribution`; `path` is where distributions are looked for."""
-    plugin = _plugins(path).get(package)
-    if plugin is not None:
-        return plugin
-    for one in metadata.distributions():
-        with contextlib.suppress(Exception):  # it is damaged
-            if _brings(one, package):
-                return str(one.metadata["Name"])
+def plugin_with(package: str) -> str | None:
+    """The distribution whose plugin for sglang is in a top-level package; None if there is none."""
+    with contextlib.suppress(Exception):  # a damaged one; a message is worth no failure
+        for entry_point in metadata.entry_points(group=_PLUGINS):
+            if entry_point.dist and re.split("[.:]", entry_point.value)[0] == package:
+                return entry_point.dist.name
     return None
-
-
-@functools.lru_cache(maxsize=4)
-def _plugins(_path: tuple[str, ...]) -> dict[str, str]:
-    """Top-level package → the distribution whose plugin for sglang is in it."""
-    distributions: dict[str, str] = {}
-    for entry_point in metadata.entry_points(group=_PLUGINS):
-        if entry_point.dist:
-            top = entry_point.value.partition(":")[0].partition(".")[0]
-            distributions.setdefault(top, entry_point.dist.name)
-    return distributions
-
-
-def _brings(one: metadata.Distribution, package: str) -> bool:
-    declared = (one.read_text("top_level.txt") or "").split()
-    if declared:
-        return package in declared
-    record = one.read_text("RECORD")
-    if record is not None:
-        # A line for each file; a name with a comma is quoted.
-        lines = re.finditer(rf'^"?({re.escape(package)}(?:/|\.)[^",\n]*)', record, re.MULTILINE)
-        return any(_is_below(line[1], package) for line in lines)
-    return any(_is_below(str(file), package) for file in one.files or ())
-
-
-def _is_below(file: str, package: str) -> bool:
-    return file.startswith(f"{package}/") or inspect.getmodulename(file) == package

@@ -238,6 +238,9 @@ def test_every_patch_is_proven_on_the_device_or_by_the_tests() -> None:
 
     of_device = {id for id in by_id(sets.load()) if package.case(id)}
     assert {id for id in of_device if not id.startswith("mlx.")} == {
+        "mamba.gdn-prefill-graph",
+        "mamba.mamba2-chunk-indices",
+        "mamba.lightning-rows",
         "mla.page-table-bound",
         "mla.draft-extend-metadata",
         "swa.window-metadata",

@@ -34,12 +34,13 @@ from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import PATCH, kernel_break, prefill_tables
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
+from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays, replays_of
+from sglang_perf_patches.verify.mamba.play import alike
 from sglang_perf_patches.verify.mamba.rig import Rig, called
+from sglang_perf_patches.verify.mamba.runner import Runner
 from tests.proof.mamba import flashinfer
-from tests.proof.mamba.alike import alike
-from tests.proof.mamba.captured import Captured, Replays, replays_of
-from tests.proof.mamba.play import Play, gdn
-from tests.proof.mamba.runner import Runner
+from tests.proof.mamba.gdn_prefill_graph import with_breaks
+from tests.proof.mamba.play import Counted, counted_gdn
 
 PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"
@@ -136,7 +137,7 @@ def gates() -> dict[str, list[str]]:
     """What gates the patch on servers, by how they are started: the release resolves it."""
     context = importlib.import_module("sglang.srt.runtime_context")
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
-    backend = gdn().rig.backend
+    backend = counted_gdn().rig.backend
     assert gdn_prefill_graph.unserved(backend, importlib.import_module) is None
     reasons: dict[str, list[str]] = {}
     for name, given_ in SPELLINGS.items():
@@ -152,13 +153,13 @@ def gates() -> dict[str, list[str]]:
 def chunks() -> str | None:
     """If stock's chunks had another size."""
     with mock.patch.object(importlib.import_module(f"{FLA}.chunk_delta_h"), "CHUNK_SIZE", 32):
-        return gdn_prefill_graph.unserved(gdn().rig.backend, importlib.import_module)
+        return gdn_prefill_graph.unserved(counted_gdn().rig.backend, importlib.import_module)
 
 
 def kernels() -> dict[str, str | None]:
     """FlashInfer's kernel on GPUs and states of several kinds, and a kernel that nobody knows."""
-    backend = gdn().rig.backend
-    kernel = flashinfer.kernel(gdn().counter)
+    backend = counted_gdn().rig.backend
+    kernel = flashinfer.kernel(counted_gdn().counter)
     pool = backend.req_to_token_pool.mamba_pool
     halved = dataclasses.replace(pool.mamba_cache, temporal=pool.mamba_cache.temporal.bfloat16())
     cases: dict[str, list[Any]] = {
@@ -197,7 +198,7 @@ def buckets() -> dict[str, Any]:
 def waits() -> dict[str, list[int]]:
     """The layers whose load is waited for, in a counter of another kind than the proof's."""
     module = importlib.import_module("sglang.srt.mem_cache.unified_cache.unified_cache_linker")
-    pool = gdn().rig.pool
+    pool = counted_gdn().rig.pool
     batch = Batch((Request(3, 64, tracked=False),))
     counts = {}
     for side in ("stock", "patched"):
@@ -212,7 +213,7 @@ def waits() -> dict[str, list[int]]:
                 counter.set_consumer(consumer)
                 for layer in range(len(pool.mamba_map) * (consumer >= 0)):
                     counter.complete(consumer, layer)
-                play = gdn()
+                play = counted_gdn()
                 with play.counting():
                     runner.replay(play.batch(batch))
             pool.register_layer_transfer_counter(None)
@@ -227,9 +228,9 @@ def leaving() -> dict[str, Any]:
     runner = _runner(1)
     sglang_perf_patches.deactivate()
     held = engine.report().of(PREFILL_GRAPH)
-    with gdn().counting():
-        runner.replay(gdn().batch(Batch((Request(1, tracked=False),))))
-    still = bool(gdn().rig.backend.prefill_graph_extend_active())
+    with counted_gdn().counting():
+        runner.replay(counted_gdn().batch(Batch((Request(1, tracked=False),))))
+    still = bool(counted_gdn().rig.backend.prefill_graph_extend_active())
     del runner
     gc.collect()
     sglang_perf_patches.deactivate()
@@ -239,7 +240,7 @@ def leaving() -> dict[str, Any]:
 
 def many() -> int:
     """Replays of more requests than tables hold, of as many, and of more again."""
-    play = Play(Rig(requests=70, slots=160))
+    play = Counted(Rig(requests=70, slots=160))
     most = gdn_prefill_graph.MOST_REQUESTS
     batches = [
         Batch(tuple(Request(1 + (n == 0), cached=n, tracked=False) for n in range(count)))
@@ -264,7 +265,7 @@ def broken() -> dict[str, str]:
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
-                replayed = Captured(gdn()).replayed
+                replayed = Captured(counted_gdn()).replayed
                 errors[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, [wanted])}"
             except AssertionError as different:
                 errors[name] = f"different: {different}"
@@ -296,8 +297,8 @@ def broken_breaks() -> dict[str, str]:
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
-                play = gdn()
-                replayed = Captured(play, flashinfer.kernel(play.counter)).replayed
+                play = counted_gdn()
+                replayed = with_breaks(play).replayed
                 count = alike((PREFILL_GRAPH,), replayed, [wanted], most=None)
                 errors[name] = f"equal: {count}"
             except AssertionError as different:
@@ -324,10 +325,10 @@ def _off() -> None:
 
 
 def _runner(size: int) -> Runner:
-    play = gdn()
+    play = counted_gdn()
     batch = play.batch(Batch((Request(size, tracked=False),)))
     batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
     inputs = play.rig.inputs(size)
     play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
     with play.counting():
-        return Runner(play.rig, batch, inputs)
+        return Runner(play, batch, inputs)

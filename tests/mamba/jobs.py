@@ -35,14 +35,14 @@ from sglang_perf_patches.sets.mamba import host
 from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
 from sglang_perf_patches.verify.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
+from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays
+from sglang_perf_patches.verify.mamba.kinds import Lightning
+from sglang_perf_patches.verify.mamba.lightning_rows import PATCH as ROWS
+from sglang_perf_patches.verify.mamba.lightning_rows import waits_of_metadata
+from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH as CHUNKS
+from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import mixed, mixed_of
+from sglang_perf_patches.verify.mamba.play import alike, is_old, source_has
 from tests.proof.mamba import play
-from tests.proof.mamba.alike import alike
-from tests.proof.mamba.captured import Captured, Replays
-from tests.proof.mamba.kinds import Lightning
-from tests.proof.mamba.lightning_rows import PATCH as ROWS
-from tests.proof.mamba.lightning_rows import waits_of_metadata
-from tests.proof.mamba.mamba2_chunk_indices import PATCH as CHUNKS
-from tests.proof.mamba.mamba2_chunk_indices import mixed, mixed_of
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
@@ -50,7 +50,10 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 def passes() -> Any:
     """What each part finds on stock, with the patches, and on stock again."""
-    results: dict[str, Any] = {"sglang": sglang.__version__, "layers": len(play.gdn().rig.layers)}
+    results: dict[str, Any] = {
+        "sglang": sglang.__version__,
+        "layers": len(play.counted_gdn().rig.layers),
+    }
     parts = (forwards, fallbacks, mamba2, idle)
     for number, selection in enumerate(("none", "mamba", "none")):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
@@ -74,7 +77,7 @@ def passes() -> Any:
 
 def forwards() -> Any:
     """The waits of whole forwards, by place; the kernels, in which none waits, do not run."""
-    gdn = play.gdn()
+    gdn = play.counted_gdn()
     with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
         return {
             name: dict(Counter(place for _, places in gdn.each(FORWARDS[name]) for place in places))
@@ -84,7 +87,7 @@ def forwards() -> Any:
 
 def fallbacks() -> Any:
     """Metadata and waits of batches that the host does not know, and of a mixed one it does."""
-    gdn = play.gdn()
+    gdn = play.counted_gdn()
     changes: tuple[Callable[[Any, Any], None], ...] = play.UNKNOWN
     results = {change.__name__: _found(gdn.changed(change)) for change in changes}
     of_both = Batch(play.CHANGED.requests, mode="MIXED")
@@ -108,7 +111,7 @@ def idle() -> Any:
     with mock.patch.object(host, "is_busy", return_value=False):
         return {
             "forwards": forwards(),
-            "metadata": [_found(play.gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "metadata": [_found(play.counted_gdn().metadata(batch)) for batch in EXAMPLES[:12]],
             "mamba2": mamba2(),
         }
 
@@ -120,7 +123,7 @@ def debug() -> Any:
         *("extend_seq_lens", "extend_prefix_lens"),
         *("mamba_track_mask", "mamba_track_seqlens"),
     )
-    gdn = play.gdn()
+    gdn = play.counted_gdn()
     results = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
         mixed_of(prefill, gdn.batch(prefill))
@@ -172,7 +175,7 @@ def busy() -> dict[str, bool]:
 
 def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
-    gdn = play.gdn()
+    gdn = play.counted_gdn()
     zero = ("mamba.zero-sync",)
     right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
 
@@ -198,7 +201,7 @@ def broken() -> Any:
         "no list": (host, "attach_track", _nothing, lambda: alike(zero, gdn.metadata, tracked)),
         "no lengths": (host, "attach_lens", _nothing, lambda: alike(zero, gdn.metadata, plain)),
     }
-    breaks = old if play.is_old() else {}
+    breaks = old if is_old() else {}
     breaks |= {
         "chunk copies": (
             host,
@@ -213,8 +216,8 @@ def broken() -> Any:
             lambda: alike((CHUNKS,), mixed, plain),
         ),
     }
-    if play.source_has("linear.lightning_backend", "mamba_track"):
-        rig = play.Play(Lightning("seg_la"))
+    if source_has("linear.lightning_backend", "mamba_track"):
+        rig = play.Counted(Lightning("seg_la"))
         breaks["no rows"] = (
             lightning_rows,
             "_kept",

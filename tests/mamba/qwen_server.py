@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from tests.proof.mamba import runner, tape
+from tests.proof.mamba import tape
 from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
 
@@ -105,7 +105,7 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     with mock.patch.object(hybrid, "check_cuda_graph_backend", return_value=bool(buckets)):
         server = WindowServer(NAME, **settings)
     try:
-        with runner.on_cpu():
+        with tape.on_cpu():
             if buckets:
                 _capture(server.runner, buckets)
             yield server
@@ -152,7 +152,7 @@ def _capture(model_runner: Any, buckets: Sequence[int]) -> None:
         finally:
             tape.without_kernels(False)
 
-    runner.note_kernels()
+    tape.note_kernels()
     with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):
         model_runner.init_prefill_cuda_graph()
     made = model_runner.prefill_cuda_graph_runner

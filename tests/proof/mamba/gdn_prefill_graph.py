@@ -1,30 +1,47 @@
-"""Replays of captured prefills give what stock's give, in buckets of all sizes."""
+"""Replays whose graph breaks at FlashInfer's kernel, for which a stand-in computes on a CPU."""
 
 from __future__ import annotations
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import some
+from sglang_perf_patches.verify.mamba.cases import Batch, Request
+from sglang_perf_patches.verify.mamba.gdn_prefill_graph import OVERFULL, PATCH, Captured, replays_of
+from sglang_perf_patches.verify.mamba.play import alike
 from tests.proof.mamba import flashinfer
-from tests.proof.mamba.alike import alike
-from tests.proof.mamba.captured import BREAKS, EDGES, Captured, draw_replays
-from tests.proof.mamba.play import gdn
+from tests.proof.mamba.play import Counted, counted_gdn
 
-PATCH = "mamba.gdn-prefill-graph"
+BREAKS = (
+    # many requests, then one: the kernel's call is of the batch, whatever the tables held
+    replays_of(
+        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
+        Batch((Request(64),)),
+        Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
+        spare=5,
+        loads=True,
+        smaller=(8,),
+    ),
+    OVERFULL,
+    replays_of(Batch((Request(1, tracked=False),)), spare=3),
+    # kept at a chunk, at the end, and before the end
+    replays_of(
+        Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
+        Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
+        spare=64,
+        loads=True,
+    ),
+)
+"""The same where the graph breaks at the kernel's call: there no tile and no empty row matters."""
 
-REPLAYS = 1
-"""Drawn replays: each takes up to a minute of Triton's interpreter."""
 
-
-def replays(inputs: Inputs) -> int:
-    """The whole prefill in one graph, with no wait of its own."""
-    wanted = [*some(inputs, EDGES), *inputs(draw_replays, REPLAYS)]
-    return alike((PATCH,), Captured(gdn()).replayed, wanted)
+def with_breaks(play: Counted) -> Captured:
+    """Replays of a rig with the stand-in for FlashInfer's kernel."""
+    return Captured(play, flashinfer.kernel(play.counter), flashinfer.is_whole)
 
 
 def replays_with_breaks(inputs: Inputs) -> int:
     """The graph breaks at the kernel's call."""
-    counted = Captured(gdn(), flashinfer.kernel(gdn().counter)).counted
+    counted = with_breaks(counted_gdn()).counted
     return alike((PATCH,), counted, some(inputs, BREAKS), most=None)
 
 
-CHECKS = {"replays": replays, "replays with breaks": replays_with_breaks}
+CHECKS = {"replays with breaks": replays_with_breaks}

@@ -1,32 +1,13 @@
-"""Lightning-attention forwards are stock's; their layers don't wait to learn what is tracked."""
+"""What the host knows of the scheduler's batches, where lightning-attention layers track states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from sglang_perf_patches.verify import Inputs
-from sglang_perf_patches.verify.comparing import live, require, some
-from sglang_perf_patches.verify.mamba.cases import FORWARDS, PREFIX, SCHEDULED, Batch
-from tests.proof.mamba.alike import alike
-from tests.proof.mamba.kinds import Lightning
-from tests.proof.mamba.play import Play, gdn, prefills, source_has
-
-PATCH = "mamba.lightning-rows"
-MODULE = "linear.lightning_backend"
-
-FEW = (PREFIX, FORWARDS["none"], FORWARDS["no mask"])
-
-
-def seg_la(inputs: Inputs) -> int:
-    """Forwards of the ``seg_la`` kernel; without tracking, the patch changes nothing."""
-    further = some(inputs, (FORWARDS["half"], FORWARDS["chunks"]))
-    scenarios = prefills(MODULE, *FEW, *further)
-    return _forwards("seg_la", scenarios, own=0) if len(scenarios) > 1 else 0
-
-
-def minimax(_: Inputs) -> int:
-    """Forwards of the ``minimax`` kernel, each of which waits once to learn the slots."""
-    return _forwards("minimax", prefills(MODULE, *FEW), own=1)
+from sglang_perf_patches.verify.comparing import live, require
+from sglang_perf_patches.verify.mamba.cases import SCHEDULED
+from sglang_perf_patches.verify.mamba.lightning_rows import MODULE, PATCH
+from sglang_perf_patches.verify.mamba.play import source_has
+from tests.proof.mamba.play import counted_gdn
 
 
 def knowledge(_: Inputs) -> int:
@@ -34,23 +15,10 @@ def knowledge(_: Inputs) -> int:
     if not source_has(MODULE, "mamba_track"):
         return 0
     with live(PATCH, ran=False):
-        tracks = [gdn().tracks(requests) for requests in SCHEDULED]
+        tracks = [counted_gdn().tracks(requests) for requests in SCHEDULED]
     known = all(mask == host and any(mask) for mask, host in tracks)
     require(known, f"{PATCH}: of the scheduler's batches the host knows {tracks}")
     return len(tracks)
 
 
-def _forwards(kernel: str, scenarios: Sequence[tuple[Batch, ...]], own: int) -> int:
-    rig = Play(Lightning(kernel))
-    return alike((PATCH,), rig.forwards, scenarios, most=waits_of_metadata(rig, own))
-
-
-def waits_of_metadata(rig: Play, own: int = 0) -> Callable[[Sequence[Batch]], int]:
-    """How often forwards wait for their metadata on stock, and `own` times each for other things.
-
-    Their layers need not wait.
-    """
-    return lambda batches: sum(len(rig.fields(batch)[1]) + own for batch in batches)
-
-
-CHECKS = {"seg_la": seg_la, "minimax": minimax, "what the host knows": knowledge}
+CHECKS = {"what the host knows": knowledge}

@@ -1,70 +1,22 @@
-"""Mamba2's metadata, and forwards of the release's own mixers, are stock's without its waits."""
+"""Mamba2's metadata of batches that the host does not know, or not wholly, is stock's."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
-import torch
-
-from sglang_perf_patches.verify import Inputs
-from sglang_perf_patches.verify.mamba.cases import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
-from sglang_perf_patches.verify.stock import called
-from tests.proof.mamba import play
-from tests.proof.mamba.alike import Played, alike
-from tests.proof.mamba.kinds import Mamba2
-from tests.proof.mamba.play import Play, gdn
-
-PATCH = "mamba.mamba2-chunk-indices"
+from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH, mixed_of
+from sglang_perf_patches.verify.mamba.play import Played, alike
+from tests.proof.mamba.play import CHANGED, UNKNOWN, Counted, counted_gdn
 
 
-def metadata(inputs: Inputs) -> int:
-    """Drawn batches, each with tracking and without."""
-    tracked = [*EDGES, *inputs(draw, METADATA)]
-    batches = [*tracked, *(Batch(batch.requests, tracking=False) for batch in tracked)]
-    return alike((PATCH,), mixed, batches)
-
-
-def forwards(_: Inputs) -> int:
-    """Outputs and states; on an old release mamba.zero-sync spares the other waits."""
-    scenarios = play.prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
-    run = Play(Mamba2()).forwards
-    if play.is_old():
-        return alike((PATCH, "mamba.zero-sync"), run, scenarios)
-    return alike((PATCH,), run, scenarios, most=None)
-
-
-def mixed(wanted: Batch) -> Played:
-    """Mamba2's metadata, made of a gated delta net's batch."""
-    return mixed_of(wanted, gdn().batch(wanted))
-
-
-def mixed_changed(change: Callable[[Play, Any], None]) -> Played:
+def mixed_changed(change: Callable[[Counted, Any], None]) -> Played:
     """As `mixed`, of a batch that something changed on its way."""
-    batch = gdn().batch(play.CHANGED)
-    change(gdn(), batch)
-    return mixed_of(play.CHANGED, batch)
-
-
-def mixed_of(wanted: Batch, batch: Any) -> Played:
-    """As `mixed`, of a batch that is there."""
-    module = importlib.import_module(play.METADATA)
-    lens = [request.new for request in wanted.requests]
-    start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
-    slots = torch.arange(len(lens), dtype=torch.int32)
-    gdn().counter.own(start, slots)
-    forward = called(module.ForwardMetadata, query_start_loc=start, mamba_cache_indices=slots)
-    chunk = 16 if len(lens) % 2 else 256  # shorter than a request, or longer than all
-    with gdn().counting() as waits:
-        prepared = module.Mamba2Metadata.prepare_mixed(forward, chunk, batch)
-    parts = {name: play.placed(value) for name, value in vars(prepared.mixed_metadata).items()}
-    return {"mixed": parts, "rest": play.fields_of(prepared)}, waits
+    batch = counted_gdn().batch(CHANGED)
+    change(counted_gdn(), batch)
+    return mixed_of(CHANGED, batch)
 
 
 CHECKS = {
-    "metadata": metadata,
-    "unknown batches": lambda _: alike((PATCH,), mixed_changed, play.UNKNOWN, most=None),
-    "forwards": forwards,
+    "unknown batches": lambda _: alike((PATCH,), mixed_changed, UNKNOWN, most=None),
 }

@@ -8,12 +8,19 @@ replay runs them again on those.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+_GRAPHS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
 """Operators whose result the host, or a shape, depends on: a capture refuses them."""
@@ -109,3 +116,48 @@ def _again(func: Any, args: Any, options: Any, results: list[Any]) -> None:
     result = [v for v in tree_leaves(func(*args, **options)) if isinstance(v, torch.Tensor)]
     for old, new in zip(results, result, strict=True):
         old.copy_(new)
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Graphs are tapes meanwhile, and streams of a CPU wait for nothing."""
+    graphs = importlib.import_module(_GRAPHS)
+    device = SimpleNamespace(
+        current_stream=torch.cpu.current_stream,
+        Stream=SimpleNamespace(wait_stream=lambda *_: None),
+        synchronize=lambda: None,
+    )
+    with (
+        mock.patch.object(graphs, "get_device_module", return_value=device),
+        mock.patch.object(torch.cuda, "CUDAGraph", Tape),
+    ):
+        yield
+
+
+@functools.cache
+def note_kernels() -> None:
+    """Have tapes note Triton's kernels; once a process."""
+    noting_kernels()
+    layers: Any = importlib.import_module("sglang.srt.layers.radix_linear_attention")
+    if hasattr(layers, "unified_linear_attention_with_output"):
+        # 0.5.22 has an operator here, for GPUs only; this is what that runs.
+        layers.unified_linear_attention_with_output = (
+            layers._unified_linear_attention_with_output_impl
+        )
+        breaks = importlib.import_module(_GRAPHS).eager_on_graph
+        stub = layers._linear_attention_capture_stub
+        layers.bcg_unified_linear_attention_with_output = breaks(True, capture_stub=stub)(
+            layers.unified_linear_attention_with_output
+        )
+
+
+@contextlib.contextmanager
+def capturing(backend: Any) -> Iterator[None]:
+    """Within, a breakable backend captures into tapes."""
+    note_kernels()
+    without_kernels(True)
+    try:
+        with on_cpu(), backend.replay_session():
+            yield
+    finally:
+        without_kernels(False)

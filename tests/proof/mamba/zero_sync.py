@@ -5,6 +5,9 @@ A decode is stock's own, with its waits.
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require, same, some
 from sglang_perf_patches.verify.mamba.cases import (
@@ -16,11 +19,24 @@ from sglang_perf_patches.verify.mamba.cases import (
     draw,
     draw_decode,
 )
-from tests.proof.mamba.alike import alike
-from tests.proof.mamba.kinds import Kda
-from tests.proof.mamba.play import UNKNOWN, Play, attention_module, gdn
+from sglang_perf_patches.verify.mamba.play import alike, attention_module
+from sglang_perf_patches.verify.mamba.rig import ATTENTION, Rig
+from tests.proof.mamba.play import UNKNOWN, Counted, counted_gdn
 
 PATCH = "mamba.zero-sync"
+
+
+class Kda(Rig):
+    """The KDA backend; its metadata only."""
+
+    def _widths(self) -> dict[str, Any]:
+        widths = super()._widths()
+        return {**widths, "conv": [(3, widths["conv_dim"])]}
+
+    def _backend(self) -> Any:
+        self._choose_triton()
+        module = importlib.import_module(f"{ATTENTION}.linear.kda_backend")
+        return module.KDAAttnBackend(self.runner)
 
 
 def forwards(inputs: Inputs) -> int:
@@ -28,8 +44,8 @@ def forwards(inputs: Inputs) -> int:
     drawn = some(inputs, [*FORWARDS.values()])
     extends = [batches for batches in drawn if batches[0].mode != "DECODE"]
     steps = [batches for batches in drawn if batches[0].mode == "DECODE"]
-    count = alike((PATCH,), gdn().forwards, extends)
-    return count + same(PATCH, gdn().forwards, steps, ran=False)
+    count = alike((PATCH,), counted_gdn().forwards, extends)
+    return count + same(PATCH, counted_gdn().forwards, steps, ran=False)
 
 
 def metadata(inputs: Inputs) -> int:
@@ -38,8 +54,8 @@ def metadata(inputs: Inputs) -> int:
     tracked = sum(any(request.tracked for request in batch.requests) for batch in batches)
     both = len(batches) / 6 < tracked < len(batches)
     require(both, f"{tracked} of {len(batches)} drawn batches are tracked")
-    count = alike((PATCH,), gdn().metadata, batches)
-    return count + same(PATCH, gdn().metadata, _drawn_steps(inputs), ran=False)
+    count = alike((PATCH,), counted_gdn().metadata, batches)
+    return count + same(PATCH, counted_gdn().metadata, _drawn_steps(inputs), ran=False)
 
 
 def kda(inputs: Inputs) -> int:
@@ -47,7 +63,7 @@ def kda(inputs: Inputs) -> int:
     module = attention_module("linear.kda_backend")
     if module is None or "init_forward_metadata" not in vars(module.KDAAttnBackend):
         return 0
-    fields = Play(Kda()).fields
+    fields = Counted(Kda()).fields
     count = alike((PATCH,), fields, _drawn(inputs))
     return count + same(PATCH, fields, _drawn_steps(inputs), ran=False)
 
@@ -63,7 +79,7 @@ def _drawn_steps(inputs: Inputs) -> list[Batch]:
 CHECKS = {
     "forwards": forwards,
     "metadata": metadata,
-    "unknown batches": lambda _: alike((PATCH,), gdn().changed, UNKNOWN, most=None),
-    "the scheduler's batches": lambda _: alike((PATCH,), gdn().scheduled, SCHEDULED),
+    "unknown batches": lambda _: alike((PATCH,), counted_gdn().changed, UNKNOWN, most=None),
+    "the scheduler's batches": lambda _: alike((PATCH,), counted_gdn().scheduled, SCHEDULED),
     "KDA": kda,
 }

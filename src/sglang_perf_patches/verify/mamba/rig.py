@@ -7,7 +7,7 @@ import functools
 import importlib
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +36,8 @@ QWEN3_NEXT = Size(layers=36, key_heads=16, value_heads=32, head=128, dtype=torch
 SMALL = Size(layers=2, key_heads=1, value_heads=1, head=32, dtype=torch.float16)
 WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
 """The least that the lightning-attention kernels take."""
+ON_GPU = replace(QWEN3_NEXT, layers=2)
+"""Dimensions of a real model: kernels of a GPU are compiled for them."""
 
 
 class Rig:
@@ -51,11 +53,11 @@ class Rig:
     """
 
     def __init__(
-        self, size: Size = SMALL, device: str = "cpu", slots: int = 24, requests: int = 16
+        self, size: Size = SMALL, device: str | None = None, slots: int = 24, requests: int = 16
     ) -> None:
         """Make it; all layers draw their weights from a seed of their own."""
         self.size = size
-        self.device = device
+        self.device = device = device or stock.device()
         self.slots = slots
         self.requests = requests
         self.args = _server_args(size.page, device)

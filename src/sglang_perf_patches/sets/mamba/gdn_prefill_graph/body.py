@@ -343,7 +343,8 @@ def _tracked(
 # | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
 # | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
 #
-# `proof.mamba.captured` replays nothing but noted kernels, and compares all of these with stock's.
+# `verify.mamba.gdn_prefill_graph` replays what was captured only, and compares all of these with
+# stock's.
 
 
 class _Prefixes:

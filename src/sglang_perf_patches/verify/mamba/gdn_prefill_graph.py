@@ -1,7 +1,8 @@
-"""Prefills as a server replays them: stock's graphs with their breaks, and patched ones.
+"""Outputs and states of replayed prefills are those of stock's graphs, whose layers run eagerly.
 
-Both sides are captured and replayed by the release's own code, see `runner`. What a patched replay
-runs is what the capture took note of, with whatever the tables hold by then: no Python of a layer.
+Both sides are captured and replayed by the release's own code, see `runner`: stock's graphs break
+at each layer. What a patched replay runs is what its capture took note of, with whatever the tables
+hold by then: no Python of a layer.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from unittest import mock
 
 import torch
 
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import kernel_break
-from sglang_perf_patches.verify.mamba.cases import Batch, Request, draw
-from tests.proof.mamba import flashinfer
-from tests.proof.mamba.alike import Played
-from tests.proof.mamba.loads import loading
-from tests.proof.mamba.play import Play, plain
-from tests.proof.mamba.runner import Runner
+from ...sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
+from ...sets.mamba.gdn_prefill_graph import kernel_break
+from .. import Inputs, stock
+from ..comparing import some
+from .cases import Batch, Request, draw
+from .play import Play, Played, alike, gdn, plain
+from .runner import Runner
+
+PATCH = "mamba.gdn-prefill-graph"
+
+DRAWN = 1
+"""Drawn replays: each takes up to a minute of Triton's interpreter."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def replays_of(*batches: Batch, spare: int = 0, **options: Any) -> Replays:
     return Replays(batches, max(batch.tokens for batch in batches) + spare, **options)
 
 
-_OVERFULL = replays_of(
+OVERFULL = replays_of(
     Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
     Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
     Batch((Request(2, 64, tracked=False),)),
@@ -72,7 +77,7 @@ EDGES = (
         loads=True,
         smaller=(64,),
     ),
-    _OVERFULL,
+    OVERFULL,
     # a bucket of another tile than some of its batches
     replays_of(
         Batch((Request(15, 3, tracked=False),)),
@@ -93,27 +98,14 @@ EDGES = (
 )
 """The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
 
-BREAKS = (
-    # many requests, then one: the kernel's call is of the batch, whatever the tables held
-    replays_of(
-        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
-        Batch((Request(64),)),
-        Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
-        spare=5,
-        loads=True,
-        smaller=(8,),
-    ),
-    _OVERFULL,
-    replays_of(Batch((Request(1, tracked=False),)), spare=3),
-    # kept at a chunk, at the end, and before the end
-    replays_of(
-        Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
-        Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
-        spare=64,
-        loads=True,
-    ),
+LONG = (
+    replays_of(Batch((Request(519),)), Batch((Request(519, 64),)), spare=57),
+    replays_of(Batch((Request(500), Request(500, 64, tracked=False)) * 2), spare=48),
 )
-"""The same where the graph breaks at the kernel's call: there no tile and no empty row matters."""
+"""Prompts as a GPU gets them, in buckets of a server's."""
+
+FEW = 4
+"""Of `EDGES` on a GPU, for which each new shape compiles kernels anew."""
 
 
 def draw_replays(random: Random) -> Replays:
@@ -140,10 +132,17 @@ def _within(batch: Batch) -> Batch:
 class Captured:
     """Replays of a rig's layers."""
 
-    def __init__(self, play: Play, kernel: Any = None) -> None:
-        """Use a rig that counts, with its own prefill kernel or another."""
+    def __init__(self, play: Play, kernel: Any = None, stays: Any = None) -> None:
+        """Use a rig with its own prefill kernel, or with another.
+
+        Args:
+            play: of the rig.
+            kernel: in place of the rig's own, at which graphs break.
+            stays: tells of a number of requests whether `kernel` may update their states in place.
+        """
         self.play = play
         self.kernel = kernel
+        self.stays = stays
 
     def counted(self, wanted: Replays) -> Played:
         """As `replayed`, with the number of waits among what must be equal."""
@@ -163,7 +162,7 @@ class Captured:
                 dispatcher = backend.kernel_dispatcher
                 patches += [
                     mock.patch.object(dispatcher, "extend_kernel", self.kernel),
-                    mock.patch.object(kernel_break, "stays", return_value=flashinfer.is_whole),
+                    mock.patch.object(kernel_break, "stays", return_value=self.stays),
                 ]
             for patch in patches:
                 stack.enter_context(patch)
@@ -185,7 +184,7 @@ class Captured:
             self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
             with ExitStack() as stack:
                 if wanted.loads:
-                    stack.enter_context(loading(self.play.rig.pool, batch, self.play.counter))
+                    stack.enter_context(self.play.loading(batch))
                 waits = stack.enter_context(self.play.counting())
                 outputs.append(runner.replay(forward_batch).clone())
             after.append(self._left(forward_batch))
@@ -204,9 +203,9 @@ class Captured:
         batch = self.play.batch(Batch((Request(wanted.bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
         inputs = self.play.rig.inputs(wanted.bucket)
-        self.play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
+        self.play.own(*(tensor for layer in inputs for tensor in layer.values()))
         with self.play.counting():  # for the tables are the device's; a server boots but once
-            return Runner(self.play.rig, batch, inputs, wanted.smaller)
+            return Runner(self.play, batch, inputs, wanted.smaller)
 
     def _feed(self, runner: Runner, seed: int) -> None:
         drawn = self.play.rig.inputs(runner.bucket, seed)
@@ -233,3 +232,14 @@ def _is_patched(backend: Any) -> bool:
 def _is_ours(backend: Any) -> bool:
     """Whether the last forward ran on tables."""
     return _is_patched(backend) and bool(backend.prefill_graph_extend_active())
+
+
+def replays(inputs: Inputs) -> int:
+    """The whole prefill in one graph, with no wait of its own."""
+    wanted = [*LONG, *EDGES[:FEW]] if stock.device() == "cuda" else EDGES
+    return alike(
+        (PATCH,), Captured(gdn()).replayed, [*some(inputs, wanted), *inputs(draw_replays, DRAWN)]
+    )
+
+
+CHECKS = {"replays": replays}

@@ -1,28 +1,26 @@
 """The release's own runner and backend of breakable prefill graphs, for the layers of a rig.
 
-Graphs themselves can't be on a CPU: `tape.Tape` stands for those. Capture, breaks and replay are
-the release's. Left out is what comes before the layers: its buffers, and the model around them.
+Capture, breaks and replay are the release's. Left out is what comes before the layers: its buffers,
+and the model around them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from sglang_perf_patches.verify.mamba.rig import Rig
-from sglang_perf_patches.verify.stock import NoneByDefault, called
-from tests.proof.mamba import tape
+from .. import stock
+from ..stock import NoneByDefault, called
+from .play import Play
+from .rig import Rig
 
 _EXECUTOR = "sglang.srt.model_executor"
-_GRAPHS = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
 
 class Runner:
@@ -33,17 +31,17 @@ class Runner:
         stocks: the release's runner.
     """
 
-    def __init__(self, rig: Rig, capture: Any, inputs: Any, smaller: Sequence[int] = ()) -> None:
+    def __init__(self, play: Play, capture: Any, inputs: Any, smaller: Sequence[int] = ()) -> None:
         """Capture.
 
         Args:
-            rig: whose layers.
+            play: whose rig's layers.
             capture: the ForwardBatch of the capture; its tokens are the bucket.
             inputs: of the layers, see the attribute.
             smaller: buckets that the server has besides.
         """
-        note_kernels()
-        self.rig = rig
+        self.play = play
+        rig = self.rig = play.rig
         self.bucket = int(capture.extend_num_tokens)
         self.inputs = inputs
         self._module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
@@ -84,7 +82,7 @@ class Runner:
         if static.forward_mode.name == "MIXED":
             static.forward_mode = type(static.forward_mode).EXTEND
         static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self.bucket)
-        with on_cpu(), stocks.backend.replay_session():
+        with self.play.graphs(), stocks.backend.replay_session():
             stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
             tokens = int(batch.extend_num_tokens)
             with stocks._prefill_forward_context(
@@ -99,12 +97,8 @@ class Runner:
         return most is None or requests <= most
 
     def _captured(self, stocks: Any) -> None:
-        tape.without_kernels(True)
-        try:
-            with on_cpu(), stocks.backend.replay_session():
-                stocks.capture_one_shape(self.bucket)
-        finally:
-            tape.without_kernels(False)
+        with self.play.capturing(stocks.backend):
+            stocks.capture_one_shape(self.bucket)
 
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):
@@ -113,39 +107,6 @@ class Runner:
                 for layer, of_layer in zip(self.rig.layers, self.inputs, strict=True)
             ]
         return torch.cat(outputs, dim=1)
-
-
-@contextlib.contextmanager
-def on_cpu() -> Iterator[None]:
-    """Graphs are tapes meanwhile, and streams of a CPU wait for nothing."""
-    graphs = importlib.import_module(_GRAPHS)
-    device = SimpleNamespace(
-        current_stream=torch.cpu.current_stream,
-        Stream=SimpleNamespace(wait_stream=lambda *_: None),
-        synchronize=lambda: None,
-    )
-    with (
-        mock.patch.object(graphs, "get_device_module", return_value=device),
-        mock.patch.object(torch.cuda, "CUDAGraph", tape.Tape),
-    ):
-        yield
-
-
-@functools.cache
-def note_kernels() -> None:
-    """Have tapes note Triton's kernels; once a process."""
-    tape.noting_kernels()
-    layers: Any = importlib.import_module("sglang.srt.layers.radix_linear_attention")
-    if hasattr(layers, "unified_linear_attention_with_output"):
-        # 0.5.22 has an operator here, for GPUs only; this is what that runs.
-        layers.unified_linear_attention_with_output = (
-            layers._unified_linear_attention_with_output_impl
-        )
-        breaks = importlib.import_module(_GRAPHS).eager_on_graph
-        stub = layers._linear_attention_capture_stub
-        layers.bcg_unified_linear_attention_with_output = breaks(True, capture_stub=stub)(
-            layers.unified_linear_attention_with_output
-        )
 
 
 def _whole(batch: Any) -> Any:
@@ -173,9 +134,10 @@ def _hybrid(rig: Rig) -> Any:
 
 
 def _graph_backend(runner: Any) -> Any:
-    """The release's, which captures into tapes."""
+    """The release's."""
     module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
-    runner.device_module = SimpleNamespace(synchronize=lambda: None)
+    idle = SimpleNamespace(synchronize=lambda: None)
+    runner.device_module = torch.cuda if stock.device() == "cuda" else idle
     group = SimpleNamespace(barrier=lambda: None, ranks=[0])
     parallel = SimpleNamespace(tp_group=group)
     with mock.patch.object(module, "get_parallel", return_value=parallel):

@@ -1,4 +1,4 @@
-"""The rigs of other linear layers than gated delta nets: KDA, lightning attention, Mamba2."""
+"""The rigs of other linear layers than gated delta nets: lightning attention and Mamba2."""
 
 from __future__ import annotations
 
@@ -16,23 +16,10 @@ from sglang_perf_patches.verify.mamba.rig import ATTENTION, WIDER, Rig, Size, al
 from sglang_perf_patches.verify.stock import called
 
 
-class Kda(Rig):
-    """The KDA backend; its metadata only."""
-
-    def _widths(self) -> dict[str, Any]:
-        widths = super()._widths()
-        return {**widths, "conv": [(3, widths["conv_dim"])]}
-
-    def _backend(self) -> Any:
-        self._choose_triton()
-        module = importlib.import_module(f"{ATTENTION}.linear.kda_backend")
-        return module.KDAAttnBackend(self.runner)
-
-
 class Lightning(Rig):
     """The lightning-attention backend, with the ``seg_la`` kernel or the ``minimax`` one."""
 
-    def __init__(self, kernel: str, size: Size = WIDER, device: str = "cpu") -> None:
+    def __init__(self, kernel: str, size: Size = WIDER, device: str | None = None) -> None:
         """Make it for one of the two kernels; ``minimax`` wants all operands in float32."""
         if kernel == "minimax":
             size = replace(size, dtype=torch.float32)

@@ -1,0 +1,61 @@
+"""Mamba2's metadata, and forwards of the release's own mixers, are stock's without its waits."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from .. import Inputs
+from ..stock import called
+from . import play
+from .cases import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
+from .kinds import Mamba2
+from .play import Played, alike, gdn
+
+PATCH = "mamba.mamba2-chunk-indices"
+
+
+def metadata(inputs: Inputs) -> int:
+    """Drawn batches, each with tracking and without."""
+    tracked = [*EDGES, *inputs(draw, METADATA)]
+    batches = [*tracked, *(Batch(batch.requests, tracking=False) for batch in tracked)]
+    return alike((PATCH,), mixed, batches)
+
+
+def forwards(_: Inputs) -> int:
+    """Outputs and states; on an old release mamba.zero-sync spares the other waits."""
+    scenarios = play.prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
+    run = play.of(Mamba2()).forwards
+    if play.is_old():
+        return alike((PATCH, "mamba.zero-sync"), run, scenarios)
+    return alike((PATCH,), run, scenarios, most=None)
+
+
+def mixed(wanted: Batch) -> Played:
+    """Mamba2's metadata, made of a gated delta net's batch."""
+    return mixed_of(wanted, gdn().batch(wanted))
+
+
+def mixed_of(wanted: Batch, batch: Any) -> Played:
+    """As `mixed`, of a batch that is there."""
+    module = importlib.import_module(play.METADATA)
+    device = gdn().rig.device
+    lens = [request.new for request in wanted.requests]
+    start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=device)
+    slots = torch.arange(len(lens), dtype=torch.int32, device=device)
+    gdn().own(start, slots)
+    forward = called(module.ForwardMetadata, query_start_loc=start, mamba_cache_indices=slots)
+    chunk = 16 if len(lens) % 2 else 256  # shorter than a request, or longer than all
+    with gdn().counting() as waits:
+        prepared = module.Mamba2Metadata.prepare_mixed(forward, chunk, batch)
+    parts = {name: gdn().placed(value) for name, value in vars(prepared.mixed_metadata).items()}
+    return {"mixed": parts, "rest": gdn().fields_of(prepared)}, waits
+
+
+CHECKS = {
+    "metadata": metadata,
+    "forwards": forwards,
+}

@@ -6,10 +6,9 @@
 #
 # The second takes ten minutes at most, needs no model, and ends with one file,
 # mlx-on-this-mac.txt (or $FILE): please attach it to an issue, whatever the result. We have had no
-# Mac so far. It says which bits MLX's kernels give here, whether the patches' results are stock's,
-# what servers reply in a second (stock, patched and mlx_lm.server, by turns), and what they hold in
-# memory. Nothing is sent anywhere. VERIFY (mlx), KERNELS, SERVERS and MEMORY hold other options of
-# the parts; MODEL is a model of yours for the servers, in place of random weights.
+# Mac so far. It says whether the patches' results are stock's, and what stock and patched servers
+# reply by turns, how fast, and with how much memory. Nothing is sent anywhere. VERIFY (mlx), LOAD and
+# SERVER hold other options of the parts; MODEL is a model of yours, in place of random weights.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx
@@ -19,7 +18,9 @@ if [ "$#" -gt 0 ]; then
 fi
 
 file=${FILE:-mlx-on-this-mac.txt}
-parts=$(dirname "$0")/../tests/benchmarks/mlx
+tests=$(cd "$(dirname "$0")/../tests" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 say() { echo; echo "== $*"; }
 # part SECONDS COMMAND...: run it, and end it after so many seconds.
 part() {
@@ -54,11 +55,16 @@ print(mlx.core.default_device(), mlx.core.device_info())"
 {
     machine
     part 30 sglang-perf-patches list
-    part 60 python "$parts/kernels.py" ${KERNELS:---quick --seconds 50}
     part 150 sglang-perf-patches verify ${VERIFY:-mlx}
-    part 270 python "$parts/beside.py" --here ${MODEL:+--model "$MODEL"} \
-        ${SERVERS:---shape 0.6b-4bit --loads unique --each 2 --slots 8192 --seconds 240}
-    part 45 python "$parts/footprint.py" ${MEMORY:-}
+    if [ -z "${MODEL:-}" ]; then
+        MODEL=$scratch/random
+        PYTHONPATH=$tests/benchmarks/mlx:$tests/harness${PYTHONPATH:+:$PYTHONPATH} \
+            python -c "import served, sys; served.write(*sys.argv[1:])" "$MODEL" "${SHAPE:-0.6b-4bit}"
+    fi
+    part 400 sglang-perf-patches bench server \
+        ${LOAD:---num-prompts 32 --max-concurrency 8 --random-input-len 256 --random-output-len 64} -- \
+        python -m sglang.launch_server --model-path "$MODEL" --host 127.0.0.1 \
+        ${SERVER:---max-total-tokens 16384}
 } 2>&1 | sed "s|$HOME|~|g" | tee "$file"
 echo
 echo "All of this is in $file: please attach it to an issue."

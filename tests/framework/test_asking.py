@@ -218,6 +218,39 @@ def test_what_the_release_refuses_is_told_in_its_words(publishing: Throwaway) ->
         assert done.stderr == f"sglang-perf-patches: sglang 1.0 refuses this command: {said}\n"
 
 
+def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway) -> None:
+    publishing.put("torch/__init__.py", "")
+    publishing.put("torch/_dynamo.py", "class Guard:\n    number = 1\n")
+    needs = "from torch._dynamo import Guard\nassert Guard.number == 1\n"
+    publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
+    done = cli(publishing, "doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 gated, ")
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_compiled_modules_are_kept_somewhere(publishing: Throwaway, may_write: bool) -> None:
+    publishing.put("torch/__init__.py", "")
+    environment = {
+        **publishing.environment(),
+        "PYTHONDONTWRITEBYTECODE": "" if may_write else "1",
+        "XDG_CACHE_HOME": str(publishing.site / "cache"),
+    }
+    ask = ("doctor", "--gpu", "none", "--", *LAUNCH)
+    subprocess.run(
+        [sys.executable, "-m", "sglang_perf_patches", *ask],
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=600,
+    )
+    folder = publishing.site / "cache" / "sglang-perf-patches" / "bytecode"
+    beside = publishing.site / "sglang" / "srt" / "__pycache__"
+    kept = [each.name.partition(".")[0] for each in folder.rglob("server_args.*.pyc")]
+    assert kept == ([] if may_write else ["server_args"])
+    assert bool(list(beside.glob("server_args.*.pyc"))) == may_write
+
+
 @pytest.mark.parametrize(
     ("printed", "expected"),
     [

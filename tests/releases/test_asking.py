@@ -7,12 +7,16 @@ it with servers.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import released
+from sglang_perf_patches.cli.ask import gpus, resolver
+
+RESOLVE = Path(__file__).with_name("resolve.py")
 
 TEXT = {
     "hidden_size": 256,
@@ -47,7 +51,24 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "norm_topk_prob": True,
     },
+    "windows": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        **TEXT,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 128,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
 }
+COMMANDS = (
+    ("plain",),
+    ("next", "--tp", "4", "--chunked-prefill-size", "4096"),
+    ("next", "--page-size", "64", "--disable-radix-cache", "--attention-backend", "triton"),
+    ("windows", "--disaggregation-mode", "decode", "--mem-fraction-static", "0.8"),
+    ("plain", "--no-such-flag"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +134,23 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     short = next(each["short"] for each in data["patches"] if each["id"] == graph)
     assert short["gain"]
     assert short["cost"]
+
+
+@pytest.mark.parametrize(
+    "release", [pytest.param("0.5.9", marks=pytest.mark.whole_matrix), "0.5.23"]
+)
+def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> None:
+    servers = [["--model-path", str(models / name), *words] for name, *words in COMMANDS]
+    quickly, wholly = (
+        released.run(
+            released.tree(release),
+            *(str(RESOLVE), how, json.dumps(asdict(gpus.KINDS["H200"]))),
+            given=json.dumps(servers),
+            HF_HUB_OFFLINE="1",
+        ).splitlines()
+        for how in (resolver.QUICKLY, resolver.WHOLLY)
+    )
+    assert quickly == wholly
+    answers = [json.loads(each) for each in quickly]
+    assert [list(each) for each in answers] == [["setup", "arguments"]] * 4 + [["refused"]]
+    assert all(len(each["arguments"]) > 200 for each in answers[:4])

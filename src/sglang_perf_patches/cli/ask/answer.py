@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ... import worker
+from ...judge.cache import user_folder
 from ...judge.source import Tree
 from ...judge.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
 from ...model.selection import Selection
+from . import resolver
 from .command import Asked
 from .gpus import Gpu
 
 _LIMIT_S = 180.0
-_RESOLVER = f"{__package__}.resolver"
 
 LIVE, OFF, OPT_IN, SUPERSEDED = "live", "off", "off (opt-in)", "superseded"
 
@@ -59,19 +63,45 @@ def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
     """
     own = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
     search = [str(tree.root.parent), *filter(None, [*own, *sys.path])]
-    environment = {**asked.environment, "PYTHONPATH": os.pathsep.join(search)}
-    with worker.Child(
-        _RESOLVER,
-        [json.dumps(gpu and asdict(gpu)), *asked.arguments],
-        limit_s=_LIMIT_S,
-        environment=environment,
-    ) as child:
-        line: Mapping[str, Any] | None = next(iter(child), None)
-        if line is None:
-            raise AskError(f"sglang {tree.version} could not be asked: {child.why_it_ended()}")
-    if "refused" in line:
-        raise AskError(f"sglang {tree.version} refuses this command: {line['refused']}")
-    return Setup(line["on"], line["lacking"], frozenset(line["having"]))
+    environment = {
+        **asked.environment,
+        "PYTHONPATH": os.pathsep.join(search),
+        **_bytecode(tree, asked.environment),
+    }
+    for how in (resolver.QUICKLY, resolver.WHOLLY):
+        with worker.Child(
+            resolver.__name__,
+            [how, json.dumps(gpu and asdict(gpu)), *asked.arguments],
+            limit_s=_LIMIT_S,
+            environment=environment,
+        ) as child:
+            line: Mapping[str, Any] = next(iter(child), {})
+            why = line.get("failed") or child.why_it_ended()
+        if "on" in line:
+            return Setup(line["on"], line["lacking"], frozenset(line["having"]))
+        if "refused" in line:
+            break
+    if line.get("imported", "refused" in line):
+        raise AskError(f"sglang {tree.version} refuses this command: {line.get('refused') or why}")
+    raise AskError(f"sglang {tree.version} could not be asked: {why}")
+
+
+def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where the child keeps compiled modules if it may not do so next to their sources.
+
+    Otherwise each answer compiles torch and the release anew, for 10 s of CPU.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return {}
+    may_not_write = environment.get("PYTHONDONTWRITEBYTECODE")
+    for source in (Path(torch.origin), tree.root / "srt" / "server_args.py"):
+        compiled = Path(importlib.util.cache_from_source(source))
+        if not compiled.exists() and (may_not_write or not os.access(source.parent, os.W_OK)):
+            with contextlib.suppress(OSError):
+                folder = str(user_folder() / "bytecode")
+                return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+    return {}
 
 
 def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:

@@ -1,22 +1,26 @@
-"""The child that resolves a server's arguments: ``python -m …resolver GPU ARGUMENT …``.
+"""The child that resolves a server's arguments: ``python -m …resolver HOW GPU ARGUMENT …``.
 
 It imports the release's ``ServerArgs``, and has them resolved and published as a launch does; no
 server starts. GPU is the JSON of a `gpus.Gpu`, or ``null``: torch and ``nvidia-smi`` answer as if
-that one were here, so no GPU is used. Emits one line: what `model.feature.Setup` holds, or why the
-release refuses the arguments.
+that one were here, so no GPU is used. HOW is `QUICKLY` or `WHOLLY`: quickly, it imports neither
+torch's compiler nor packages that a server may lack. Emits one line: what `model.feature.Setup`
+holds, why the release refuses the arguments, or what failed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import io
 import json
 import os
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ... import worker
@@ -26,34 +30,85 @@ from ...model.setups import FEATURES
 _ARGUMENTS = "sglang.srt.server_args"
 
 
-def main(gpu: dict[str, Any] | None, words: list[str]) -> None:
+QUICKLY, WHOLLY = "quickly", "wholly"
+_COMPILER = "torch._dynamo"
+_DISPENSABLE = ("scipy", "torchao")
+
+
+def main(how: str, gpu: dict[str, Any] | None, words: list[str]) -> None:
     """Resolve, and emit."""
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
+        if how == QUICKLY:
+            leave_out()
         if gpu is not None:
-            _pretend(gpu, Path(folder))
+            pretend(gpu, Path(folder))
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             line = _resolved(words, said)
     worker.emit(line)
 
 
 def _resolved(words: list[str], said: io.StringIO) -> dict[str, Any]:
-    module: Any = importlib.import_module(_ARGUMENTS)
     try:
-        arguments = module.prepare_server_args(words)
-        if hasattr(arguments, "resolve_once"):  # from 0.5.19 on a launch asks for it
-            arguments.resolve_once()
-        module.set_global_server_args_for_scheduler(arguments)
+        resolve(words)
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1:]
         return {"refused": "".join(last).partition("error: ")[2] or "".join(last)}
     except Exception as error:
-        return {"refused": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+        failed = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return {"failed": failed, "imported": _ARGUMENTS in sys.modules}
     setup = FEATURES.setup(published.published())
     return {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
 
 
-def _pretend(gpu: dict[str, Any], folder: Path) -> None:
+def resolve(words: list[str]) -> Any:
+    """The arguments, resolved and published."""
+    module: Any = importlib.import_module(_ARGUMENTS)
+    arguments = module.prepare_server_args(words)
+    if hasattr(arguments, "resolve_once"):  # from 0.5.19 on a launch asks for it
+        arguments.resolve_once()
+    module.set_global_server_args_for_scheduler(arguments)
+    return arguments
+
+
+def leave_out() -> None:
+    """Spare two thirds of the imports: no argument depends on what they bring.
+
+    Packages that a server may lack are hidden, as if they were not installed. Of torch's compiler,
+    which nothing runs here, every name is a decorator that changes nothing.
+    """
+    gc.disable()
+    sys.modules.update(dict.fromkeys(_DISPENSABLE))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _NoCompiler())
+    torch: Any = importlib.import_module("torch")
+    torch.compile = _unchanged
+
+
+class _NoCompiler(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
+        is_of_it = f"{name}.".startswith(f"{_COMPILER}.")
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_of_it else None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return _Decorators(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Decorators(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _unchanged
+
+
+def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
+    """As a decorator, with arguments or without."""
+    return function if callable(function) else lambda decorated: decorated
+
+
+def pretend(gpu: dict[str, Any], folder: Path) -> None:
     """Have torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
     from tests.proof import lent
 
@@ -102,4 +157,4 @@ def _answering(answer: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:])

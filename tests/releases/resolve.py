@@ -1,0 +1,64 @@
+"""Resolve servers' arguments as ``doctor -- COMMAND`` does: ``python resolve.py HOW GPU``.
+
+The release is on PYTHONPATH, HOW and GPU are those of `resolver`. Stdin has a JSON list of
+arguments a server; each is resolved in a fork of its own. Prints one JSON line a server: its
+``setup`` and ``arguments`` as resolved, or why it is ``refused``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sglang_perf_patches.cli.ask import resolver
+from sglang_perf_patches.live import published
+from sglang_perf_patches.model.setups import FEATURES
+
+
+def main(how: str, gpu: dict[str, Any]) -> None:
+    """Import once, and answer each."""
+    servers: list[list[str]] = json.load(sys.stdin)
+    if how == resolver.QUICKLY:
+        resolver.leave_out()
+    with tempfile.TemporaryDirectory() as folder:
+        resolver.pretend(gpu, Path(folder))
+        with contextlib.redirect_stdout(io.StringIO()):
+            importlib.import_module("sglang.srt.server_args")
+        for words in servers:
+            child = os.fork()
+            if not child:
+                try:
+                    print(json.dumps(resolved(words)), flush=True)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+
+
+def resolved(words: list[str]) -> dict[str, Any]:
+    """What the release makes of one server's arguments."""
+    random.seed(0)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            arguments = resolver.resolve(words)
+        except SystemExit:
+            return {"refused": said.getvalue().splitlines()[-1]}
+    server = published.published()
+    values = {name: server.read(name) for name in type(arguments).__annotations__}
+    return {
+        "setup": repr(FEATURES.setup(server)),
+        "arguments": {name: re.sub(r" at 0x\w+", "", repr(each)) for name, each in values.items()},
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

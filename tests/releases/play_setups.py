@@ -26,6 +26,7 @@ lent.lend()
 
 from read_setups import MODEL, fields  # noqa: E402
 
+from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
@@ -68,9 +69,9 @@ def _publish(model: str, chosen: list[Feature]) -> str:
     chosen = [
         each
         for each in chosen
-        if each.name not in OWN and known & set(each.arguments()) & set(each.example)
+        if each.name not in OWN and known & set(each.arguments()) & set(example(each))
     ]
-    asked = {name: value for each in chosen for name, value in each.example.items()}
+    asked = {name: value for each in chosen for name, value in example(each).items()}
     some = {name: value for name, value in asked.items() if name in known}
     try:
         with contextlib.redirect_stdout(io.StringIO()):

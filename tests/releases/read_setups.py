@@ -21,6 +21,7 @@ from tests.proof import lent
 
 lent.lend()
 
+from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.live.board import Board  # noqa: E402
 from sglang_perf_patches.live.imports import Watched  # noqa: E402
@@ -82,7 +83,7 @@ def main() -> None:
         with_images.mkdir()
         (with_images / "config.json").write_text(json.dumps(IMAGES))
         print(json.dumps({"name": "images", **_read(str(with_images), {}, ())}), flush=True)
-        servers |= {each.name: (each.example, each.arguments()) for each in FEATURES.all}
+        servers |= {each.name: (example(each), each.arguments()) for each in FEATURES.all}
         for name, (given, switches) in servers.items():
             print(json.dumps({"name": name, **_read(folder, given, switches)}), flush=True)
         for name, config in MODELS.items():

@@ -15,6 +15,7 @@ import pytest
 
 import released
 from arguments import arguments
+from feature_examples import example
 from matrix import applying
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
@@ -50,7 +51,8 @@ def _declared(patch: str, release: str) -> set[str]:
     return {
         name
         for name, check in proven.items()
-        if check == "verify" and known & set(FEATURE[name].example) & set(FEATURE[name].arguments())
+        if check == "verify"
+        and known & set(example(FEATURE[name])) & set(FEATURE[name].arguments())
     }
 
 
@@ -101,7 +103,7 @@ def test_a_released_server_gates_what_does_not_declare_a_feature(
         if feature not in (by_id(sets.load())[patch].proven_with or {})
     ]
     assert patches
-    if not arguments(release) & set(FEATURE[feature].example) & set(FEATURE[feature].arguments()):
+    if not arguments(release) & set(example(FEATURE[feature])) & set(FEATURE[feature].arguments()):
         assert (feature, release) in NOT_THERE
         return
     for line in released.answers(released.tree(release), SCRIPT, feature, *patches):

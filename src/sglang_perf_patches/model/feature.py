@@ -48,7 +48,6 @@ class Feature:
         on: argument → the values with which it is on; any other is off.
         changed: arguments whose default is off, and whose values mean other things by the release.
         only: argument → the values without which the others say nothing.
-        example: arguments with which a user has it on.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Feature:
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    example: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> tuple[str, ...]:
         """Those that switch it."""

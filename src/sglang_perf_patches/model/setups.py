@@ -9,7 +9,6 @@ other argument of `ServerArgs` is in `immaterial`: one that is in neither gates 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from .feature import NOTHING, Feature, Features
 from .immaterial import makes_no_difference
@@ -28,16 +27,14 @@ _SPECULATION: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _switched(name: str, clause: str, *arguments: str, **example: Any) -> Feature:
+def _switched(name: str, clause: str, *arguments: str) -> Feature:
     """On as soon as one of its arguments says anything."""
-    off = dict.fromkeys(arguments, NOTHING)
-    return Feature(name=name, clause=clause, off=off, example=example or {arguments[0]: True})
+    return Feature(name=name, clause=clause, off=dict.fromkeys(arguments, NOTHING))
 
 
 def _sized(name: str, clause: str, *arguments: str) -> Feature:
     """On as soon as one of its arguments is more than 1."""
-    off = dict.fromkeys(arguments, (None, 0, 1))
-    return Feature(name=name, clause=clause, off=off, example={arguments[0]: 2})
+    return Feature(name=name, clause=clause, off=dict.fromkeys(arguments, (None, 0, 1)))
 
 
 FEATURES = Features(
@@ -76,7 +73,6 @@ FEATURES = Features(
                 "attn_dp_size": (None, 0, 1),
                 "parallel.attn_dp_enabled": NOTHING,
             },
-            example={"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
         ),
         Feature(
             name="expert-parallel",
@@ -91,7 +87,6 @@ FEATURES = Features(
                 "dwdp_size": (None, 0, 1),
                 "ep_join_mode": NOTHING,
             },
-            example={"tp_size": 2, "ep_size": 2},
         ),
         _sized("pipeline", "pipeline parallelism is on", "pp_size"),
         Feature(
@@ -112,7 +107,6 @@ FEATURES = Features(
                 "enable_attn_tp_input_scattered": NOTHING,
                 "enable_megamoe_for_layernorm_sp": NOTHING,
             },
-            example={"dcp_size": 2},
         ),
         # -- what a batch is
         _switched("two-batch-overlap", "two-batch overlap is on", "enable_two_batch_overlap"),
@@ -123,21 +117,18 @@ FEATURES = Features(
             name="whole-prefills",
             clause="prefills are not chunked",
             on={"chunked_prefill_size": (0, -1)},
-            example={"chunked_prefill_size": -1},
         ),
         _switched("dynamic-chunks", "chunks change their size", "enable_dynamic_chunking"),
         Feature(
             name="several-steps",
             clause="the scheduler decodes several steps at once",
             off={"num_continuous_decode_steps": (None, 0, 1)},
-            example={"num_continuous_decode_steps": 2},
         ),
         _switched("priorities", "requests have priorities", "enable_priority_scheduling"),
         Feature(
             name="other-retraction",
             clause="another rule chooses what is retracted",
             off={"retraction_policy": (None, "length")},
-            example={"retraction_policy": "priority"},
         ),
         _switched(
             "items", "a request is scored in items", "enable_mis", "multi_item_scoring_delimiter"
@@ -160,7 +151,6 @@ FEATURES = Features(
                 name=name,
                 clause=f"speculation by {kinds[0].upper()} is on",
                 on={"speculative_algorithm": kinds},
-                example={"speculative_algorithm": kinds[0].upper()},
             )
             for name, kinds in _SPECULATION.items()
         ),
@@ -181,19 +171,13 @@ FEATURES = Features(
             "each step of a draft has a layer of its own",
             "enable_multi_layer_eagle",
         ),
-        _switched(
-            "other-drafter",
-            "another server drafts",
-            "decoupled_spec_role",
-            decoupled_spec_role="verifier",
-        ),
+        _switched("other-drafter", "another server drafts", "decoupled_spec_role"),
         _switched(
             "draft-windows",
             "a draft sees a window",
             "speculative_draft_window_size",
             "speculative_dflash_draft_window_size",
             "speculative_draft_sink_size",
-            speculative_draft_window_size=128,
         ),
         _switched("draft-vocabulary", "drafts have a smaller vocabulary", "speculative_token_map"),
         # -- disaggregation
@@ -202,7 +186,6 @@ FEATURES = Features(
                 name=f"{mode}-server",
                 clause=f"the server is a {mode} server",
                 on={"disaggregation_mode": (mode,)},
-                example={"disaggregation_mode": mode},
             )
             for mode in ("prefill", "decode")
         ),
@@ -214,47 +197,33 @@ FEATURES = Features(
                 "enable_pd_role_switch": NOTHING,
                 "enable_pdmux": NOTHING,
             },
-            example={"enable_pdmux": True},
         ),
         _switched(
             "decode-radix-cache",
             "the decode radix cache is on",
             "disaggregation_decode_enable_radix_cache",
-            disaggregation_mode="decode",
-            disaggregation_decode_enable_radix_cache=True,
         ),
         _switched(
             "decode-offload",
             "decode KV offload is on",
             "disaggregation_decode_enable_offload_kvcache",
-            disaggregation_mode="decode",
-            disaggregation_decode_enable_offload_kvcache=True,
         ),
         Feature(
             name="late-slots",
             clause="KV is received in the host's memory, or gets its slots late",
             off={"disaggregation_decode_allocation_policy": (None, "early")},
             changed=("disaggregation_decode_host_receive_threshold",),
-            example={
-                "disaggregation_mode": "decode",
-                "disaggregation_decode_allocation_policy": "prefill_complete",
-            },
         ),
         _switched(
             "optimistic-prefill",
             "a prefill begins before the decode server has slots",
             *("optimistic_prefill_attempts", "optimistic_prefill_retries"),
-            optimistic_prefill_attempts=1,
         ),
         Feature(
             name="retracted-in-tensors",
             clause="retracted KV is kept in tensors, not in a host pool",
             on={"disaggregation_decode_retraction_backup": ("cpu_tensor",)},
             only=_DECODE_SERVER,
-            example={
-                "disaggregation_mode": "decode",
-                "disaggregation_decode_retraction_backup": "cpu_tensor",
-            },
         ),
         Feature(
             name="retracted-elsewhere",
@@ -281,25 +250,13 @@ FEATURES = Features(
         ),
         _switched("no-radix-cache", "the radix cache is off", "disable_radix_cache"),
         _switched("no-kv-cache", "there is no KV cache", "prefill_only_disable_kv_cache"),
-        Feature(
-            name="pages",
-            clause="a KV page has several tokens",
-            off={"page_size": _ONE},
-            example={"page_size": 64},
-        ),
+        Feature(name="pages", clause="a KV page has several tokens", off={"page_size": _ONE}),
         Feature(
             name="quantised-kv",
             clause="the KV cache is quantised",
             off={"kv_cache_dtype": _PLAIN_KV, "speculative_draft_kv_cache_dtype": _PLAIN_KV},
-            example={"kv_cache_dtype": "fp8_e4m3"},
         ),
-        _switched(
-            "unified-memory",
-            "the unified memory pool is on",
-            "enable_unified_memory",
-            enable_unified_memory=True,
-            attention_backend="triton",
-        ),
+        _switched("unified-memory", "the unified memory pool is on", "enable_unified_memory"),
         _switched("page-major", "KV is laid out page by page", "enable_page_major_kv_layout"),
         _switched(
             "sparse-kv",
@@ -320,10 +277,6 @@ FEATURES = Features(
             on=dict.fromkeys(
                 ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), ("extra_buffer",)
             ),
-            example={
-                "mamba_scheduler_strategy": "extra_buffer",
-                "mamba_radix_cache_strategy": "extra_buffer",
-            },
         ),
         Feature(
             name="other-tracking",
@@ -332,7 +285,6 @@ FEATURES = Features(
                 ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
                 (None, "auto", "no_buffer", "extra_buffer"),
             ),
-            example={"mamba_radix_cache_strategy": "extra_buffer_lazy"},
         ),
         _switched(
             "packed-states",
@@ -350,13 +302,11 @@ FEATURES = Features(
             "weights are quantised by an argument",
             *("quantization", "torchao_config", "rl_quant_profile", "quantize_and_serve"),
             *("modelopt_quant", "speculative_draft_model_quantization"),
-            quantization="fp8",
         ),
         Feature(
             name="other-model-code",
             clause="the model's code is not sglang's",
             off={"model_impl": (None, "auto", "sglang"), "forward_hooks": NOTHING},
-            example={"model_impl": "transformers"},
         ),
         Feature(
             name="offloading",
@@ -368,7 +318,6 @@ FEATURES = Features(
                 "enable_paged_experts": NOTHING,
                 "ple_offload_embedding": NOTHING,
             },
-            example={"cpu_offload_gb": 1},
         ),
         _switched(
             "memory-saver",
@@ -384,8 +333,6 @@ FEATURES = Features(
             "deterministic",
             "deterministic inference is on",
             *("enable_deterministic_inference", "rl_on_policy_target"),
-            enable_deterministic_inference=True,
-            attention_backend="triton",
         ),
         _switched(
             "no-cuda-graphs",
@@ -420,7 +367,6 @@ FEATURES = Features(
             "the server checks or dumps what it computes",
             *("kv_canary", "debug_tensor_dump_output_folder", "msprobe_dump_config"),
             *("enable_nan_detection", "disaggregation_enable_kv_checksum"),
-            kv_canary="full",
         ),
     ),
     makes_no_difference,

@@ -110,11 +110,10 @@ def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
 
 def pretend(gpu: dict[str, Any], folder: Path) -> None:
     """Have torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
-    from tests.proof import lent
-
     from ...live import gpu as ours
+    from . import stand_ins
 
-    lent.lend()
+    stand_ins.lend()
     count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]
     program = folder / "nvidia-smi"
     program.write_text("#!/bin/sh\n" + f"echo {memory}\n" * count)

@@ -54,8 +54,9 @@ def resolved(words: list[str]) -> dict[str, Any]:
             return {"refused": said.getvalue().splitlines()[-1]}
     server = published.published()
     values = {name: server.read(name) for name in type(arguments).__annotations__}
+    setup = FEATURES.setup(server)
     return {
-        "setup": repr(FEATURES.setup(server)),
+        "setup": [setup.on, setup.lacking, sorted(setup.having)],
         "arguments": {name: re.sub(r" at 0x\w+", "", repr(each)) for name, each in values.items()},
     }
 

@@ -20,13 +20,14 @@ from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
 from ...model.selection import Selection
+from ..table import LIVE, OPT_IN, SUPERSEDED
 from . import resolver
 from .command import Asked
 from .gpus import Gpu
 
 _LIMIT_S = 180.0
 
-LIVE, OFF, OPT_IN, SUPERSEDED = "live", "off", "off (opt-in)", "superseded"
+OFF = "off"
 
 
 class AskError(OperatorError, ValueError):

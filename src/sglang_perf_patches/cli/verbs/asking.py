@@ -19,11 +19,11 @@ from ...model.selection import Selection
 from .. import entry_point, page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
+from ..table import of_patches
 from . import judged, selected, tree_at
 
 _SHOWN = (answer.LIVE, "gated", "refused", answer.OFF, answer.OPT_IN)
 _ORDER = (*_SHOWN, answer.SUPERSEDED, "not needed", "built-in", "absent")
-_COLOURS = {answer.LIVE: "green", "gated": "yellow", "refused": "red"}
 HELP = (
     "Put the command of a server after -- to see what each patch will do in it. Its release "
     "resolves the command; nothing is started, and no GPU is needed."
@@ -95,7 +95,7 @@ def _text(
         + f"\non {gpu.text if gpu else 'no GPU'}"
     ]
     if shown:
-        parts.append(_table(sorted(shown, key=_place), in_short=in_short))
+        parts.append(_table(shown, in_short=in_short))
     if len(shown) < len(found):
         parts.append(f"{len(found) - len(shown)} more: add --all")
     obstacle = entry_point.obstacle(tree, asked.environment)
@@ -111,19 +111,12 @@ def _text(
 
 
 def _table(shown: Sequence[Fate], *, in_short: bool) -> str:
-    rows = [["PATCH", "HERE", "GAIN", *(() if in_short else ("COST",)), "WHY"]]
+    rows = []
     for one in shown:
         short = page.read(one.patch).short
-        gain, cost = (short.gain, short.cost) if short else ("-", "-")
         why = one.reason or (f"if you use {short.uses}" if short else "")
-        rows.append([one.patch, one.state, gain, *(() if in_short else (cost,)), why])
-    return render.table(rows, column=1, colours=_COLOURS, below=len(rows[0]) - 2)
-
-
-def _place(fate: Fate) -> tuple[int, float]:
-    short = page.read(fate.patch).short
-    at = _ORDER.index(fate.state) if fate.state in _ORDER else len(_ORDER)
-    return at, short.ratio if short else 1.0
+        rows.append((one.patch, one.state, (why,)))
+    return of_patches(rows, "WHY", with_cost=not in_short)
 
 
 def _data(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from typing import Any
 
 from ...judge import upgrade
-from ...judge.source import Tree, TreeError
-from ...model.selection import Selection
+from ...judge.source import TreeError
 from .. import render
 from . import (
     add_json,
@@ -58,113 +58,62 @@ def run(args: argparse.Namespace) -> int:
     selection = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
     hints = hinting.Hints.of(args, there) if args.model is not None else None
-    try:
+    verdicts, switches = judged(there), stock_switches.of(there)
+    here, prospects = None, []
+    with contextlib.suppress(TreeError):
         here = tree_at()
-    except TreeError:
-        return _judge_alone(there, selection, hints, args)
-    prospects = upgrade.compare(judged(here), judged(there))
-    lost = upgrade.lost(prospects, selection.ids)
+    if here is None:
+        refused = [each.patch.id for each in verdicts if each.word == "refused"]
+        lost = [each for each in refused if each in selection.ids]
+    else:
+        prospects = upgrade.compare(judged(here), verdicts)
+        lost = upgrade.lost(prospects, selection.ids)
     if args.json:
+        pairs = [(each.there, each.change, each.here.word) for each in prospects]
         data = {
-            "from": {"version": here.version, "path": str(here.root)},
+            "from": here and {"version": here.version, "path": str(here.root)},
             "to": {"version": there.version, "path": str(there.root)},
             "selection": selection.text,
             "patches": [
                 {
-                    "id": prospect.here.patch.id,
-                    "change": prospect.change,
-                    "from": prospect.here.word,
-                    "to": prospect.there.word,
-                    "reason": prospect.there.reason,
+                    "id": one.patch.id,
+                    "change": change,
+                    "from": before,
+                    "to": one.word,
+                    "reason": one.reason,
                 }
-                for prospect in prospects
+                for one, change, before in pairs or [(one, None, None) for one in verdicts]
             ],
             "lost": lost,
-            "stock_switches": _switches(there),
+            "stock_switches": [
+                {name: each.data[name] for name in ("name", "gains", "costs", "measure")}
+                for each in switches
+            ],
             **(hints.data if hints else {}),
         }
         print(json.dumps(data, indent=2))
+        return 1 if lost else 0
+    to = f"to   sglang {there.version} at {there.root}"
+    if here is None:
+        words = listing.prospects(selection, verdicts, is_here=False)
+        parts = [
+            f"this Python has no sglang to upgrade from\n{to}",
+            listing.table(verdicts, words, where=f"ON {there.version}", with_all=True),
+            f"chosen, and refused: {', '.join(lost)}" if lost else "",
+        ]
     else:
         shown = [one for one in prospects if args.all or one.change not in upgrade.UNCHANGED]
         rows = [["PATCH", here.version, there.version, "CHANGE", "WHY"]]
-        for prospect in shown:
-            words = [
-                prospect.here.word,
-                prospect.there.word,
-                prospect.change,
-                prospect.there.reason,
-            ]
-            rows.append([prospect.here.patch.id, *words])
-        print(f"{render.filled(upgrade.conclusion(prospects, selection.ids))}\n")
-        print(f"from sglang {here.version} at {here.root}")
-        print(f"to   sglang {there.version} at {there.root}")
-        if shown:
-            print(f"\n{render.table(rows, column=3, colours=_COLOURS)}")
-        if len(shown) < len(prospects):
-            print(f"\n{len(prospects) - len(shown)} more do not change: add --all")
-        _print_switches(there)
-        if hints:
-            print(f"\n{hints.text}")
+        for one in shown:
+            words_of_it = [one.here.word, one.there.word, one.change, one.there.reason]
+            rows.append([one.here.patch.id, *words_of_it])
+        more = len(prospects) - len(shown)
+        parts = [
+            render.filled(upgrade.conclusion(prospects, selection.ids)),
+            f"from sglang {here.version} at {here.root}\n{to}",
+            render.table(rows, column=3, colours=_COLOURS) if shown else "",
+            f"{more} more do not change: add --all" if more else "",
+        ]
+    parts += [stock_switches.text(switches), hints.text if hints else ""]
+    print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
-
-
-def _judge_alone(
-    there: Tree, selection: Selection, hints: hinting.Hints | None, args: argparse.Namespace
-) -> int:
-    """Without a sglang to upgrade from: the verdicts; 1 if a chosen patch is refused."""
-    verdicts = judged(there)
-    lost = [
-        verdict.patch.id
-        for verdict in verdicts
-        if verdict.word == "refused" and verdict.patch.id in selection.ids
-    ]
-    if args.json:
-        data = {
-            "from": None,
-            "to": {"version": there.version, "path": str(there.root)},
-            "selection": selection.text,
-            "patches": [
-                {
-                    "id": verdict.patch.id,
-                    "change": None,
-                    "from": None,
-                    "to": verdict.word,
-                    "reason": verdict.reason,
-                }
-                for verdict in verdicts
-            ],
-            "lost": lost,
-            "stock_switches": _switches(there),
-            **(hints.data if hints else {}),
-        }
-        print(json.dumps(data, indent=2))
-    else:
-        prospects = listing.prospects(selection, verdicts, is_here=False)
-        print("this Python has no sglang to upgrade from")
-        print(f"to   sglang {there.version} at {there.root}\n")
-        where = f"ON {there.version}"
-        print(listing.table(verdicts, prospects, where=where, with_all=True))
-        if lost:
-            print(f"\nchosen, and refused: {', '.join(lost)}")
-        _print_switches(there)
-        if hints:
-            print(f"\n{hints.text}")
-    return 1 if lost else 0
-
-
-def _switches(there: Tree) -> list[dict[str, str]]:
-    return [
-        {
-            "name": switch.name,
-            "gains": switch.gains,
-            "costs": switch.costs,
-            "measure": switch.command,
-        }
-        for switch in stock_switches.of(there)
-    ]
-
-
-def _print_switches(there: Tree) -> None:
-    text = stock_switches.text(stock_switches.of(there))
-    if text:
-        print(f"\n{text}")

@@ -52,7 +52,7 @@ def run(*, as_json: bool) -> int:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "checks": [asdict(check) for check in checks],
-            "stock_switches": [asdict(one) | {"measure": one.command} for one in switches],
+            "stock_switches": [one.data for one in switches],
         }
         print(json.dumps(data, indent=2))
     else:

@@ -15,6 +15,7 @@ from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.selection import Selection
 from .. import entry_point, machine, page, render
+from ..table import OFF, OPT_IN, READY, SUPERSEDED, of_patches
 from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
@@ -22,12 +23,9 @@ PARSER: dict[str, Any] = {
     "`ready` means that a server which uses what the patch is for has it. " + asking.HELP
 }
 
-READY, REFUSED, BUILT_IN, ABSENT = "ready", "refused", "built-in", "absent"
-OFF, OPT_IN, SUPERSEDED, NEEDS = "off (not chosen)", "off (opt-in)", "superseded", "needs"
+REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
 _COUNTED = (READY, REFUSED, "off", SUPERSEDED, NEEDS, BUILT_IN, ABSENT)
-_CONCERN_FIRST = (READY, REFUSED, SUPERSEDED, OFF, OPT_IN)
 _CONCERN = {READY, REFUSED, OFF, OPT_IN, SUPERSEDED}
-_COLOURS = {READY: "green", REFUSED: "red", OFF: "yellow", OPT_IN: "yellow"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +101,7 @@ def table(
     where: str,
     with_all: bool,
 ) -> str:
-    """The table of some patches, what is ready first, each group by its gain.
+    """The table of some patches.
 
     Args:
         verdicts: on them.
@@ -111,31 +109,13 @@ def table(
         where: the heading of what becomes of them there.
         with_all: whether their links, and what they do or why not, are shown too.
     """
-    more = ("UPSTREAM", "WHAT IT DOES, OR WHY NOT") if with_all else ()
-    rows = [["PATCH", where, "GAIN", "COST", *more]]
-    colours = dict(_COLOURS)
-    for one, short in _by_gain(verdicts, by_patch):
+    rows = []
+    for one in verdicts:
         word, why = by_patch[one.patch.id]
-        state = f"{word}, if you use {short.uses}" if word == READY and short else word
-        colours[state] = _COLOURS.get(word, "")
         links = " ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream) or "-"
-        gain, cost = (short.gain, short.cost) if short else ("-", "-")
-        rows.append([one.patch.id, state, gain, cost, *((links, why) if with_all else ())])
-    return render.table(rows, column=1, colours=colours, below=len(rows[0]) - 2)
-
-
-def _by_gain(
-    verdicts: Iterable[Verdict], by_patch: Mapping[str, tuple[str, str]]
-) -> list[tuple[Verdict, page.Short | None]]:
-    paired = [(one, page.read(one.patch.id).short) for one in verdicts]
-    order = list(_CONCERN_FIRST)
-
-    def key(pair: tuple[Verdict, page.Short | None]) -> tuple[int, float]:
-        word = by_patch[pair[0].patch.id][0]
-        place = order.index(word) if word in order else len(order)
-        return place, pair[1].ratio if pair[1] else 1.0
-
-    return sorted(paired, key=key)
+        rows.append((one.patch.id, word, (links, why) if with_all else ()))
+    more = ("UPSTREAM", "WHAT IT DOES, OR WHY NOT") if with_all else ()
+    return of_patches(rows, *more, where=where)
 
 
 def _prospect(

@@ -13,13 +13,13 @@ from typing import Any
 from ...model.selection import TROUBLE
 from ...seen import records, summary
 from .. import render
+from ..table import COLOURS
 from . import add_json, servers
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: a chosen patch, also one that only `all` chose, is gated, refused, in "
     "conflict or failed in a process. One that is `not needed` there is fine."
 }
-_COLOURS = {"live": "green", **dict.fromkeys(TROUBLE, "red")}
 _EVERY_S = 2.0
 _BAD_SHOWN = 10
 
@@ -141,7 +141,7 @@ def _troubles(members: Sequence[Record]) -> list[str]:
         if patch["state"] in TROUBLE
     }
     return [
-        f"  {patch_id} is {render.paint(state, _COLOURS.get(state, ''))}: {reason}"
+        f"  {patch_id} is {render.paint(state, COLOURS.get(state, ''))}: {reason}"
         for patch_id, state, reason in troubles
     ]
 
@@ -153,7 +153,7 @@ def _table(group: Sequence[Record]) -> str:
     for patch in group[0]["patches"]:
         ran = "has run" if patch["ran"] else "-"
         rows.append([f"    {patch['id']}", patch["state"], ran, patch["reason"]])
-    shown = render.table(rows, column=1, colours=_COLOURS)
+    shown = render.table(rows, column=1, colours=COLOURS)
     return f"  {_name(group)}  {pids}\n{shown}"
 
 

@@ -8,7 +8,8 @@ prefill's graphs and MLX's it was also measured, see ``tests/benchmarks/results/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ...judge.source import Tree, TreeError
 from .. import render
@@ -46,6 +47,11 @@ class Switch:
     def command(self) -> str:
         """What measures it on an operator's own server."""
         return measured_by(self.name)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"measure": self.command}
 
 
 def _off(variable: str, gains: str, costs: str, *, of_gpu: bool = True) -> Switch:

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_perf_patches.cli.ask import resolver
+from sglang_perf_patches.cli.ask import QUICKLY, resolver
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
@@ -27,7 +27,7 @@ from sglang_perf_patches.model.setups import FEATURES
 def main(how: str, gpu: dict[str, Any]) -> None:
     """Import once, and answer each."""
     servers: list[list[str]] = json.load(sys.stdin)
-    if how == resolver.QUICKLY:
+    if how == QUICKLY:
         resolver.leave_out()
     with tempfile.TemporaryDirectory() as folder:
         resolver.pretend(gpu, Path(folder))

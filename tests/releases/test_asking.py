@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import released
-from sglang_perf_patches.cli.ask import gpus, resolver
+from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, gpus
 
 RESOLVE = Path(__file__).with_name("resolve.py")
 
@@ -148,7 +148,7 @@ def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> Non
             given=json.dumps(servers),
             HF_HUB_OFFLINE="1",
         ).splitlines()
-        for how in (resolver.QUICKLY, resolver.WHOLLY)
+        for how in (QUICKLY, WHOLLY)
     )
     assert quickly == wholly
     answers = [json.loads(each) for each in quickly]

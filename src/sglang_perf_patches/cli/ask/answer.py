@@ -21,11 +21,12 @@ from ...model.feature import Setup
 from ...model.ruling import ruling
 from ...model.selection import Selection
 from ..table import LIVE, OPT_IN, SUPERSEDED
-from . import resolver
+from . import QUICKLY, WHOLLY
 from .command import Asked
 from .gpus import Gpu
 
 _LIMIT_S = 180.0
+_RESOLVER = f"{__package__}.resolver"
 
 OFF = "off"
 
@@ -69,9 +70,9 @@ def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
         "PYTHONPATH": os.pathsep.join(search),
         **_bytecode(tree, asked.environment),
     }
-    for how in (resolver.QUICKLY, resolver.WHOLLY):
+    for how in (QUICKLY, WHOLLY):
         with worker.Child(
-            resolver.__name__,
+            _RESOLVER,
             [how, json.dumps(gpu and asdict(gpu)), *asked.arguments],
             limit_s=_LIMIT_S,
             environment=environment,

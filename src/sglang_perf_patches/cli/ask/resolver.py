@@ -2,7 +2,7 @@
 
 It imports the release's ``ServerArgs``, and has them resolved and published as a launch does; no
 server starts. GPU is the JSON of a `gpus.Gpu`, or ``null``: torch and ``nvidia-smi`` answer as if
-that one were here, so no GPU is used. HOW is `QUICKLY` or `WHOLLY`: quickly, it imports neither
+that one were here, so no GPU is used. HOW is ``quickly`` or ``wholly``: quickly, it imports neither
 torch's compiler nor packages that a server may lack. Emits one line: what `model.feature.Setup`
 holds, why the release refuses the arguments, or what failed.
 """
@@ -26,11 +26,11 @@ from typing import Any
 from ... import worker
 from ...live import published
 from ...model.setups import FEATURES
+from . import QUICKLY
 
 _ARGUMENTS = "sglang.srt.server_args"
 
 
-QUICKLY, WHOLLY = "quickly", "wholly"
 _COMPILER = "torch._dynamo"
 _DISPENSABLE = ("scipy", "torchao")
 

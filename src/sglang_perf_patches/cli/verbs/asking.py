@@ -19,11 +19,11 @@ from ...model.selection import Selection
 from .. import entry_point, page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
-from ..table import of_patches
+from ..table import LIVE, OPT_IN, SUPERSEDED, of_patches
 from . import judged, selected, tree_at
 
-_SHOWN = (answer.LIVE, "gated", "refused", answer.OFF, answer.OPT_IN)
-_ORDER = (*_SHOWN, answer.SUPERSEDED, "not needed", "built-in", "absent")
+_SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
+_ORDER = (*_SHOWN, SUPERSEDED, "not needed", "built-in", "absent")
 HELP = (
     "Put the command of a server after -- to see what each patch will do in it. Its release "
     "resolves the command; nothing is started, and no GPU is needed."
@@ -72,7 +72,7 @@ def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
 
 
 def _is_shown(fate: Fate, *, in_short: bool) -> bool:
-    if fate.would and fate.would != answer.LIVE:
+    if fate.would and fate.would != LIVE:
         return False
     return fate.state in (_SHOWN[:2] if in_short else _SHOWN)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...judge import upgrade
 from ...judge.source import TreeError
+from ...judge.verdict import Verdict
 from .. import render
 from . import (
     add_json,
@@ -69,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         prospects = upgrade.compare(judged(here), verdicts)
         lost = upgrade.lost(prospects, selection.ids)
     if args.json:
-        pairs = [(each.there, each.change, each.here.word) for each in prospects]
+        pairs: list[tuple[Verdict, str | None, str | None]] = [
+            (each.there, each.change, each.here.word) for each in prospects
+        ]
         data = {
             "from": here and {"version": here.version, "path": str(here.root)},
             "to": {"version": there.version, "path": str(there.root)},

@@ -15,6 +15,7 @@ from ...model.feature import flag_in
 from ...model.selection import TROUBLE, Selection
 from ...seen import records, summary
 from .. import entry_point, machine, render
+from ..table import READY
 from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at
 
 _COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
@@ -99,7 +100,7 @@ def _chosen(tree: Tree, selection: Selection) -> Iterator[Check]:
         yield Check("chosen", "bad", line, change)
     elif refused:
         yield Check("chosen", "look", line, f"sglang-perf-patches explain {refused[0]}")
-    elif not any(word == listing.READY for word, _ in by_patch.values()):
+    elif not any(word == READY for word, _ in by_patch.values()):
         yield Check("chosen", "look", line, "nothing is ready here: sglang-perf-patches list --all")
     else:
         yield Check("chosen", "ok", line)

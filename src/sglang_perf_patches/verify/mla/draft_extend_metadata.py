@@ -126,7 +126,8 @@ class _Replayed:
         graphs = self._graphs
         graphs.draft_extend_attn_backend.init_forward_metadata_in_graph(in_graph(graphs, size))
         self.read(size)
-        rows = torch.zeros(size * flash.DRAFT, 2)
+        device = graphs.model_runner.device
+        rows = torch.zeros(size * flash.DRAFT, 2, device=device)
         return NoneByDefault(next_token_logits=rows, hidden_states=rows)
 
 

@@ -46,7 +46,7 @@ def runner_of(
     mla: bool = False,
     context: int = CONTEXT,
     requests: int = REQUESTS,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> NoneByDefault:
     """A draft's runner whose request pool has room past the context, as stock's has."""
     runner = model_runner(

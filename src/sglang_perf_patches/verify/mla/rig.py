@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .. import stock
 from ..stock import EXTRA_ARGUMENTS, NoneByDefault, noted, replaced
 
 CPU = torch.device("cpu")
@@ -62,10 +63,11 @@ def model_runner(
     seed: int = 0,
     context: int = CONTEXT,
     requests: int = REQUESTS,
-    device: str = "cpu",
+    device: str | None = None,
     **attributes: Any,
 ) -> NoneByDefault:
     """A runner whose requests own scattered tokens of a KV pool, page by page."""
+    device = device or stock.device()
     page = arguments.page_size
     count = requests * (context // page)
     pages = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed))[:count]
@@ -152,7 +154,7 @@ def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
         "resolve_draft_decode_window": lambda _: (0, 0),
     }
     asking = [*map(importlib.import_module, modules), *filter(None, map(_module, _ASKED))]
-    with replaced(asking, stand_ins), nullcontext() if torch.cuda.is_available() else OnCpu():
+    with replaced(asking, stand_ins), nullcontext() if stock.device() == "cuda" else OnCpu():
         yield
 
 

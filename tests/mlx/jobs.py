@@ -334,44 +334,6 @@ def broken_rows() -> dict[str, Any]:
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 
 
-def broken_merged_cache() -> dict[str, Any]:
-    """The same of ``mlx.merged-cache``."""
-    from sglang_perf_patches.sets.mlx.merged_cache import body as merged_cache
-    from sglang_perf_patches.verify.mlx import merged_cache as proof
-
-    batch_of = merged_cache._batch_of
-
-    def any_order(caches_list: Any) -> Any:
-        return batch_of(sorted(caches_list, key=lambda rows: getattr(rows, "number", 0)))
-
-    broken = {
-        "whole": (merged_cache, "COUNTS", merged_cache.COUNTS),
-        "every step merges": (merged_cache, "_batch_of", lambda _: None),
-        "a batch in another order is taken for the same": (merged_cache, "_batch_of", any_order),
-        "a failed step counts": (merged_cache._Batch, "_settle", lambda self: None),
-    }
-    return {what: verdict_of(proof, change) for what, change in broken.items()}
-
-
-def older_mlx_lm() -> dict[str, Any]:
-    """What the case of ``mlx.merged-cache`` says where mlx-lm's batch cache is its former self.
-
-    Up to 0.30.2 it had no ``size()``, and up to 0.31.1 that of its base class, which says 0.
-    """
-    from mlx_lm.models.cache import BatchKVCache, _BaseCache
-
-    from sglang_perf_patches.verify.mlx import merged_cache as proof
-
-    @property  # type: ignore[misc]
-    def no_size(self: Any) -> Any:
-        raise AttributeError("size")
-
-    return {
-        name: verdict_of(proof, (BatchKVCache, "size", size))
-        for name, size in (("0.30.2", no_size), ("0.31.1", _BaseCache.size))
-    }
-
-
 def trunk_of_the_first_row() -> type:
     """What `mlx.last-row` puts in the trunk's place, broken: the first row stands for the last."""
     from sglang_perf_patches.sets.mlx.last_row import body
@@ -1216,9 +1178,7 @@ def leaving() -> dict[str, Any]:
     release = installed_release()
     import leaving as plays
 
-    results = {"running": plays.running_requests(release)}
-    if release != "0.5.10.post1":
-        results["postponed"] = plays.postponed_write()
+    results = {"running": plays.running_requests(release), "postponed": plays.postponed_write()}
     if release == "0.5.11":
         results["small buffers"] = plays.small_buffers()
     return results

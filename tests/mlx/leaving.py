@@ -64,29 +64,26 @@ def postponed_write() -> dict[str, Any]:
 def running_requests(release: str) -> dict[str, Any]:
     """Each patch that holds something of running requests: what it says, and what they get."""
     cases = {
-        "0.5.10.post1": [("mlx.merged-cache", "qwen3")],
         "0.5.11": [("mlx.kv-arena", "qwen3"), ("mlx.first-buffer", "qwen3")],
         "0.5.23": [("mlx.kv-arena", "qwen3")],
     }
     results: dict[str, Any] = {}
     for patch, name in cases[release]:
-        radix = patch in {"mlx.kv-arena", "mlx.first-buffer"}
         with models.model(name, "float32") as model:
-            of = results[patch] = {"none": _in_parts(model, "none", radix=radix)}
-            of["patched"] = _in_parts(model, patch, radix=radix)
+            of = results[patch] = {"none": _in_parts(model, "none")}
+            of["patched"] = _in_parts(model, patch)
     return results
 
 
-def _in_parts(made: Any, selection: str, *, radix: bool) -> dict[str, Any]:
-    player = rig.Player(made, radix=radix)
+def _in_parts(made: Any, selection: str) -> dict[str, Any]:
+    player = rig.Player(made, radix=True)
     ours.activate(selection, strict=True)
     results: dict[str, Any] = {"played": [asdict(player.play(RUNNING, ends=False))]}
     if selection != "none":
         results["asked"] = asked()
     results["played"].append(asdict(player.play(GOING_ON, ends=False)))
     results["afterwards"] = gone()
-    more = AFTERWARDS + HITS * radix
-    results["played"].append(asdict(player.play(more)))
+    results["played"].append(asdict(player.play(AFTERWARDS + HITS)))
     ours.deactivate()
     return results
 

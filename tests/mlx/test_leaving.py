@@ -24,7 +24,7 @@ def test_a_postponed_write_is_waited_for(found: Found, release: str) -> None:
     assert of["mlx.pool-write"] == of["none"]
 
 
-@pytest.mark.parametrize("release", ["0.5.10.post1", "0.5.11", "0.5.23"])
+@EACH
 def test_running_requests_are_waited_for(found: Found, release: str) -> None:
     for patch, of in found(release, "leaving")["running"].items():
         # mlx.kv-arena needs mlx.pool-write, which stays with it.

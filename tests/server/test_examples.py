@@ -225,7 +225,7 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
         *("sglang_perf_patches", "bin")
     }
     assert list(plugin.glob("*.dist-info/entry_points.txt"))
-    named["SGLANG_PERF_PATCHES"] = "mlx.merged-cache"  # absent here, and named in full
+    named["SGLANG_PERF_PATCHES"] = "mla.sync-opt-out"  # absent here, and named in full
     done = subprocess.run(
         ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=1200
     )

@@ -7,7 +7,6 @@ from .first_buffer import PATCH as FIRST_BUFFER
 from .kv_arena import PATCH as KV_ARENA
 from .last_row import PATCH as LAST_ROW
 from .length_groups import PATCH as LENGTH_GROUPS
-from .merged_cache import PATCH as MERGED_CACHE
 from .next_turn import PATCH as NEXT_TURN
 from .pool_write import PATCH as POOL_WRITE
 
@@ -20,7 +19,6 @@ PATCHES: tuple[Patch, ...] = (
     DECODE_CONTEXT,
     KV_ARENA,
     LENGTH_GROUPS,
-    MERGED_CACHE,
     NEXT_TURN,
     BATCHED_PREFILL,
 )

@@ -96,11 +96,6 @@ BREAKS = {
         'record_evicted(decode, kwargs["req"], length - tail)',
         'record_evicted(decode, kwargs["req"], length)',
     ),
-    "swa.window-bounded-admission": (
-        "swa/growth.py",
-        "ceil_align(held, page)",
-        "ceil_align(64 * held, page)",
-    ),
     "swa.idle-admission": (
         "swa/idle_admission/body.py",
         "lambda queue: idle(queue) and serves(queue)",
@@ -120,11 +115,6 @@ BREAKS = {
         "swa/eviction_heap/body.py",
         "leaves.take_noted(core, priority)",
         "pass",
-    ),
-    "swa.evict-before-retract": (
-        "swa/evict_before_retract/body.py",
-        "batch._evict_swa(req, req.seqlen - 1)",
-        "batch._evict_swa(req, req.seqlen + 64)",
     ),
 }
 """Patch → a file of its set, and a line in it that is broken on purpose."""

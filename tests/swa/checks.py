@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from sglang_perf_patches.sets.swa.growth import (
     bound,
     eviction_interval,
     kept_margin,
-    wanted,
 )
 from sglang_perf_patches.verify.stock import NoneByDefault
 from tests.proof.swa.cases import admitted, alone_without_limit, history, pressed
@@ -181,28 +179,6 @@ def stock_of(worker: DecodeWorker, name: str) -> Any:
         if shown is None:
             return function
         function = shown
-
-
-def counts_what_running_requests_give_back() -> None:
-    """The bounded budget allows for a retraction beside long requests, as stock's own calls ask."""
-    worker = DecodeWorker(
-        Shape(window=128, page_size=64, swa_tokens=4096, full_tokens=1_048_576, context=12_000)
-    )
-    reqs = [worker.submit(1000, 8000) for _ in range(4)]
-    for _ in range(8):
-        worker.step()
-    queue = worker.queue
-    assert queue.scheduler.running_batch.reqs
-    held = [worker.allocated(req) - worker.evicted(req) for req in reqs]
-    asked = {"retractable_tokens": 4000, "retractable_swa_tokens": sum(held)}
-    budget = queue._swa_tail_allocatable_token_budget(**asked)
-    stock = stock_of(worker, "_swa_tail_allocatable_token_budget")
-    wants = [
-        wanted(sys.modules[type(queue).__module__], req, queue._swa_tail_len(1000)) for req in reqs
-    ]
-    more = asked["retractable_swa_tokens"] + max(wants) - bound(queue)
-    expected = stock(queue, **{**asked, "retractable_swa_tokens": more})
-    assert stock(queue, **asked) < expected == budget, (stock(queue, **asked), expected, budget)
 
 
 def stale_slots_are_unmapped(page_size: int = 16) -> None:
@@ -502,31 +478,6 @@ def none_fails_for_the_host(
     outcome = backed_up(swa_tokens, prompt, new, full_tokens=full_tokens)
     assert (outcome["finished"], outcome["aborted"]) == (64, 0), outcome
     assert outcome["in_tensors"], "more is to be retracted than the host's pool holds"
-
-
-def evicts_only_where_it_would_retract() -> None:
-    """Where the step fits, the check evicts nothing, and a fresh request is left alone."""
-    shape = Shape(
-        window=16, page_size=4, swa_tokens=512, full_tokens=4096, context=1024, reserved=0
-    )
-    worker = DecodeWorker(shape)
-    req = worker.submit(64, 100)
-    worker.run(3)
-    calls: list[str] = []
-    evict = worker.batch._evict_swa
-    worker.batch._evict_swa = lambda *args, **named: (calls.append("evict"), evict(*args, **named))
-    assert worker.batch.check_decode_mem()
-    assert not calls
-    taken = worker.allocator.swa_attn_allocator
-    rest, taken.free_pages = taken.free_pages, taken.free_pages[:0]
-    worker.batch.new_tokens_required_next_decode = lambda *_: 4
-    index, req.decode_batch_idx = req.decode_batch_idx, 0
-    assert not worker.batch.check_decode_mem()
-    assert not calls
-    req.decode_batch_idx = index
-    worker.batch.check_decode_mem()
-    assert calls
-    taken.free_pages = rest
 
 
 CHECKS: dict[str, Callable[..., Any]] = {

@@ -8,9 +8,5 @@ GROUPS = newest_of_each_group("swa")
 EXACT = "swa,-swa.eviction-heap,-swa.window-metadata"
 """What a decode server plays here, without a prefix cache and without attention."""
 
-POLICIES = ("swa.window-bounded-admission", "swa.evict-before-retract")
-
-ALL = ",".join([EXACT, *POLICIES])
-
 if __name__ == "__main__":
     print(*GROUPS)

@@ -30,7 +30,7 @@ SHAPE = st.builds(
     full=st.integers(500, 1500),
     reserved=st.sampled_from(episodes.RESERVES),
     transfer=st.integers(0, 2),
-    over=st.just(0),
+    over=st.sampled_from(episodes.OVER_ALLOCATIONS),
     backup=st.sampled_from(episodes.BACKUPS),
 )
 
@@ -40,7 +40,6 @@ class Episode(RuleBasedStateMachine):
 
     played: ClassVar[Counter[str]] = Counter()
 
-    drafts: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = ("one",)
 
     @initialize(
@@ -49,9 +48,8 @@ class Episode(RuleBasedStateMachine):
         lengths=st.lists(st.integers(1, 200), min_size=2, max_size=5),
     )
     def start(self, data: st.DataObject, shape: Shape, lengths: list[int]) -> None:
-        over = data.draw(st.sampled_from(episodes.OVER_ALLOCATIONS)) if self.drafts else 0
         layout = data.draw(st.sampled_from(self.layouts))
-        shape = replace(shape, over_allocation=over, layout=layout)
+        shape = replace(shape, layout=layout)
         self.episode = episodes.Episode(shape, lengths)
 
     @rule(data=st.data(), output=st.sampled_from(episodes.OUTPUTS), alike=st.integers(1, 3))
@@ -97,7 +95,6 @@ def play(
     episodes: int,
     shrink: bool = True,
     seed: int | None = None,
-    drafts: bool = True,
     layouts: Sequence[str] = ("one",),
 ) -> dict[str, int]:
     """Play random episodes, the same ones for the same seed, and count what happened in them.
@@ -109,10 +106,9 @@ def play(
         episodes: how many.
         shrink: whether to look for the shortest sequence.
         seed: of the episodes.
-        drafts: whether a server may be one with speculation.
         layouts: of the servers that are published (see `Shape.layout`).
     """
-    machine = type("Episode", (Episode,), {"drafts": drafts, "layouts": tuple(layouts)})
+    machine = type("Episode", (Episode,), {"layouts": tuple(layouts)})
     if seed is not None:
         machine = seeded(seed)(machine)
     Episode.played.clear()

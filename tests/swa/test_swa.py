@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from groups import ALL, EXACT, GROUPS
+from groups import EXACT, GROUPS
 
 import tiers
 from matrix import applying, before
@@ -26,8 +26,6 @@ TRANSFERS = ((1, 300, False), (1, 540, True), (64, 512, False), (64, 1024, True)
 """Page size, sliding-window pool, and whether an idle server of that pool is served."""
 RANKS = "swa.page-size-1"
 """Played with several ranks; it brings swa.tail-prealloc."""
-DRAFTS = f"{EXACT},swa.evict-before-retract"
-"""Played with speculation."""
 LAYOUTS = ("stages", "replicas", "attention")
 """Of `Shape.layout`: those of several ranks."""
 NOT_WHEN_IDLE = f"{EXACT},-swa.idle-admission"
@@ -202,52 +200,27 @@ def plan_in_depth(
         if whole:
             add("host full, longer", "none_fails_for_the_host", swa_tokens=8192, new=2000)
     add("exact: pressed", "pressed", **PRESSED)
-    add("play exact", "play", episodes=(episodes + 1) // 2)
+    add("drafts: pressed", "pressed", **PRESSED, over_allocation=3)
+    for page in (1, 64):
+        add(f"exact: plenty {page}", "history", window=100, page_size=page)
+        add(f"bound with drafts {page}", "the_bound_holds_with_drafts", page_size=page)
+    for page in pages:
+        add(f"bound {page}", "the_bound_holds", page_size=page)
+    for page in (1, 4):
+        add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
+    add("play exact", "play", episodes=episodes)
     add("states exact", "states")
     add("ranks: select", "select", text=RANKS)
     layouts = ("attention",) if old else LAYOUTS  # up to 0.5.11 stock serves the others
     add("play ranks", "play", episodes=(episodes + 1) // 2, layouts=layouts)
     add("states ranks", "states")
-    add("pipeline: select", "select", text=ALL)
+    add("pipeline: select", "select", text=EXACT)
     add("play pipeline", "play", episodes=1, layouts=("stages",))
     add("states pipeline", "states")
     newer = {"weights": "0.5.18", "attn-dp-size": "0.5.22"}
     spelled = (layout for layout, first in newer.items() if not before(release, first))
     for layout in ("one", *LAYOUTS, *spelled):
         add(f"gates {layout}", "gates_by_layout", layout=layout)
-    add("drafts: select", "select", text=DRAFTS)
-    add("play drafts", "play", episodes=episodes // 2)
-    add("drafts: pressed", "pressed", **PRESSED, over_allocation=3)
-    add("states drafts", "states")
-    for page in (1, 64):
-        add(f"bound with drafts {page}", "the_bound_holds_with_drafts", page_size=page)
-    add("states trees", "states")
-    add("speculating: select", "select", text=ALL)
-    add(
-        "bounded speculating",
-        "admitted",
-        **SMALL,
-        **FEW,
-        prompt=1000,
-        max_new_tokens=4096,
-        over_allocation=3,
-    )
-    add("states speculating", "states")
-    add("all: select", "select", text=ALL)
-    for new in (128, 3072, 4096, 8000):
-        add(f"bounded {new}", "admitted", **SMALL, prompt=1000, max_new_tokens=new)
-    for page in (1, 64):
-        add(f"all: plenty {page}", "history", window=100, page_size=page)
-    for page in pages:
-        add(f"bound {page}", "the_bound_holds", page_size=page)
-    for page in (1, 4):
-        add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
-    add("all: pressed", "pressed", **PRESSED)
-    add("guard", "evicts_only_where_it_would_retract")
-    if not before(release, "0.5.12"):
-        add("beside long requests", "counts_what_running_requests_give_back")
-    add("play all", "play", episodes=episodes // 2, drafts=False)
-    add("states all", "states")
     return jobs + plan_of_leaving(release, whole)
 
 
@@ -288,13 +261,8 @@ def test_every_check_passes(answers: dict[str, Any]) -> None:
 
 @pytest.mark.ends
 def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
-    states = value(answers, "states all")
-    for id in (
-        "swa.page-size-1",
-        "swa.window-bounded-admission",
-        "swa.evict-before-retract",
-    ):
-        assert states[id][1], f"{id} did not run: {states[id]}"
+    states = value(answers, "states exact")
+    assert states["swa.page-size-1"][1], f"swa.page-size-1 did not run: {states}"
     assert value(answers, "states idle")["swa.idle-admission"][1], "swa.idle-admission did not run"
     tail = states["swa.tail-prealloc"]
     if before(answers["release"], "0.5.18"):
@@ -305,25 +273,20 @@ def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
 
 @pytest.mark.ends
 def test_servers_are_gated_but_for_what_was_played(answers: dict[str, Any]) -> None:
-    policies = {"swa.window-bounded-admission", "swa.evict-before-retract"}
     tails = {"swa.tail-prealloc", "swa.page-size-1"}
     old = before(answers["release"], "0.5.12")  # where stock's own code serves pipelines
     gated = {
         "states ranks": set(),
-        "states pipeline": {"swa.idle-admission", *policies, *(tails if old else ())},
-        "states drafts": set(),
-        "states trees": {"swa.evict-before-retract"},
-        "states speculating": {"swa.window-bounded-admission"},
-        "states all": set(),
+        "states pipeline": {"swa.idle-admission", *(tails if old else ())},
+        "states exact": set(),
     }
     for key, expected in gated.items():
         states = value(answers, key)
         assert {id for id, (state, _) in states.items() if state == "gated"} == expected, key
-    for key in ("states ranks", "states drafts"):
+    for key in ("states ranks", "states exact"):
         assert value(answers, key)["swa.page-size-1"] == ["live", True]
         if before(answers["release"], "0.5.18"):
             assert value(answers, key)["swa.tail-prealloc"] == ["live", True]
-    assert value(answers, "states drafts")["swa.evict-before-retract"][1], "it never ran"
 
 
 @pytest.mark.ends
@@ -331,7 +294,7 @@ def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> 
     for page in (1, 64):
         stock = value(answers, f"stock: plenty {page}")
         assert len(stock["order"]) == 9
-        assert value(answers, f"all: plenty {page}") == stock
+        assert value(answers, f"exact: plenty {page}") == stock
 
 
 @pytest.mark.ends
@@ -379,20 +342,8 @@ def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
     greedy = value(answers, "stock: greedy")
     assert greedy["admitted"] == 0
     assert greedy["refused"] == 0, "stock waits for ever, without an error"
-    for new in (128, 3072, 4096, 8000):
-        bounded = value(answers, f"bounded {new}")
-        assert (bounded["admitted"], bounded["refused"]) == (20, 0), new
     exact = value(answers, "exact: greedy")
     assert (exact["admitted"], exact["refused"]) == (1, 0), "an idle server admits one"
-    assert value(answers, "bounded speculating")["admitted"] == 1
-
-
-@pytest.mark.ends
-def test_evicting_comes_before_retracting(answers: dict[str, Any]) -> None:
-    exact = value(answers, "exact: pressed")
-    evicting = value(answers, "all: pressed")
-    assert exact["retractions"] > 0, "the load is to be one that is retracted"
-    assert evicting["retractions"] < exact["retractions"]
 
 
 def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any], shown: Shown) -> None:

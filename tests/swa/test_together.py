@@ -16,10 +16,8 @@ TOGETHER = {
     "swa.tail-prealloc",
     "swa.page-size-1",
     "swa.idle-admission",
-    "swa.window-bounded-admission",
-    "swa.evict-before-retract",
 }
-"""Those that a decode worker runs; the policies are among them."""
+"""Those that a decode worker runs."""
 SEED = 700
 
 Jobs = Callable[..., list[dict[str, Any]]]

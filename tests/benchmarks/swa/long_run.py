@@ -4,8 +4,7 @@ usage: python long_run.py OUT --trees FOLDER [--episodes 1000] [--processes N] [
     [--seed 1] [--releases A,B,…] [--batch 250]
 
 FOLDER holds the releases (FOLDER/VERSION/sglang). A decode worker of each release plays so many
-episodes with the exact patches, and so many with them and each policy; a full prefix cache plays as
-many with swa.eviction-heap, beside stock's. Each batch has a seed of its own, so the same arguments
+episodes with the exact patches; a full prefix cache plays as many with swa.eviction-heap, beside stock's. Each batch has a seed of its own, so the same arguments
 play the same episodes again. The script uses no GPU; whatever sglang imports on a CPU must be on
 this interpreter's path.
 
@@ -33,7 +32,7 @@ _SOURCE = _TESTS.parents[1] / "src"
 _HARNESS = _TESTS.parent / "harness"
 sys.path[:0] = [str(_TESTS), str(_HARNESS), str(_SOURCE)]
 
-from groups import EXACT, GROUPS, POLICIES  # noqa: E402
+from groups import EXACT, GROUPS  # noqa: E402
 
 from matrix import applying  # noqa: E402
 
@@ -71,12 +70,7 @@ def main() -> int:
 
 
 def _parts(releases: list[str]) -> list[Part]:
-    selections = {"exact": EXACT} | {policy: f"{EXACT},{policy}" for policy in POLICIES}
-    workers = [
-        Part(release, played, selection, "play")
-        for release in reversed(releases)
-        for played, selection in selections.items()
-    ]
+    workers = [Part(release, "exact", EXACT, "play") for release in reversed(releases)]
     caches = [release for release in releases if HEAP in applying("swa", release)]
     return [*(Part(release, HEAP, "none", "full_caches") for release in caches), *workers]
 

@@ -70,13 +70,11 @@ def without_room(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
     return len(loads)
 
 
-def random_episodes(
-    patch: str, inputs: Inputs, pages: Sequence[int], *, drafts: bool = True
-) -> int:
+def random_episodes(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
     """Play random episodes; how often every invariant was checked."""
     seeds = inputs(lambda random: random.getrandbits(32), EPISODES)
     with live_throughout(patch, ran=None):
-        return sum(play(Random(seed), pages, drafts=drafts) for seed in seeds)
+        return sum(play(Random(seed), pages) for seed in seeds)
 
 
 @contextmanager

@@ -109,13 +109,12 @@ class Episode:
         return self.witness.checks
 
 
-def play(random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True) -> int:
+def play(random: Random, pages: Sequence[int] = PAGES) -> int:
     """Play a random episode; how often everything was checked.
 
     Args:
         random: chooses everything.
         pages: page sizes to choose from, in tokens.
-        drafts: whether the server may be one with speculation.
 
     Raises:
         Different: an invariant does not hold.
@@ -128,7 +127,7 @@ def play(random: Random, pages: Sequence[int] = PAGES, *, drafts: bool = True) -
         full=random.randint(500, 1500),
         reserved=random.choice(RESERVES),
         transfer=random.randint(0, 2),
-        over=random.choice(OVER_ALLOCATIONS) if drafts else 0,
+        over=random.choice(OVER_ALLOCATIONS),
         backup=random.choice(BACKUPS),
     )
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]

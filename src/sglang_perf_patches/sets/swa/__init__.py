@@ -1,13 +1,11 @@
 """Sliding-window KV: in disaggregated decode, and on ordinary servers."""
 
 from ...model.patch import Patch
-from .evict_before_retract import PATCH as EVICT_BEFORE_RETRACT
 from .eviction_heap import PATCH as EVICTION_HEAP
 from .idle_admission import PATCH as IDLE_ADMISSION
 from .page_size_1 import PATCH as PAGE_SIZE_1
 from .pool_ratio import PATCH as POOL_RATIO
 from .tail_prealloc import PATCH as TAIL_PREALLOC
-from .window_bounded_admission import PATCH as WINDOW_BOUNDED_ADMISSION
 from .window_metadata import PATCH as WINDOW_METADATA
 from .window_pool import PATCH as WINDOW_POOL
 
@@ -17,8 +15,6 @@ PATCHES: tuple[Patch, ...] = (
     TAIL_PREALLOC,
     PAGE_SIZE_1,
     IDLE_ADMISSION,
-    WINDOW_BOUNDED_ADMISSION,
-    EVICT_BEFORE_RETRACT,
     WINDOW_POOL,
     POOL_RATIO,
     EVICTION_HEAP,

@@ -8,14 +8,12 @@ release; a release stands for a group with identical code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from matrix import applying, newest_of_each_group
 from sglang_perf_patches import sets
-from sglang_perf_patches.sets.mla.draft_extend_graph import scales
 
 Checked = Callable[[str, tuple[str, ...]], tuple[dict[str, Any], dict[str, str | None]]]
 Shown = Callable[..., tuple[str, ...]]
@@ -44,23 +42,3 @@ def test_the_work_is_gone_and_exceptions_are_left_to_stock(
 
 def test_every_patch_is_proved_on_some_release() -> None:
     assert set(PATCHES) == {id for release in RELEASES for id in applying("mla", release)}
-
-
-@pytest.mark.parametrize(
-    ("quantization", "config", "answer"),
-    [
-        (None, None, False),
-        ("fp8", {"weight_block_size": [128, 128]}, False),
-        ("fp8", {"activation_scheme": "dynamic"}, True),
-        ("fp8", None, True),
-        ("w8a8_fp8", {}, True),
-        ("fp8", SimpleNamespace(weight_block_size=[128, 128]), False),
-    ],
-)
-def test_one_activation_scale_for_all_rows(
-    quantization: str | None, config: object, answer: bool
-) -> None:
-    model = SimpleNamespace(
-        quantization=quantization, hf_config=SimpleNamespace(quantization_config=config)
-    )
-    assert scales.one_scale(model) == answer

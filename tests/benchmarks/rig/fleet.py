@@ -13,9 +13,7 @@ A plan is a list of boots, each an object:
 
 All boot at once, or ``STAGGER_S`` after each other. Then the Engines of a group take turns while
 the processes of all others are stopped, so that a drift of the machine hits them all: idle
-schedulers poll. Each round has new prompts, the same for all. In the group
-``compare`` are Engines whose ``env`` sets COMPARE_OUT: they compare their draft-extends
-(``inside/compare_draft_extend.py``).
+schedulers poll. Each round has new prompts, the same for all.
 
 Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
 ("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, STATES (0; so many prompts whose
@@ -191,10 +189,6 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
         write()
         for group in dict.fromkeys(boot.plan["group"] for boot in up):
             members = [boot for boot in up if boot.plan["group"] == group]
-            if group == "compare":
-                groups[group] = {boot.name: _drafts(boot) for boot in members}
-                write()
-                continue
             for name, cell in cells().items():
                 if time.monotonic() - began < LIMIT_S:
                     groups.setdefault(group, {})[name] = in_turn(members, cell)
@@ -305,15 +299,6 @@ def _has_gpu() -> bool:
         return subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
-
-
-def _drafts(boot: Boot) -> dict[str, Any]:
-    """What an Engine that compares its draft-extends found, at some batch sizes."""
-    for count in (1, 2, 5, 16, 17, 63, 64):
-        boot.ask("time", count, PROMPT, 48, 7)
-    out = Path(boot.plan["env"]["COMPARE_OUT"])
-    drafts = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    return {"error": boot.found.get("error"), **drafts}
 
 
 class Seat:

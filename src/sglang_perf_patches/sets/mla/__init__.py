@@ -1,7 +1,6 @@
 """Speculative decoding with MLA, and the attention backends that draft and verify for it."""
 
 from ...model.patch import Patch
-from .draft_extend_graph import PATCH as DRAFT_EXTEND_GRAPH
 from .draft_extend_metadata import PATCH as DRAFT_EXTEND_METADATA
 from .draft_metadata import PATCH as DRAFT_METADATA
 from .page_table_bound import PATCH as PAGE_TABLE_BOUND
@@ -12,7 +11,6 @@ SUMMARY = "host syncs and dead metadata work in speculative decoding"
 PATCHES: tuple[Patch, ...] = (
     DRAFT_METADATA,
     SYNC_OPT_OUT,
-    DRAFT_EXTEND_GRAPH,
     DRAFT_EXTEND_METADATA,
     PAGE_TABLE_BOUND,
 )

@@ -15,9 +15,7 @@ import traceback
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-import compare_draft_extend  # now: a process that multiprocessing spawns loses this folder
-import draft_extend
-import gdn_graphs
+import gdn_graphs  # now: a process that multiprocessing spawns loses this folder
 import marks
 import pausing
 import ranks
@@ -46,7 +44,7 @@ class _Switch:
         live = [each.id for each in report.patches if each.state == "live"] if report else []
         self.helpers = []
         self.said = {"patches": live}
-        for module in (gdn_graphs, draft_extend, states):
+        for module in (gdn_graphs, states):
             helper = module.Helper.of(scheduler, self)
             if helper is not None:
                 self.helpers.append(helper)
@@ -133,8 +131,5 @@ _go_on()  # first: a hook that it puts in front of others hides theirs
 ranks.watch()
 if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
     wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")
-    draft_extend.watch()
-    if os.environ.get("COMPARE_OUT"):
-        compare_draft_extend.watch()
 if os.environ.get("MARKS"):
     marks.watch()

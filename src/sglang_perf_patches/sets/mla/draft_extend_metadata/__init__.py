@@ -3,7 +3,7 @@
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
 from ..proven import METADATA
-from ..references import EXTEND_GRAPH, EXTEND_KERNEL, FLASH_MODULE, RUNNER
+from ..references import EXTEND_GRAPH, FLASH_MODULE, RUNNER, WORKER
 
 PATCH = Patch(
     id="mla.draft-extend-metadata",
@@ -16,14 +16,15 @@ PATCH = Patch(
         "tests/benchmarks/results/mla.md",
         "metadata-16",
     ),
-    anchors=(EXTEND_KERNEL,),
-    absent_because="before 0.5.16 no graph writes the metadata",
+    # It came with the graph of FlashAttention's draft-extend, in the same method.
+    anchors=(f"{WORKER}:_select_spec_graph_runner_cls",),
+    absent_because="before 0.5.23 stock captures no graph of FlashAttention's draft-extend",
     variants=(
         Variant(
-            releases=between("0.5.16", "0.5.23"),
+            releases=between("0.5.23", "0.5.23"),
             install=f"{__name__}.body:install",
             targets=(f"{RUNNER}.execute",),
-            depends=EXTEND_GRAPH,
+            depends=(*EXTEND_GRAPH, f"{WORKER}:EagleDraftWorker._capture_cuda_graphs"),
             awaits=(FLASH_MODULE,),
         ),
     ),

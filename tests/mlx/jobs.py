@@ -867,7 +867,7 @@ def broken_prefill() -> dict[str, Any]:
         ),
         "first-buffer, room for 4096": (buffer, (first_buffer, "room_for", lambda tokens: 4096)),
         "first-buffer, released buffers keep their room": (
-            buffer, (first_buffer, "_let_go", lambda *_: None)
+            buffer, (first_buffer, "_empty", lambda *_: None)
         ),
         "last-row, whole": (row, (last_row, "TRUNK", "model")),
         "last-row, the first row": (row, (last_row, "_Trunk", trunk_of_the_first_row())),
@@ -1175,13 +1175,10 @@ def together() -> dict[str, Any]:
 
 def leaving() -> dict[str, Any]:
     """What patches do that are to be taken off while they hold something."""
-    release = installed_release()
+    installed_release()
     import leaving as plays
 
-    results = {"running": plays.running_requests(release), "postponed": plays.postponed_write()}
-    if release == "0.5.11":
-        results["small buffers"] = plays.small_buffers()
-    return results
+    return {"running": plays.running_requests(), "postponed": plays.postponed_write()}
 
 
 def trials() -> dict[str, Any]:

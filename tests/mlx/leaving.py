@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -61,18 +60,10 @@ def postponed_write() -> dict[str, Any]:
     return results
 
 
-def running_requests(release: str) -> dict[str, Any]:
-    """Each patch that holds something of running requests: what it says, and what they get."""
-    cases = {
-        "0.5.11": [("mlx.kv-arena", "qwen3"), ("mlx.first-buffer", "qwen3")],
-        "0.5.23": [("mlx.kv-arena", "qwen3")],
-    }
-    results: dict[str, Any] = {}
-    for patch, name in cases[release]:
-        with models.model(name, "float32") as model:
-            of = results[patch] = {"none": _in_parts(model, "none")}
-            of["patched"] = _in_parts(model, patch)
-    return results
+def running_requests() -> dict[str, Any]:
+    """``mlx.kv-arena`` holds rows of running requests: what it says, and what they get."""
+    with models.model("qwen3", "float32") as model:
+        return {what: _in_parts(model, what) for what in ("none", "mlx.kv-arena")}
 
 
 def _in_parts(made: Any, selection: str) -> dict[str, Any]:
@@ -85,40 +76,6 @@ def _in_parts(made: Any, selection: str) -> dict[str, Any]:
     results["afterwards"] = gone()
     results["played"].append(asdict(player.play(AFTERWARDS + HITS)))
     ours.deactivate()
-    return results
-
-
-def small_buffers() -> dict[str, Any]:
-    """0.5.11, whose batched decode does not grow a buffer, with requests that cross 256 tokens.
-
-    The patch goes while requests run.
-    """
-    results: dict[str, Any] = {}
-    crossing: list[cases.Step] = [("join", "a", 250), ("join", "b", 240), ("decode", "ab", 2)]
-    finished: list[cases.Step] = [("join", "z", 9), ("leave", "z")]
-    with models.model("qwen3", "float32") as model:
-
-        def parts(selection: str, *schedules: Sequence[cases.Step]) -> dict[str, Any]:
-            ours.activate(selection, strict=True)
-            player, answers = rig.Player(model, radix=True), []
-            played = []
-            for schedule in schedules:
-                played.append(asdict(player.play(schedule, ends=False)))
-                if selection != "none":
-                    answers.append(asked())
-            held = player.runner._req_caches.values()
-            rooms = sorted({cache.max_seq_len for caches in held for cache in caches})
-            ours.deactivate()
-            return {"played": played, "said": answers, "rooms": rooms}
-
-        schedules = (
-            finished + crossing,
-            [("decode", "ab", 2)],
-            [("join", "c", 9)],
-            [("join", "d", 250), ("decode", "abcd", 12), ("chain", "dcba", 10)],
-        )
-        results["none"] = parts("none", *schedules)
-        results["patched"] = parts("mlx.first-buffer", *schedules)
     return results
 
 

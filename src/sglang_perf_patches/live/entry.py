@@ -116,7 +116,6 @@ class Entry:
             (member.verdict.release if member.verdict else None) or "",
             member.ran,
             partial(self._close, member),
-            lambda: member.end is not None,
         )
         install(patching)
         layers: dict[str, list[Layer]] = {}
@@ -182,7 +181,6 @@ class Patching:
         release: the release whose code the tree has.
         ran: the patch's run flag.
         gate: called at run time by changed code that from now on runs only stock's code, and why.
-        is_leaving: whether it is to be taken off.
         changes: ``(reference, make)``, in the order of the requests.
         drains: what the patch holds between its calls.
         leaves: whether the install function has said when the patch may be taken off.
@@ -193,7 +191,6 @@ class Patching:
     release: str
     ran: RunFlag
     gate: Callable[[str], None]
-    is_leaving: Callable[[], bool]
     changes: list[tuple[str, Make]] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)
     leaves: bool = False

@@ -68,10 +68,6 @@ class Patching(Protocol):
         """
         ...
 
-    def is_leaving(self) -> bool:
-        """Whether the patch is to be taken off as soon as it holds no work; costs little."""
-        ...
-
     def anytime(self, because: str) -> None:
         """The patch may be taken off at any moment outside of its calls, and why."""
         ...

@@ -4,9 +4,9 @@ usage: python long_run.py OUT --trees FOLDER [--episodes 1000] [--processes N] [
     [--seed 1] [--releases A,B,…] [--batch 250]
 
 FOLDER holds the releases (FOLDER/VERSION/sglang). A decode worker of each release plays so many
-episodes with the exact patches; a full prefix cache plays as many with swa.eviction-heap, beside stock's. Each batch has a seed of its own, so the same arguments
-play the same episodes again. The script uses no GPU; whatever sglang imports on a CPU must be on
-this interpreter's path.
+episodes with the exact patches; a full prefix cache plays as many with swa.eviction-heap, beside
+stock's. Each batch has a seed of its own, so the same arguments play the same episodes again. The
+script uses no GPU; whatever sglang imports on a CPU must be on this interpreter's path.
 
 It writes a JSON line a batch to OUT/batches.jsonl, with the shortest sequence of steps to a
 failure, and the sums to OUT/summary.json. It returns 0 if every batch was played and nothing broke.

@@ -179,14 +179,6 @@ def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = cases.FAIL
     return 1
 
 
-def read(schedule: Sequence[Step]) -> tuple[Step, ...]:
-    """The schedule without chained steps: each step is read before the next is built."""
-    steps: list[Step] = []
-    for step in schedule:
-        steps += [("decode", step[1])] * step[2] if step[0] == "chain" else [step]
-    return tuple(steps)
-
-
 def can_sample() -> bool:
     """Whether the release can sample tokens; it does so by position."""
     return find_spec(rig.SAMPLING) is not None

@@ -30,10 +30,7 @@ def room(_: Inputs) -> int:
         rooms = [cache.max_seq_len, released.keys.shape[2]]
         player.join("c", 20)
         rooms.append(player.runner._req_caches["c"][0].keys.shape[2])
-    # Up to 0.5.14 stock would not grow the released one: it has stock's room, in zeros that
-    # nobody has computed, until the next prompt begins.
-    right = rooms in ([256, 256, 256], [256, player.runner._max_seq_len, 256])
-    require(right, f"{PATCH}: room for {rooms} tokens")
+    require(rooms == [256, 256, 256], f"{PATCH}: room for {rooms} tokens")
     return 1
 
 

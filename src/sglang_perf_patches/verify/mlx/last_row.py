@@ -5,23 +5,16 @@ from __future__ import annotations
 from ...sets.mlx.last_row.body import COUNTS
 from .. import Inputs
 from ..comparing import require
-from . import cases, models, rig
-from .alike import can_sample, episodes, read, same
+from . import cases, models
+from .alike import can_sample, episodes, same
 
 PATCH = "mlx.last-row"
 
 
 def all_models(inputs: Inputs) -> int:
-    """Episodes; up to 0.5.10.post1, without a pool, schedules. Some prefill must have been cut."""
+    """Episodes in which some prefill must have been cut."""
     COUNTS.clear()
-    compared = 0
-    if rig.has_pool():
-        compared += episodes(PATCH, inputs)
-    else:
-        schedules = [read(schedule) for schedule in inputs(cases.random_schedule)]
-        for dtype in ("float32", "bfloat16"):
-            with models.model("qwen3", dtype) as model:
-                compared += same(PATCH, model, schedules)
+    compared = episodes(PATCH, inputs)
     require(COUNTS["cut"], f"{PATCH}: {dict(COUNTS)}")
     return compared
 
@@ -29,7 +22,7 @@ def all_models(inputs: Inputs) -> int:
 def tied_weights(_: Inputs) -> int:
     """A model whose head is its embedding."""
     with models.model("qwen3", "float32", tie_word_embeddings=True) as model:
-        return same(PATCH, model, [read(cases.SCRIPTED)])
+        return same(PATCH, model, [cases.SCRIPTED])
 
 
 def sampled(_: Inputs) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from .cases import Step
-from .models import RUNNER, Model, runner
+from .models import Model, runner
 
 SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
 """The module that samples tokens, in releases that do so on MLX."""
@@ -65,9 +64,7 @@ class Player:
         self._model = model
         self._pool: _RequestPool | None = None
         self._is_sampling = sampling
-        options: dict[str, Any] = {}
-        if has_pool():
-            options = {"disable_radix_cache": not radix, "pool_size": slots}
+        options: dict[str, Any] = {"disable_radix_cache": not radix, "pool_size": slots}
         if sampling:
             options["enable_sampling"] = True
         self.runner = runner(model, **options)
@@ -173,8 +170,6 @@ class Player:
 
     def tokens(self, who: str) -> list[int]:
         """A running request's tokens, prompt included."""
-        if hasattr(self.runner, "_request_states"):
-            return list(self.runner._request_states[who].token_ids)
         return list(self.runner._req_token_ids[who])
 
     def _words(self, seed: str, length: int) -> list[int]:
@@ -189,9 +184,6 @@ class Player:
 
     def _prefill(self, who: str, prompt: list[int], prefix_slots: list[int]) -> None:
         self._held[who] = len(prompt)
-        if not has_pool():
-            self.runner.prefill(who, prompt)
-            return
         if self._pool is not None and hasattr(self.runner, "flush_all_decode_kv"):
             self.runner.flush_all_decode_kv()  # as stock's worker does before a prefill
         row, new_slots = self._open(who, prompt, prefix_slots)
@@ -217,17 +209,11 @@ class Player:
         length = self._held[who]
         new = self._words(f"{who}+{length}", tokens)
         self._held[who] += tokens
-        if has_pool():
-            slots = []
-            if self._pool is not None:
-                self._pool.allocate(who, length, tokens)
-                slots = self._pool.slots(who, length, length + tokens)
-            self.runner.extend(who, new, slots)
-        else:
-            # Without a pool, stock counts generated tokens as not yet fed in.
-            state = self.runner._request_states[who]
-            prompt = len(state.token_ids) - state.generated_tokens
-            self.runner.prefill(who, state.token_ids[:prompt] + new)
+        slots = []
+        if self._pool is not None:
+            self._pool.allocate(who, length, tokens)
+            slots = self._pool.slots(who, length, length + tokens)
+        self.runner.extend(who, new, slots)
 
     def _fail(self, batch: list[str], layer: int) -> None:
         """Run a step in which one layer's output projection raises."""
@@ -333,12 +319,6 @@ class _Taken(list[int]):
 
     def tolist(self) -> list[int]:
         return list(self)
-
-
-def has_pool() -> bool:
-    """Whether the runner has the caches of 0.5.11 and later."""
-    stock: Any = import_module(RUNNER)
-    return "pool_size" in inspect.signature(stock.MlxModelRunner).parameters
 
 
 def digest(array: mx.array) -> str:

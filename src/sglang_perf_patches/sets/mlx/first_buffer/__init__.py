@@ -3,42 +3,7 @@
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
 from ..proven import PREFILL_AND_DECODE
-from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, RUNNER
-
-
-def _variant(first: str, last: str, install: str, cache: str, *, grows: bool = True) -> Variant:
-    """What allocates and grows a buffer, and what creates, reuses and releases a request's.
-
-    Args:
-        first: the first release.
-        last: the last one.
-        install: a function of the body.
-        cache: stock's class of a request's buffers.
-        grows: whether stock's batched decode grows a full buffer.
-    """
-    write, start = f"{cache}.write_token", f"{RUNNER}.prefill_start"
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=(
-            f"{cache}.update_and_fetch",
-            f"{cache}._allocate",
-            f"{cache}._grow",
-            *(() if grows else (write,)),
-            f"{RUNNER}._release_cache",
-            *(() if grows else (start,)),
-            *((f"{RUNNER}._cache_arrays",) if cache == ATTENTION else ()),
-        ),
-        depends=(
-            *((write, start) if grows else ()),
-            f"{RUNNER}._acquire_cache",
-            f"{RUNNER}.remove_request",
-            f"{RUNNER}._materialize_pool_backed_attention",
-            f"{RUNNER}.clear",
-        ),
-        note="" if grows else "a batched decode also goes on past the end of a buffer",
-    )
-
+from ..references import ATTENTION, MLX, RUNNER
 
 PATCH = Patch(
     id="mlx.first-buffer",
@@ -51,11 +16,29 @@ PATCH = Patch(
         "tests/benchmarks/results/mlx.md",
         "server-at-once",
     ),
-    anchors=(BATCHED_DECODE,),
-    absent_because="a request's buffers grow by 256 tokens here, as mlx-lm's own do",
+    # New in 0.5.15, where stock's batched decode grows a full buffer. Before, it loses tokens.
+    anchors=(f"{MLX}.tp_worker:MlxTpModelWorker._route_extend_request",),
+    absent_because="stock's batched decode does not grow a full buffer before 0.5.15",
     variants=(
-        _variant("0.5.11", "0.5.12.post1", "install_contiguous", CONTIGUOUS, grows=False),
-        _variant("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION, grows=False),
-        _variant("0.5.15", "0.5.23", "install_attention", ATTENTION),
+        Variant(
+            releases=between("0.5.15", "0.5.23"),
+            install=f"{__name__}.body:install",
+            # What allocates and grows a buffer, and what creates, reuses and releases a request's.
+            targets=(
+                f"{ATTENTION}.update_and_fetch",
+                f"{ATTENTION}._allocate",
+                f"{ATTENTION}._grow",
+                f"{RUNNER}._release_cache",
+                f"{RUNNER}._cache_arrays",
+            ),
+            depends=(
+                f"{ATTENTION}.write_token",
+                f"{RUNNER}.prefill_start",
+                f"{RUNNER}._acquire_cache",
+                f"{RUNNER}.remove_request",
+                f"{RUNNER}._materialize_pool_backed_attention",
+                f"{RUNNER}.clear",
+            ),
+        ),
     ),
 )

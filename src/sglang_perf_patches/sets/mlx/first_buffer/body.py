@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ....model.patching import Gated, Patching
-from ..buffer_ending import Ending
-from ..buffer_growth import growing
 from ..device import CUDNN_ATTENTION, attends_by_cudnn
-from ..references import ATTENTION, CONTIGUOUS, RUNNER
+from ..references import ATTENTION, RUNNER
 
 STEP = 256
 """Growth of mlx-lm's own caches, in tokens."""
@@ -41,69 +39,15 @@ def refuse_cudnn(core: Any) -> None:
         )
 
 
-def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
-    _install_without_growth(patching, CONTIGUOUS)
-
-
-def install_attention_without_growth(patching: Patching) -> None:
-    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
-    _install_without_growth(patching, ATTENTION)
-    _collect_arrays(patching)
-
-
-def install_attention(patching: Patching) -> None:
-    """Serve releases from 0.5.15 on."""
+def install(patching: Patching) -> None:
+    """Make, grow and free the buffers of ``ContiguousAttentionKVCache`` by what they hold."""
     patching.anytime("stock's code grows a buffer of any size, in every kind of step")
-    _install(patching, ATTENTION, None)
-    _collect_arrays(patching)
-
-
-def _collect_arrays(patching: Patching) -> None:
-    cache_class = patching.get(ATTENTION)
-
-    def make(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def cache_arrays(cache: Any) -> list[Any]:
-            """The arrays that a step evaluates.
-
-            Stock collects them with a function that refers to itself. Buffers that were replaced by
-            larger ones would therefore live until Python collects cycles.
-            """
-            return list(cache.state) if type(cache) is cache_class else inner(cache)
-
-        return cache_arrays
-
-    patching.override(f"{RUNNER}._cache_arrays", make)
-
-
-def _install_without_growth(patching: Patching, cache: str) -> None:
-    ending = Ending(*_core_and_class(patching, cache), patching.is_leaving)
-    patching.drain(ending.is_idle, "the next prompt starts, which widens the requests' buffers")
-    _install(patching, cache, ending)
-
-    def make_prefill(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def prefill_start(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Begin a prompt."""
-            ending.begin(self)
-            prefill = inner(self, *args, **kwargs)
-            ending.note(self, prefill)
-            return prefill
-
-        return prefill_start
-
-    patching.override(f"{cache}.write_token", growing)
-    patching.override(f"{RUNNER}.prefill_start", make_prefill)
-
-
-def _install(patching: Patching, cache: str, ending: Ending | None) -> None:
     ran = patching.ran
-    core, cache_class = _core_and_class(patching, cache)
+    core: Any = patching.module("mlx.core")
+    cache_class: Any = patching.get(ATTENTION)
     refuse_cudnn(core)
 
     zeros: dict[tuple[Any, ...], Any] = {}
-
-    def is_near() -> bool:
-        return ending is not None and ending.is_near()
 
     def padded(array: Any, room: int) -> Any:
         """A prompt's K or V, (1, n_kv_heads, tokens, head_dim), with zeros behind it."""
@@ -120,13 +64,10 @@ def _install(patching: Patching, cache: str, ending: Ending | None) -> None:
             Stock fills buffers with zeros and writes the prompt over them. Where buffers have the
             room that fits, the zeros are a tenth of them, so the prompt is written once.
             """
-            if ending is not None and not self.offset and not ending.is_near():
-                _let_go([self], core, cache_class, STEP)  # since its last request it has stock's
             tokens, held = keys.shape[2], self.keys
             if (
                 self.offset
                 or tokens == 1
-                or is_near()
                 or keys.dtype != values.dtype
                 or (held is not None and held.dtype != keys.dtype)
             ):
@@ -142,9 +83,8 @@ def _install(patching: Patching, cache: str, ending: Ending | None) -> None:
     def make_allocate(inner: Callable[..., None]) -> Callable[..., None]:
         def _allocate(self: Any, keys: Any) -> None:
             """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
-            if not is_near():
-                self.max_seq_len = room_for(keys.shape[2])
-                ran.seen = True
+            self.max_seq_len = room_for(keys.shape[2])
+            ran.seen = True
             inner(self, keys)
 
         return _allocate
@@ -156,7 +96,7 @@ def _install(patching: Patching, cache: str, ending: Ending | None) -> None:
             For a prompt in chunks, that includes the next chunk.
             """
             new = required - self.offset
-            if new > 1 and not is_near():
+            if new > 1:
                 # Why this trick: stock doubles this number until it is enough, and copies as many
                 # tokens as the offset says. So it creates buffers of exactly this capacity.
                 self.max_seq_len = room_for(required + new if self.offset else required)
@@ -168,33 +108,40 @@ def _install(patching: Patching, cache: str, ending: Ending | None) -> None:
     def make_release(inner: Callable[..., None]) -> Callable[..., None]:
         def _release_cache(self: Any, cache: list[Any]) -> None:
             """Free the buffers of caches that the next request will reuse."""
-            _let_go(cache, core, cache_class, STEP if ending is None else self._max_seq_len)
+            for each in cache:
+                if type(each) is cache_class and each.keys is not None:
+                    _empty(each, core)
             inner(self, cache)
 
         return _release_cache
 
-    patching.override(f"{cache}.update_and_fetch", make_update)
-    patching.override(f"{cache}._allocate", make_allocate)
-    patching.override(f"{cache}._grow", make_grow)
+    def make_arrays(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def cache_arrays(cache: Any) -> list[Any]:
+            """The arrays that a step evaluates.
+
+            Stock collects them with a function that refers to itself. Buffers that were replaced by
+            larger ones would therefore live until Python collects cycles.
+            """
+            return list(cache.state) if type(cache) is cache_class else inner(cache)
+
+        return cache_arrays
+
+    patching.override(f"{ATTENTION}.update_and_fetch", make_update)
+    patching.override(f"{ATTENTION}._allocate", make_allocate)
+    patching.override(f"{ATTENTION}._grow", make_grow)
     patching.override(f"{RUNNER}._release_cache", make_release)
+    patching.override(f"{RUNNER}._cache_arrays", make_arrays)
 
 
-def _core_and_class(patching: Patching, cache: str) -> tuple[Any, Any]:
-    core: Any = patching.module("mlx.core")
-    return core, patching.get(cache)
+def _empty(cache: Any, core: Any) -> None:
+    """Give a finished request's cache empty buffers of `STEP` tokens.
 
-
-def _let_go(caches: list[Any], core: Any, cache_class: Any, room: int) -> None:
-    """Put empty buffers of `room` tokens into a finished request's caches.
-
-    Stock gives the caches to another request. Where the buffers' dtype differs from the model's,
+    Stock gives the cache to another request. Where the buffers' dtype differs from the model's,
     that request is computed in the buffers' dtype, so the dtype stays. Zeros take no memory until
     they are used.
     """
-    for cache in caches:
-        if type(cache) is cache_class and cache.keys is not None:
-            batch, heads, _, head_dim = cache.keys.shape
-            shape = (batch, heads, room, head_dim)
-            cache.keys = core.zeros(shape, dtype=cache.keys.dtype)
-            cache.values = core.zeros(shape, dtype=cache.values.dtype)
-            cache.offset, cache.max_seq_len = 0, room
+    batch, heads, _, head_dim = cache.keys.shape
+    shape = (batch, heads, STEP, head_dim)
+    cache.keys = core.zeros(shape, dtype=cache.keys.dtype)
+    cache.values = core.zeros(shape, dtype=cache.values.dtype)
+    cache.offset, cache.max_seq_len = 0, STEP

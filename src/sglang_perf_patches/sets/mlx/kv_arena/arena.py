@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-from ..buffer_growth import doubled
+from .buffer_growth import doubled
 
 CUDNN_STEP = 256
 """MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""

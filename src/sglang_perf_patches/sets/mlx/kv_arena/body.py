@@ -24,11 +24,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import grouping
-from ..buffer_growth import growing
 from ..device import is_proven
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
 from . import CHAINED, RELEASE
 from .arena import Rows
+from .buffer_growth import growing
 from .choice import COUNTS, Choice, Groups
 from .layer_step import Fast, OfAll
 from .moves import Moves

@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..buffer_growth import doubled
 from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for
+from .buffer_growth import doubled
 from .moves import Moves
 
 COUNTS: Counter[str] = Counter()

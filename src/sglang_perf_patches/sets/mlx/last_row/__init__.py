@@ -6,11 +6,11 @@ from ..proven import PREFILL_AND_DECODE
 from ..references import RUNNER
 
 
-def _variant(first: str, last: str, install: str, *starts: str, note: str = "") -> Variant:
+def _variant(first: str, last: str, note: str) -> Variant:
     return Variant(
         releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=tuple(f"{RUNNER}.{name}" for name in starts),
+        install=f"{__name__}.body:install",
+        targets=(f"{RUNNER}.prefill_start", f"{RUNNER}.extend_start"),
         depends=(
             f"{RUNNER}._extract_logits",
             f"{RUNNER}._forward_lazy_token",
@@ -32,16 +32,13 @@ PATCH = Patch(
         "tests/benchmarks/results/mlx.md",
         "prompt-2048-last-row",
     ),
-    absent_because="MLX came with 0.5.10",
+    absent_because="before 0.5.11 a prefill on MLX is computed at once, not as a graph",
     variants=(
-        _variant("0.5.10", "0.5.10.post1", "install_eager", "prefill"),
+        _variant("0.5.11", "0.5.17", "for every chunk of a prompt"),
         _variant(
-            *("0.5.11", "0.5.17", "install_lazy", "prefill_start", "extend_start"),
-            note="for every chunk of a prompt",
-        ),
-        _variant(
-            *("0.5.18", "0.5.23", "install_lazy", "prefill_start", "extend_start"),
-            note="for a prompt's last chunk: stock itself skips the head for the others, if "
+            "0.5.18",
+            "0.5.23",
+            "for a prompt's last chunk: stock itself skips the head for the others, if "
             "the model's trunk can be called alone",
         ),
     ),

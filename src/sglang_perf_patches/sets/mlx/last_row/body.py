@@ -36,17 +36,8 @@ _PROBES = (33, 128, 512), (65, 256, 512)
 """Matrix products that show the difference, as rows, inner size and columns."""
 
 
-def install_lazy(patching: Patching) -> None:
-    """Serve releases from 0.5.11 on, which build a prefill's graph before evaluating it."""
-    _install(patching, ("prefill_start", "extend_start"))
-
-
-def install_eager(patching: Patching) -> None:
-    """Serve 0.5.10, which evaluates a prefill at once."""
-    _install(patching, ("prefill",))
-
-
-def _install(patching: Patching, methods: tuple[str, ...]) -> None:
+def install(patching: Patching) -> None:
+    """Show the model to each function that builds a prefill's graph as a `_Prefilled`."""
     heads = _Heads(patching)
     patching.anytime("a prefill's graph is built within one call, which gives the model back")
 
@@ -62,7 +53,7 @@ def _install(patching: Patching, methods: tuple[str, ...]) -> None:
 
         return start
 
-    for method in methods:
+    for method in ("prefill_start", "extend_start"):
         patching.override(f"{RUNNER}.{method}", make)
 
 

@@ -69,7 +69,8 @@ def two_servers(folder: Path) -> tuple[Seen, Seen]:
         server(folder, "0.5.10.post1", run=True) as (old, _),
         server(folder, "0.5.11", "--enable-metrics") as (new, _),
     ):
-        servers = [_seen(old, expected=3), _seen(new, expected=2)]
+        # No patch applies to MLX on 0.5.10.
+        servers = [_seen(old, expected=3, runs=False), _seen(new, expected=2)]
         metrics = _metrics(new)
     return (
         Seen(*servers[0], processes(old), old.group, _log(old)),
@@ -120,8 +121,7 @@ def test_the_newest_loads_plugins_everywhere_but_in_tokenizer_workers(
 def test_mlx_patches_are_live_and_have_run_in_the_scheduler_and_nowhere_else(
     two_servers: tuple[Seen, Seen],
 ) -> None:
-    for seen in two_servers:
-        must_have_run_in_schedulers_alone(seen)
+    must_have_run_in_schedulers_alone(two_servers[1])
 
 
 def test_mlx_patches_are_live_and_have_run_in_every_scheduler_and_nowhere_else(
@@ -275,14 +275,16 @@ def server(
         yield running, replies
 
 
-def _seen(running: Server, *, expected: int) -> tuple[dict[str, Process], list[str], str]:
+def _seen(
+    running: Server, *, expected: int, runs: bool = True
+) -> tuple[dict[str, Process], list[str], str]:
     """What there is once as many processes as expected are shown, or after a while."""
 
     def is_settled() -> bool:
         shown = processes(running)
         roles = [process["role"] for process in shown]
         ran = [any(p["ran"] for p in process["patches"]) for process in shown]
-        schedulers = [name.startswith("scheduler") for name in roles]
+        schedulers = [runs and name.startswith("scheduler") for name in roles]
         # A process gives itself a title some time after its start.
         titles = _titles(running, without=[running.group])
         named = all(title.startswith("sglang::") for title in titles)

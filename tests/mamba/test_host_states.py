@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matrix import applying, newest_of_each_group
-from sglang_perf_patches.cli.verbs import hinting_host
-from sglang_perf_patches.cli.verbs.hinting_host import Host
-from sglang_perf_patches.sets.mamba import host_split, state_split
-from sglang_perf_patches.sets.mamba.host_split import Pools
+from sglang_perf_patches.cli.sizing import host as host_hint
+from sglang_perf_patches.cli.sizing import split
+from sglang_perf_patches.cli.sizing.host import Host
+from sglang_perf_patches.cli.sizing.split import Load
+from sglang_perf_patches.sets.mamba import host_split
+from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
 from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE
-from sglang_perf_patches.sets.mamba.state_split import Cells, Load
 
 Found = Callable[..., Any]
 
@@ -75,18 +76,18 @@ def test_the_host_is_divided_as_prefixes_need_it(
 @pytest.mark.parametrize("context", [600, 4096, 16_384, 100_000])
 def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
     cells = Cells(state=66_000_000, token=20_480)
-    device = state_split.stock(cells, Load(64, context), available=34 << 30, slots_each=5)
+    device = split.stock(cells, Load(64, context), available=34 << 30, slots_each=5)
     for host in (Host(2, 0), Host(0, 90)):
-        hint = hinting_host.hint("0.5.23", cells, device, host, context=context, chunk=8192)
+        hint = host_hint.hint("0.5.23", cells, device, host, context=context, chunk=8192)
         assert hint is not None
         stock, few, more = hint.lines
         assert few.short >= stock.short
         assert more.long >= stock.long
-        assert f"{hinting_host.VARIABLE}={context // -(-context // 8192)}" in few.give
+        assert f"{host_hint.VARIABLE}={context // -(-context // 8192)}" in few.give
         assert host.given in hint.text
         assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
-    assert hinting_host.VARIABLE == VARIABLE
-    assert hinting_host.hint("0.5.19", cells, device, host, context=context, chunk=8192) is None
+    assert host_hint.VARIABLE == VARIABLE
+    assert host_hint.hint("0.5.19", cells, device, host, context=context, chunk=8192) is None
 
 
 def test_a_host_smaller_than_the_device_is_stocks() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import released
-from sglang_perf_patches.cli.verbs import hinting_states
-from sglang_perf_patches.cli.verbs.hinting_states import Way
+from sglang_perf_patches.cli.sizing import split as state_split
+from sglang_perf_patches.cli.sizing import states
+from sglang_perf_patches.cli.sizing.split import Load, Split
+from sglang_perf_patches.cli.sizing.states import Way
 from sglang_perf_patches.judge import downloads, source
 from sglang_perf_patches.model.releases import KNOWN
-from sglang_perf_patches.sets.mamba import state_split
-from sglang_perf_patches.sets.mamba.state_split import Cells, Load, Split
+from sglang_perf_patches.sets.mamba.host_split import Cells
 
 _WORKER = Path(__file__).with_name("split_worker.py")
 
@@ -138,8 +139,8 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
         for ranks in RANKS:
             cells = state_split.cells_of(config, tensor_parallel=ranks)
             assert cells is not None
-            hint = hinting_states.hint(tree, architecture, cells, LOAD, GIB << 30)
-            ways = hinting_states.ways(tree, architecture)
+            hint = states.hint(tree, architecture, cells, LOAD, GIB << 30)
+            ways = states.ways(tree, architecture)
             defaults[architecture] = ways[0].slots_each == 5
             assert len(hint.lines) == len(ways) + 1
             for number, line in enumerate(hint.lines):

@@ -7,9 +7,9 @@ import importlib
 from typing import Any
 
 import sglang_perf_patches
+from sglang_perf_patches.cli.sizing import windows
 from sglang_perf_patches.sets.swa import growth
 from sglang_perf_patches.sets.swa.pool_ratio import body as pool_ratio
-from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
 from sglang_perf_patches.verify.stock import NoneByDefault
 from sglang_perf_patches.verify.stock import publish_server as publish
 from tests.proof.swa.pools import (
@@ -83,7 +83,7 @@ def by_tokens_too(page_size: int = 1) -> None:
 
 
 def the_hint_is_what_the_patch_does() -> None:
-    """`pool_hint.hint` says of a model's configuration what the patch does with it."""
+    """`windows.hint` says of a model's configuration what the patch does with it."""
     budget, requests = 40 << 30, 64
     config = {
         "num_hidden_layers": 24,
@@ -94,7 +94,7 @@ def the_hint_is_what_the_patch_does() -> None:
     }
     # Releases differ in how often they evict.
     interval = growth.eviction_interval(128, 1) + growth.kept_margin(1)
-    told = pool_hint.hint(config, requests=requests, kv_bytes=budget, interval=interval)
+    told = windows.hint(config, requests=requests, kv_bytes=budget, interval=interval)
     _put_on()
     load = {"window": 128, "page_size": 1, "full": 12, "windowed": 12}
     pool_sizes, configurator = pools(budget, **load, max_running_requests=requests)

@@ -13,7 +13,7 @@ from unittest import mock
 import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.sets.swa.pool_ratio import hint as pool_hint
+from sglang_perf_patches.sets.swa.pool_ratio.sizes import STOCK_RATIO
 from sglang_perf_patches.sets.swa.window_pool import body
 from sglang_perf_patches.verify.comparing import require_same
 from sglang_perf_patches.verify.stock import publish_server as publish
@@ -78,7 +78,7 @@ def both_together() -> list[int]:
             expected = tokens if expected is None else expected
             assert tokens == expected, selection
             sizes.append(getattr(server.runner, "swa_max_total_num_tokens", None) or 0)
-    assert sizes[:2] == [0, int(4096 * pool_hint.STOCK_RATIO)], sizes
+    assert sizes[:2] == [0, int(4096 * STOCK_RATIO)], sizes
     assert 0 < sizes[2] < sizes[1], sizes
     return sizes
 

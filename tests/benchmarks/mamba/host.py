@@ -41,7 +41,7 @@ import fleet  # noqa: E402
 import shapes  # noqa: E402
 from engine import Server, parsed, patches_here  # noqa: E402
 
-from sglang_perf_patches.sets.mamba import state_split  # noqa: E402
+from sglang_perf_patches.cli.sizing import split as state_split  # noqa: E402
 
 SHAPE = os.environ.get("SHAPE", "gdn-24")
 DEVICE_GIB = float(os.environ.get("DEVICE_GIB", "6"))

@@ -37,7 +37,7 @@ import fleet  # noqa: E402
 import shapes  # noqa: E402
 from engine import Server, parsed  # noqa: E402
 
-from sglang_perf_patches.sets.mamba import state_split  # noqa: E402
+from sglang_perf_patches.cli.sizing import split as state_split  # noqa: E402
 
 SHAPE = "qwen-35b-a3b"
 LAYERS = int(os.environ.get("LAYERS", "12"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sglang_perf_patches.sets.swa.pool_ratio import hint
+from sglang_perf_patches.sets.swa.pool_ratio.sizes import fit
 from sglang_perf_patches.verify import Different, Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from sglang_perf_patches.verify.stock import publish_server as publish
@@ -61,7 +61,7 @@ def _compare(
     require(swa >= ours[1]._swa_needs.with_tails(least), f"{where}: too small a pool")
     a_full, a_windowed = cells(plain[1])
     require(full * a_full + swa * a_windowed <= available, f"{where}: more than the budget")
-    wanted = hint.fit(
+    wanted = fit(
         ours[1]._swa_needs,
         full_cell=a_full,
         swa_cell=a_windowed,

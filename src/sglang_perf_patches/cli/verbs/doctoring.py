@@ -10,13 +10,12 @@ from typing import Any
 from ...judge import upgrade
 from ...judge.source import TreeError
 from ...judge.verdict import Verdict
-from .. import render
+from .. import render, sizing
 from . import (
     add_json,
     add_tree,
     asking,
     health,
-    hinting,
     judged,
     listing,
     selected,
@@ -37,14 +36,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_tree(parser)
     parser.add_argument("--all", action="store_true", help="patches that do not change too")
     asking.add_options(parser)
-    hinting.add_options(parser)
+    sizing.add_options(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what changes; 1 if the upgrade loses a chosen patch."""
     if args.model is None:
-        hinting.require_none(args)
+        sizing.require_none(args)
     if args.command is not None:
         if args.model is not None:
             args.parser.error("--model and a command after -- exclude each other")
@@ -53,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
     if args.sglang_path is None and args.sglang_version is None:
         if args.model is None:
             return health.run(as_json=args.json)
-        alone = hinting.Hints.of(args)
+        alone = sizing.Hints.of(args)
         print(json.dumps(alone.data, indent=2) if args.json else alone.text)
         return 0
     selection = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
-    hints = hinting.Hints.of(args, there) if args.model is not None else None
+    hints = sizing.Hints.of(args, there) if args.model is not None else None
     verdicts, switches = judged(there), stock_switches.of(there)
     here, prospects = None, []
     with contextlib.suppress(TreeError):

@@ -10,10 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .state_split import Cells
-
 GIGABYTE = 10**9
 """What ``--hicache-size`` counts in."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What a model keeps on one GPU, in bytes over all its layers.
+
+    Attributes:
+        state: of one slot: the state after some token.
+        token: KV of one token.
+    """
+
+    state: int
+    token: int
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import host_split
-from ..host_split import GIGABYTE, Pools
-from ..state_split import Cells
+from ..host_split import GIGABYTE, Cells, Pools
 from . import CONTEXT, HOST_STATES, KV, STACK
 
 if TYPE_CHECKING:

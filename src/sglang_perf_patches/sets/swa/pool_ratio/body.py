@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import growth
 from ..growth import setting
-from . import CONFIGURATOR
-from . import hint as pool_hint
+from . import CONFIGURATOR, sizes
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -43,7 +42,7 @@ def install(patching: Patching) -> None:
             if self._swa_needs is not None:
                 ratio, cell = self._swa_stock
                 swa_cell = swa_cell_bytes(self)
-                pools = pool_hint.fit(
+                pools = sizes.fit(
                     self._swa_needs,
                     full_cell=cell - ratio * swa_cell,
                     swa_cell=swa_cell,
@@ -61,7 +60,7 @@ def install(patching: Patching) -> None:
         ) -> Any:
             pools = None
             if self._swa_needs is not None and max_total_num_tokens > 0:
-                pools = pool_hint.fit_tokens(
+                pools = sizes.fit_tokens(
                     self._swa_needs, ratio=self._swa_stock[0], full=max_total_num_tokens
                 )
             _set_ratio(self, pools, patching)
@@ -87,7 +86,7 @@ def unserved(configurator: Any, runner: Any) -> str | None:
         return "every layer has a sliding window"
     if getattr(configurator, "_enable_unified_memory", False):
         return "both pools share one memory"
-    if configurator._swa_full_tokens_ratio != pool_hint.STOCK_RATIO:
+    if configurator._swa_full_tokens_ratio != sizes.STOCK_RATIO:
         return "the ratio is the operator's or the model's own"
     if setting(runner, "_swa_full_tokens_ratio_explicitly_set"):
         return "the operator gave --swa-full-tokens-ratio"
@@ -106,7 +105,7 @@ def unserved(configurator: Any, runner: Any) -> str | None:
     return None
 
 
-def needs(runner: Any) -> pool_hint.Needs:
+def needs(runner: Any) -> sizes.Needs:
     """What a server's sliding-window pool is to hold, from its arguments."""
     page = runner.page_size
     window = runner.sliding_window_size
@@ -115,7 +114,7 @@ def needs(runner: Any) -> pool_hint.Needs:
         step, ahead = growth.drafted(runner, page)
     chunks = 1 if setting(runner, "disable_overlap_schedule") else 2
     tails = 0 if setting(runner, "disable_radix_cache") else setting(runner, "swa_prefix_tails")
-    return pool_hint.Needs(
+    return sizes.Needs(
         requests=max(1, setting(runner, "max_running_requests") // replicas(runner)),
         window=window,
         page_size=page,
@@ -144,7 +143,7 @@ def swa_cell_bytes(configurator: Any) -> float:
     return float(configurator._swa_per_token * layers)
 
 
-def _set_ratio(configurator: Any, pools: pool_hint.Pools | None, patching: Patching) -> None:
+def _set_ratio(configurator: Any, pools: sizes.Pools | None, patching: Patching) -> None:
     """Set the ratio, and the bytes of a token that follow from it, before stock reads both.
 
     Why this trick: stock solves its equation with these two attributes and nothing else, so that

@@ -1,6 +1,7 @@
-"""What ``doctor --model`` says of a model: how its server could divide its memory.
+"""``doctor --model``: how a model's server could divide its memory.
 
-That is the sliding-window pool, and of a hybrid model the slots for its states.
+That is the sliding-window pool (`windows`), and of a hybrid model the slots for its states
+(`states`, with the sums in `split`) and the host's pools (`host`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,58 @@ from typing import Any, TypeVar
 
 from ...judge.source import Tree, TreeError
 from ...model.errors import OperatorError
-from ...sets.mamba import state_split
-from ...sets.swa.pool_ratio import hint as pool_hint
-from . import hinting_host, hinting_states, measured_by, tree_at
+from ...sets.mamba.host_split import Cells
+from ..verbs import measured_by, tree_at
+from . import host as of_host
+from . import split, windows
+from . import states as of_states
 
 _Found = TypeVar("_Found")
 
 
 class ModelError(OperatorError, ValueError):
     """The model's ``config.json`` can't be read, or more is needed to say something of it."""
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("it must be 1 or more")
+    return number
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError("it must be above 0")
+    return number
+
+
+_OPTIONS: dict[str, tuple[Any, Any, str, str | None]] = {
+    "max_running_requests": (None, _positive, "N", None),
+    "kv_gib": (
+        *(None, _above_zero, "G"),
+        "memory for KV on one GPU, and for states, in GiB (required)",
+    ),
+    "context": (
+        *(None, _positive, "N"),
+        "tokens of a request, prompt and reply, on average (required for a hybrid model)",
+    ),
+    "hicache_size": (
+        *(None, _above_zero, "GB"),
+        "of a hybrid model's hierarchical cache: what the host's pools take on one GPU",
+    ),
+    "hicache_ratio": (None, _above_zero, "R", "... over the device's"),
+    "page_size": (1, _positive, "N", None),
+    "tp_size": (1, _positive, "N", None),
+    "chunked_prefill_size": (8192, _positive, "N", None),
+    "kv_cache_bytes": (2, _positive, "N", "bytes per value"),
+}
+"""Option → its default, type, letter and help; without ``--model`` none may be given."""
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,44 +77,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-mamba-cache-size; give the options of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="its folder, or its config.json")
-    group.add_argument("--max-running-requests", type=_positive, metavar="N")
-    group.add_argument(
-        "--kv-gib",
-        type=float,
-        metavar="G",
-        help="memory for KV on one GPU, and for states, in GiB (required)",
-    )
-    group.add_argument(
-        "--context",
-        type=_positive,
-        metavar="N",
-        help="tokens of a request, prompt and reply, on average (required for a hybrid model)",
-    )
-    host = group.add_mutually_exclusive_group()
-    host.add_argument(
-        "--hicache-size",
-        type=_above_zero,
-        metavar="GB",
-        help="of a hybrid model's hierarchical cache: what the host's pools take on one GPU",
-    )
-    host.add_argument(
-        "--hicache-ratio", type=_above_zero, metavar="R", help="... over the device's"
-    )
-    group.add_argument("--page-size", type=_positive, metavar="N")
-    group.add_argument("--tp-size", type=_positive, metavar="N")
-    group.add_argument("--chunked-prefill-size", type=_positive, metavar="N")
-    group.add_argument("--kv-cache-bytes", type=_positive, metavar="N", help="bytes per value")
+    one = group.add_mutually_exclusive_group()
+    for option, (_, kind, letter, text) in _OPTIONS.items():
+        to = one if option.startswith("hicache") else group
+        to.add_argument(_flag(option), type=kind, metavar=letter, help=text)
     group.add_argument("--disable-radix-cache", action="store_true", default=None)
-
-
-_DEFAULTS: dict[str, Any] = {
-    "page_size": 1,
-    "tp_size": 1,
-    "chunked_prefill_size": 8192,
-    "kv_cache_bytes": 2,
-    "disable_radix_cache": False,
-}
-_ALL = ("max_running_requests", "kv_gib", "context", "hicache_size", "hicache_ratio", *_DEFAULTS)
 
 
 def require_none(args: argparse.Namespace) -> None:
@@ -79,11 +90,11 @@ def require_none(args: argparse.Namespace) -> None:
     Raises:
         ModelError: one was given.
     """
-    for option in _ALL:
+    for option in (*_OPTIONS, "disable_radix_cache"):
         if getattr(args, option) is not None:
             raise ModelError(
-                f"--{option.replace('_', '-')} needs --model DIR; to ask about a server, give its "
-                "whole command: sglang-perf-patches doctor -- python -m sglang.launch_server ..."
+                f"{_flag(option)} needs --model DIR; to ask about a server, give its whole "
+                "command: sglang-perf-patches doctor -- python -m sglang.launch_server ..."
             )
 
 
@@ -97,9 +108,9 @@ class Hints:
         host: on the host's pools; None where nothing is asked, or the release's rule is not known.
     """
 
-    pools: pool_hint.Hint
-    states: hinting_states.StateHint | None
-    host: hinting_host.HostHint | None = None
+    pools: windows.Hint
+    states: of_states.StateHint | None
+    host: of_host.HostHint | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace, tree: Tree | None = None) -> Hints:
@@ -113,19 +124,21 @@ class Hints:
             ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from,
                 or an option or a release is missing, or no request fits.
         """
-        for option, default in _DEFAULTS.items():
+        for option, (default, *_) in _OPTIONS.items():
             if getattr(args, option) is None:
                 setattr(args, option, default)
-        pools, states = _pools(args), _states(args, tree)
-        return cls(pools, states, _host(args, states))
+        if args.kv_gib is None:
+            args.parser.error("--model needs --kv-gib")
+        available = int(args.kv_gib * 2**30)
+        states = _states(args, available, tree)
+        return cls(_pools(args, available), states, _host(args, states))
 
     @property
     def text(self) -> str:
         """For an operator."""
-        text = self.states.text if self.states else self.pools.text
-        if self.host:
-            text = f"{text}\n\n{self.host.text}"
-        return f"{text}\n\nmeasure: {self.measure}" if self.measure else text
+        parts = [self.states.text if self.states else self.pools.text]
+        parts += [self.host.text] if self.host else []
+        return "\n\n".join([*parts, f"measure: {self.measure}"] if self.measure else parts)
 
     @property
     def measure(self) -> str:
@@ -148,13 +161,13 @@ class Hints:
         }
 
 
-def _pools(args: argparse.Namespace) -> pool_hint.Hint:
+def _pools(args: argparse.Namespace, available: int) -> windows.Hint:
     hint = _read(
         args,
-        lambda config: pool_hint.hint(
+        lambda config: windows.hint(
             config,
             requests=args.max_running_requests,
-            kv_bytes=_bytes(args),
+            kv_bytes=available,
             page_size=args.page_size,
             tensor_parallel=args.tp_size,
             value_bytes=args.kv_cache_bytes,
@@ -162,31 +175,33 @@ def _pools(args: argparse.Namespace) -> pool_hint.Hint:
             prefix_cache=not args.disable_radix_cache,
         ),
     )
-    if hint.reason == pool_hint.NEEDS_REQUESTS:
+    if hint.reason == windows.NEEDS_REQUESTS:
         raise ModelError(hint.reason)
     return hint
 
 
-def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.StateHint | None:
+def _states(
+    args: argparse.Namespace, available: int, tree: Tree | None
+) -> of_states.StateHint | None:
     """None for a model without states, or with states of an unknown kind."""
 
-    def named_cells(config: Any) -> tuple[str, state_split.Cells] | None:
-        cells = state_split.cells_of(
+    def named_cells(config: Any) -> tuple[str, Cells] | None:
+        cells = split.cells_of(
             config, tensor_parallel=args.tp_size, value_bytes=args.kv_cache_bytes
         )
         return None if cells is None else (config["architectures"][0], cells)
 
-    available = _bytes(args)
     of_model = _read(args, named_cells)
     if of_model is None:
         return None
     for option in ("max_running_requests", "context"):
         if getattr(args, option) is None:
-            words = f"--{option.replace('_', '-')}"
-            raise ModelError(f"the model is a hybrid one: give {words}, the split follows from it")
-    load = state_split.Load(args.max_running_requests, args.context)
+            raise ModelError(
+                f"the model is a hybrid one: give {_flag(option)}, the split follows from it"
+            )
+    load = split.Load(args.max_running_requests, args.context)
     try:
-        hint = hinting_states.hint(
+        hint = of_states.hint(
             *(tree or tree_at(), *of_model, load, available),
             prefix_cache=not args.disable_radix_cache,
         )
@@ -197,16 +212,14 @@ def _states(args: argparse.Namespace, tree: Tree | None) -> hinting_states.State
     return hint
 
 
-def _host(
-    args: argparse.Namespace, states: hinting_states.StateHint | None
-) -> hinting_host.HostHint | None:
+def _host(args: argparse.Namespace, states: of_states.StateHint | None) -> of_host.HostHint | None:
     """None where nothing is asked of the host."""
-    host = hinting_host.Host(args.hicache_ratio or 0, args.hicache_size or 0)
+    host = of_host.Host(args.hicache_ratio or 0, args.hicache_size or 0)
     if not (host.ratio or host.gigabytes):
         return None
     if states is None or args.disable_radix_cache:
         raise ModelError("the host's split is that of a hybrid model with a prefix cache")
-    hint = hinting_host.hint(
+    hint = of_host.hint(
         *(states.release, states.cells, states.lines[0].split, host),
         context=args.context,
         chunk=args.chunked_prefill_size,
@@ -214,15 +227,6 @@ def _host(
     if hint is None:
         raise ModelError(f"how {states.release} divides the host's memory is not known here")
     return hint
-
-
-def _bytes(args: argparse.Namespace) -> int:
-    """Of memory for KV and states."""
-    if args.kv_gib is None:
-        args.parser.error("--model needs --kv-gib")
-    if not args.kv_gib > 0:
-        args.parser.error("--kv-gib needs a number above 0")
-    return int(args.kv_gib * 2**30)
 
 
 def _read(args: argparse.Namespace, say: Callable[[Any], _Found]) -> _Found:
@@ -236,17 +240,3 @@ def _read(args: argparse.Namespace, say: Callable[[Any], _Found]) -> _Found:
         raise ModelError(f"{path} is not a model's config.json: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
-
-
-def _above_zero(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError("it must be above 0")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("it must be 1 or more")
-    return number

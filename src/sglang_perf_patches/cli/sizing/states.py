@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...judge.source import Tree, TreeError
-from ...sets.mamba import state_split
-from ...sets.mamba.state_split import Cells, Load, Split
+from ...sets.mamba.host_split import Cells
 from .. import render
+from .split import Load, Split, fitted, stock, stock_without_cache
 
 _ENVIRON = "sglang.srt.environ"
 _ARGUMENTS = (
@@ -138,13 +138,13 @@ def hint(
     if prefix_cache:
         each = choices[0].slots_each
         pads = "max_mamba_cache_size + 1)" in "".join(_texts(tree, (_CONFIGURATOR,)))
-        plain = state_split.stock(cells, load, available=available, slots_each=each, pads=pads)
+        plain = stock(cells, load, available=available, slots_each=each, pads=pads)
     else:
         choices = [way for way in choices if "no_cache" in way.costs]
-        plain = state_split.stock_without_cache(cells, load, available=available)
+        plain = stock_without_cache(cells, load, available=available)
     lines = [Line(choices[0].give, choices[0].slots_each, plain)]
     for way in choices:
-        split = state_split.fitted(cells, load, available=available, slots_each=way.slots_each)
+        split = fitted(cells, load, available=available, slots_each=way.slots_each)
         if not split.in_flight:
             continue
         give = f"{way.give} --max-mamba-cache-size {split.slots}".strip()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...sets.mamba import host_split
-from ...sets.mamba.host_split import Pools
+from ...sets.mamba.host_split import Cells, Pools
 from ...sets.mamba.host_states import PATCH
-from ...sets.mamba.state_split import Cells, Split
 from .. import render
+from .split import Split
 
 VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
 

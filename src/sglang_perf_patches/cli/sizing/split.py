@@ -13,24 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...sets.mamba.host_split import Cells
+
 STOCK_RATIO = 0.9
 """Memory of states to memory of KV, where an operator gives no other."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CONV_BYTES = 2
-
-
-@dataclass(frozen=True)
-class Cells:
-    """What a model keeps on one GPU, in bytes over all its layers.
-
-    Attributes:
-        state: of one slot: the state after some token.
-        token: KV of one token.
-    """
-
-    state: int
-    token: int
 
 
 @dataclass(frozen=True)
@@ -118,70 +107,63 @@ def cells_of(
     """
     text: Mapping[str, Any] = model.get("text_config") or model.get("llm_config") or model
     kind = str(text.get("model_type", ""))
-    for prefix, make in _KINDS.items():
-        if kind.startswith(prefix):
-            return make(text, tensor_parallel, value_bytes)
-    return None
+    if kind.startswith("kimi_linear"):
+        return _kimi(text, tensor_parallel, value_bytes)
+    fields = next((names for prefix, names in _FIELDS.items() if kind.startswith(prefix)), None)
+    if fields is None:
+        return None
+    states, full = _layers(kind, text)
+    heads, width, groups, depth, kernel = (text[name] if name else 0 for name in fields)
+    if kind.startswith("falcon_h1"):
+        width = (text.get("mamba_d_ssm") or text["mamba_expand"] * text["hidden_size"]) // heads
+    # Groups are repeated where they can't be spread evenly.
+    spread = groups if groups % tensor_parallel == 0 else tensor_parallel
+    convolved = (heads * width + 2 * spread * depth) // tensor_parallel * (kernel - 1)
+    dtype = text.get("mamba_ssm_dtype") or "float32"
+    if dtype not in _BYTES:
+        raise ValueError(f"its states are of type {dtype}")
+    recurrent = heads // tensor_parallel * width * depth * _BYTES[dtype]
+    head = text.get("head_dim") or text.get("attention_head_dim")
+    head = head or text["hidden_size"] // text["num_attention_heads"]
+    values = 2 * int(head) * max(1, int(text["num_key_value_heads"]) // tensor_parallel)
+    return Cells(states * (convolved * _CONV_BYTES + recurrent), full * values * value_bytes)
 
 
-def _split(cells: Cells, load: Load, available: int, slots: int, slots_each: int) -> Split:
-    tokens = max(0, (available - (slots + 1) * cells.state) // cells.token)
-    in_flight = min(load.requests, slots // slots_each, tokens // load.context)
-    return Split(slots, tokens, max(0, in_flight))
+_GATED_DELTA_NET = (
+    *("linear_num_value_heads", "linear_value_head_dim"),
+    *("linear_num_key_heads", "linear_key_head_dim", "linear_conv_kernel_dim"),
+)
+_FIELDS = {
+    "qwen3_next": _GATED_DELTA_NET,
+    "qwen3_5": _GATED_DELTA_NET,
+    "falcon_h1": ("mamba_n_heads", "", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+    "nemotron_h": (
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "n_groups",
+        "ssm_state_size",
+        "conv_kernel",
+    ),
+}
+"""How a ``model_type`` begins → its fields for a state's heads, their width, groups, depth, and
+the convolution's kernel."""
 
 
-def _gated_delta_net(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
-    """Qwen3-Next and Qwen3.5."""
-    layers = text["num_hidden_layers"]
+def _layers(kind: str, text: Mapping[str, Any]) -> tuple[int, int]:
+    """How many layers have states, and how many KV."""
+    if kind.startswith("nemotron_h"):  # a letter or a word names each layer's kind
+        kinds = text.get("layers_block_type") or text["hybrid_override_pattern"]
+        return (
+            sum(each in ("M", "mamba") for each in kinds),
+            sum(each in ("*", "attention") for each in kinds),
+        )
+    layers = int(text["num_hidden_layers"])
+    if kind.startswith("falcon_h1"):  # each has both
+        return layers, layers
     kinds = text.get("layer_types")
-    if kinds:
-        full = sum(kind == "full_attention" for kind in kinds)
-    else:
-        full = layers // text.get("full_attention_interval", 4)
-    state = _state(
-        text,
-        ranks,
-        heads=text["linear_num_value_heads"],
-        width=text["linear_value_head_dim"],
-        groups=text["linear_num_key_heads"],
-        depth=text["linear_key_head_dim"],
-        kernel=text["linear_conv_kernel_dim"],
-    )
-    return Cells((layers - full) * state, full * _kv(text, ranks) * value_bytes)
-
-
-def _falcon(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
-    """Falcon-H1: each layer has both."""
-    inner = text.get("mamba_d_ssm") or text["mamba_expand"] * text["hidden_size"]
-    heads = text["mamba_n_heads"]
-    state = _state(
-        text,
-        ranks,
-        heads=heads,
-        width=inner // heads,
-        groups=text["mamba_n_groups"],
-        depth=text["mamba_d_state"],
-        kernel=text["mamba_d_conv"],
-    )
-    layers = text["num_hidden_layers"]
-    return Cells(layers * state, layers * _kv(text, ranks) * value_bytes)
-
-
-def _nemotron(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
-    """Nemotron-H: a letter or a word names each layer's kind."""
-    kinds = text.get("layers_block_type") or text["hybrid_override_pattern"]
-    state = _state(
-        text,
-        ranks,
-        heads=text["mamba_num_heads"],
-        width=text["mamba_head_dim"],
-        groups=text["n_groups"],
-        depth=text["ssm_state_size"],
-        kernel=text["conv_kernel"],
-    )
-    full = sum(kind in ("*", "attention") for kind in kinds)
-    states = sum(kind in ("M", "mamba") for kind in kinds)
-    return Cells(states * state, full * _kv(text, ranks) * value_bytes)
+    full = layers // text.get("full_attention_interval", 4)
+    full = kinds.count("full_attention") if kinds else full
+    return layers - full, full
 
 
 def _kimi(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
@@ -195,40 +177,7 @@ def _kimi(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
     return Cells(len(linear["kda_layers"]) * state, full * latent * value_bytes)
 
 
-_KINDS = {
-    "qwen3_next": _gated_delta_net,
-    "qwen3_5": _gated_delta_net,
-    "falcon_h1": _falcon,
-    "nemotron_h": _nemotron,
-    "kimi_linear": _kimi,
-}
-"""How a configuration's ``model_type`` begins, and who reads it."""
-
-
-def _state(
-    text: Mapping[str, Any],
-    ranks: int,
-    *,
-    heads: int,
-    width: int,
-    groups: int,
-    depth: int,
-    kernel: int,
-) -> int:
-    """Bytes of one layer's state on one GPU: of the recurrence, and of the convolution before it.
-
-    Groups are repeated where they can't be spread evenly.
-    """
-    spread = groups if groups % ranks == 0 else ranks
-    convolved = (heads * width + 2 * spread * depth) // ranks * (kernel - 1)
-    dtype = text.get("mamba_ssm_dtype") or "float32"
-    if dtype not in _BYTES:
-        raise ValueError(f"its states are of type {dtype}")
-    return convolved * _CONV_BYTES + heads // ranks * width * depth * _BYTES[dtype]
-
-
-def _kv(text: Mapping[str, Any], ranks: int) -> int:
-    """Values of one token's KV in one layer on one GPU."""
-    head = text.get("head_dim") or text.get("attention_head_dim")
-    head = head or text["hidden_size"] // text["num_attention_heads"]
-    return 2 * int(head) * max(1, int(text["num_key_value_heads"]) // ranks)
+def _split(cells: Cells, load: Load, available: int, slots: int, slots_each: int) -> Split:
+    tokens = max(0, (available - (slots + 1) * cells.state) // cells.token)
+    in_flight = min(load.requests, slots // slots_each, tokens // load.context)
+    return Split(slots, tokens, max(0, in_flight))

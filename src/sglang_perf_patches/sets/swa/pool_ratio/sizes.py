@@ -1,0 +1,110 @@
+"""How large a sliding-window pool a server needs, and how many tokens fit into the other then.
+
+Stock gives the sliding-window pool a fixed share of the full pool's tokens
+(``--swa-full-tokens-ratio``, 0.8 for most models), whatever the window and the number of requests
+are. This computes the share from both; `swa.pool-ratio` applies it, ``doctor --model`` shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..window import ceil_align
+
+STOCK_RATIO = 0.8
+"""What stock takes for models without a ratio of their own."""
+
+MOST_TAILS = 4
+"""Cached prefixes kept reusable for each running request, at most: stock's figure for DeepSeek-V4
+(``DSV4PoolConfigurator._resolve_swa_prefix_tails``, 0.5.22 and later)."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What decides how much sliding-window KV a server holds; lengths in tokens.
+
+    Attributes:
+        requests: most requests that run at once, on one rank of data parallelism.
+        window: the sliding window.
+        page_size: the page.
+        interval: steps of a request between two evictions of what is behind its window.
+        a_step: tokens that a request decodes in a step at most; 1 without speculative decoding.
+        ahead: slots that a request has beyond those in use: a page without speculative decoding.
+        chunks: tokens of all prefill chunks in flight.
+        tails: cached prefixes to keep reusable; None to derive it from `requests`, 0 without a
+            prefix cache.
+    """
+
+    requests: int
+    window: int
+    page_size: int
+    interval: int
+    a_step: int
+    ahead: int
+    chunks: int
+    tails: int | None
+
+    @property
+    def running(self) -> int:
+        """The most that running requests and prefill chunks hold, in tokens, whole pages.
+
+        The same sum as ``compute_swa_request_cap`` (0.5.21 and later) for a server that is not
+        disaggregated.
+        """
+        each = self.window + self.interval * self.a_step + self.page_size + self.ahead
+        return each * max(1, self.requests) + self.chunks + self.page_size
+
+    def with_tails(self, tails: int) -> int:
+        """`running`, and room for so many cached prefixes; in whole pages."""
+        return ceil_align(self.running + tails * (self.window + self.page_size), self.page_size)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Sizes of both pools in tokens, and the ratio that makes stock choose them."""
+
+    full: int
+    swa: int
+    ratio: float
+    tails: int
+
+
+def fit(
+    needs: Needs, *, full_cell: float, swa_cell: float, ratio: float, available: int
+) -> Pools | None:
+    """Pools for a budget of bytes; None where stock's ratio leaves as much to the full pool.
+
+    Args:
+        needs: what the sliding-window pool is to hold.
+        full_cell: bytes of a token in the full pool, over all layers.
+        swa_cell: bytes of a token in the sliding-window pool, over all layers.
+        ratio: stock's ratio.
+        available: bytes for both pools.
+    """
+    stock_full = int(available / (full_cell + ratio * swa_cell))
+    swa, tails = _sized(needs, stock_full * ratio)
+    full = int((available - swa * swa_cell) / full_cell)
+    if full <= stock_full:
+        return None
+    return Pools(full, swa, swa / full, tails)
+
+
+def fit_tokens(needs: Needs, *, ratio: float, full: int) -> Pools | None:
+    """As `fit`, for a known size of the full pool, in tokens."""
+    swa, tails = _sized(needs, full * ratio)
+    return Pools(full, swa, swa / full, tails) if swa < full * ratio else None
+
+
+def _sized(needs: Needs, stock: float) -> tuple[int, int]:
+    """Tokens of the sliding-window pool, and cached prefixes that it keeps reusable.
+
+    A prefix for each running request at least, which holds it locked; up to `MOST_TAILS` for each
+    as far as all stays within half of stock's pool.
+    """
+    tails = needs.tails
+    if tails is None:
+        each = needs.window + needs.page_size
+        spare = int((stock / 2 - needs.running) / each)
+        tails = min(max(spare, needs.requests), MOST_TAILS * needs.requests)
+    # One more page: stock rounds the ratio of two integers down to whole pages.
+    return needs.with_tails(tails) + needs.page_size, tails

@@ -27,7 +27,7 @@ QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
         *("cache", "description", "gains", "known", "naming", "page", "quotes", "rooms"),
-        *("selection", "slots", "source", "tested", "verdict", "worth", "wrappers"),
+        *("selection", "slots", "source", "verdict", "worth", "wrappers"),
     )
 )
 """The tests of ``quick``: what needs no network and starts few processes."""

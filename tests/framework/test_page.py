@@ -10,9 +10,7 @@ import pytest
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import main, page
 from sglang_perf_patches.judge import downloads
-from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import by_id
-from tests.maintain import pages
 
 TEXT = """# one.a
 
@@ -143,14 +141,3 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:
     pages = {path.relative_to(page.FOLDER) for path in page.FOLDER.rglob("*.md")}
     assert pages == {page.path(id).relative_to(page.FOLDER) for id in by_id(sets.load())}
-
-
-def test_a_new_page_has_every_section_and_block() -> None:
-    patch = next(iter(by_id(sets.load()).values()))
-    words = dict.fromkeys(releases.KNOWN, "absent")
-    text = pages.page("", patch, words)
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*page.SECTIONS]
-    assert page.parse(text).why == pages.TO_WRITE
-    assert pages.page(text, patch, words) == text
-    with pytest.raises(ValueError, match="there is no block proven"):
-        pages.page(text.replace("<!-- proven -->", ""), patch, words)

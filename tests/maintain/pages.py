@@ -1,7 +1,6 @@
 """The parts of a patch's page that follow from its declaration, its verdicts and its case.
 
-`sglang_perf_patches.cli.page` says which form a page has. What is written by hand is left as it is;
-a patch without a page gets one with every heading.
+What is written by hand is left as it is.
 
 Measurements are sections of ``tests/benchmarks/results/SET.md`` that begin with a comment::
 
@@ -23,20 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sglang_perf_patches import verify
-from sglang_perf_patches.cli import page as form
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
 from sglang_perf_patches.verify.runner import ON
 
 RESULTS = "tests/benchmarks/results"
 """Where the committed results are: one file a set."""
-
-TO_WRITE = "TO WRITE"
-"""What a new page says where a text is missing."""
-
-_SHORT = (
-    f"| if you use | gain | cost |\n| --- | --- | --- |\n| {TO_WRITE} | {TO_WRITE} | {TO_WRITE} |"
-)
 
 ROW_ID = re.compile(r'<a id="([\w.-]+)"></a>')
 """The id of a row of results that is quoted."""
@@ -79,7 +70,7 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
     """The page of a patch, with its blocks as the declaration and the verdicts have them.
 
     Args:
-        text: the page as it is; empty if there is none yet.
+        text: the page as it is.
         patch: its declaration.
         words: release → verdict, oldest first.
 
@@ -92,19 +83,9 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
         "switch": _commands(patch),
         "releases": _releases(patch, words),
     }
-    text = text or skeleton(patch.id)
     for name, content in blocks.items():
         text = replace_block(text, name, content + "\n")
     return text
-
-
-def skeleton(patch_id: str) -> str:
-    """A page with every heading and block, whose text is still to be written."""
-    parts = [f"# {patch_id}", _block("summary"), f"{form.USE_IT_IF}{TO_WRITE}", _SHORT]
-    for title in form.SECTIONS:
-        held = {form.PROVEN: "proven", form.SWITCH: "switch", form.RELEASES: "releases"}.get(title)
-        parts.append(f"## {title}\n{_block(held) if held else TO_WRITE}")
-    return "\n\n".join(parts) + "\n"
 
 
 def replace_block(text: str, name: str, content: str) -> str:
@@ -117,10 +98,6 @@ def replace_block(text: str, name: str, content: str) -> str:
     if not pattern.search(text):
         raise ValueError(f"there is no block {name}")
     return pattern.sub(lambda found: found[1] + content + found[2], text, count=1)
-
-
-def _block(name: str) -> str:
-    return f"<!-- {name} -->\n<!-- /{name} -->"
 
 
 def all_sections(root: Path, set_name: str) -> list[Section]:

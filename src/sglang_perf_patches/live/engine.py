@@ -115,8 +115,6 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
             _compare(text, patches, activation.selection)
         return activation
     chosen = selection.parse(switch.from_environment() if text is None else text, patches)
-    for note in chosen.notes:
-        logger.warning("sglang-perf-patches: %s", note)
     activation = Activation(
         patches.values(),
         chosen,

@@ -2,8 +2,7 @@
 
 Comma-separated names of sets and patches, ``all`` (every patch that is on by default) or ``none``;
 a leading ``-`` removes. Unset means ``all``. Policy patches are chosen only by their own full
-name. A name of a patch that is gone chooses and removes nothing; an old name means the patch that
-does its work now (see `retired`).
+name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from . import retired
 from .errors import OperatorError
 from .patch import Patch
 from .switch import OFF, is_off
@@ -33,14 +31,12 @@ class Selection:
         ids: of the patches, in declared order.
         by_name: the ids among them that a set's or a patch's name brought in (not ``all``).
         in_full: the ids that were named in full.
-        notes: a line for each name that is retired or old.
     """
 
     text: str
     ids: tuple[str, ...]
     by_name: frozenset[str]
     in_full: frozenset[str]
-    notes: tuple[str, ...] = ()
 
     def is_lost(self, patch_id: str, word: str) -> bool:
         """Whether a patch that the operator named is not available: exit code 1.
@@ -78,17 +74,13 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     for item in items:
         if item.lower() in OFF:
             raise SelectionError(f"{text!r}: {item!r} must stand alone")
-    names = [item.removeprefix("-").strip() for item in items]
-    notes = {name: line for name in names if (line := retired.line(name, patches)) is not None}
-    # Only exclusions mean all less those, also where what was to be had is gone.
-    only_minus = all(item.startswith("-") for item in items)
-    plus = _present(notes, (item for item in items if not item.startswith("-")))
-    minus = _present(notes, (item[1:].strip() for item in items if item.startswith("-")))
+    plus = [item for item in items if not item.startswith("-")]
+    minus = [item[1:].strip() for item in items if item.startswith("-")]
 
     in_full = frozenset(item for item in plus if item in patches)
     by_name = {patch_id for item in plus if item != "all" for patch_id in members(item, patches)}
     chosen = set(by_name)
-    if "all" in plus or only_minus:
+    if "all" in plus or not plus:  # exclusions only mean all less those
         chosen |= {patch.id for patch in patches.values() if patch.is_default}
     taken_out = {patch_id for item in minus for patch_id in members(item, patches, policies=True)}
 
@@ -108,14 +100,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
         tuple(patch_id for patch_id in patches if patch_id in keep),
         frozenset(by_name & keep),
         in_full & keep,
-        tuple(notes.values()),
     )
-
-
-def _present(notes: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """The names that stand for something: an old one as that of today, without retired ones."""
-    today = [retired.resolved(name) if name in notes else name for name in names]
-    return [name for name in today if name not in notes]
 
 
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:

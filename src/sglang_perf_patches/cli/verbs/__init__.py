@@ -7,48 +7,25 @@ A verb's module has ``PARSER``, what its parser is made with; ``add_options(pars
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any
 
 from ... import sets
 from ...judge import source, verdict
 from ...judge.verdict import Verdict
-from ...model import retired, selection, switch
+from ...model import selection, switch
 from ...model.patch import by_id
 from ...model.selection import Selection
 
 
 def selected(text: str | None = None) -> Selection:
-    """What a text chooses, or the environment; retired and old names in it are told on stderr.
+    """What a text chooses, or the environment.
 
     Raises:
         SelectionError: it is malformed, or names something unknown.
     """
     value = switch.from_environment() if text is None else text
-    choice = selection.parse(value, by_id(sets.load()))
-    for note in choice.notes:
-        print(f"sglang-perf-patches: {note}", file=sys.stderr)
-    return choice
-
-
-def names_of_today(names: Iterable[str], to: TextIO | None = None) -> tuple[list[str], list[str]]:
-    """What a verb's arguments mean: the names that exist or are unknown, and the retired ones.
-
-    Args:
-        names: as given.
-        to: where retired and old ones are told; stderr if None.
-    """
-    patches = by_id(sets.load())
-    present: list[str] = []
-    gone: list[str] = []
-    for name in names:
-        line = retired.line(name, patches)
-        if line is not None:
-            print(f"sglang-perf-patches: {line}", file=to or sys.stderr)
-        is_gone = line is not None and name in retired.RETIRED
-        (gone if is_gone else present).append(name if line is None else retired.resolved(name))
-    return present, gone
+    return selection.parse(value, by_id(sets.load()))
 
 
 def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:

@@ -7,7 +7,6 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
-from ...model.retired import RETIRED
 from ...model.selection import Selection, SelectionError
 from ...model.switch import is_off
 from .. import page, render
@@ -28,7 +26,6 @@ from . import (
     judged,
     listing,
     names_of_patches,
-    names_of_today,
     selected,
     tree_at,
 )
@@ -49,12 +46,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 1 if the patch was chosen by name and is not available."""
-    present, gone = names_of_today([args.patch], to=sys.stderr if args.json else sys.stdout)
-    if gone:
-        if args.json:
-            print(json.dumps({"id": args.patch, "retired": asdict(RETIRED[args.patch])}, indent=2))
-        return 0
-    (args.patch,) = present
     members = _members(args.patch)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None

@@ -16,7 +16,7 @@ from ...model.selection import Selection, SelectionError
 from ...verify import runner as verify
 from .. import render
 from ..progress import progress
-from . import add_json, judged, names_of_patches, names_of_today, tree_at
+from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that was named "
@@ -45,10 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print; see `verify.exit_code`."""
-    present, gone = names_of_today(args.names)
-    if gone and not present:
-        return 1  # as where nothing could be compared
-    named = _named(present)
+    named = _named(args.names)
     tree = tree_at()
     plan = verify.plan([verdict for verdict in judged(tree) if verdict.patch.id in named.ids])
     show = not args.json
@@ -86,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             "outcomes": [asdict(outcome) for outcome in outcomes],
         }
         print(json.dumps(data, indent=2))
-    return verify.exit_code(outcomes, [*named.in_full, *gone])
+    return verify.exit_code(outcomes, named.in_full)
 
 
 def _named(names: Sequence[str]) -> Selection:

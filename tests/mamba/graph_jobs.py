@@ -31,7 +31,12 @@ import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import PATCH, kernel_break, prefill_tables
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
+    PATCH,
+    chunk_tables,
+    kernel_break,
+    prefill_tables,
+)
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays, replays_of
@@ -81,7 +86,7 @@ def tables() -> int:
     @given(st.lists(_requests, min_size=1, max_size=3), st.integers(-(1 << 30), 1 << 30))
     def each(fills: list[list[tuple[int, int]]], scribble: int) -> None:
         nonlocal seen
-        built = prefill_tables.Tables(
+        built = chunk_tables.ChunkTables(
             tokens=300, requests=9, block=BLOCK, tracks=True, slots_like=torch.zeros(1).int()
         )
         built._packed.fill_(scribble)
@@ -97,7 +102,7 @@ def tables() -> int:
         expected = index.prepare_chunk_indices(built.starts[: count + 1].clone(), 64)
         assert built.chunks[: len(expected)].tolist() == expected.tolist()
         rest = built.chunks[len(expected) :].tolist()
-        assert rest == [[0, prefill_tables.BEYOND]] * len(rest)
+        assert rest == [[0, chunk_tables.BEYOND]] * len(rest)
         before = index.prepare_chunk_offsets(built.starts[: count + 1].clone(), 64).tolist()
         assert built.chunk_starts.tolist() == before + [before[-1]] * (9 - count)
         blocks = [[row, n] for row, new in enumerate(lens) for n in range(-(-new // BLOCK))]
@@ -125,7 +130,7 @@ def tiles() -> dict[str, list[Any]]:
         for tokens in range(1, 200):
             values = torch.zeros(1, tokens, 1, 16)
             module.chunk_fwd_o(values, values, values, values)
-            if prefill_tables.tile(tokens) != launched[-1]:
+            if chunk_tables.tile(tokens) != launched[-1]:
                 others.append(tokens)
     return {"stock's": sorted(set(launched)), "others": others}
 
@@ -241,7 +246,7 @@ def leaving() -> dict[str, Any]:
 def many() -> int:
     """Replays of more requests than tables hold, of as many, and of more again."""
     play = Counted(Rig(requests=70, slots=160))
-    most = gdn_prefill_graph.MOST_REQUESTS
+    most = chunk_tables.ChunkTables.MOST
     batches = [
         Batch(tuple(Request(1 + (n == 0), cached=n, tracked=False) for n in range(count)))
         for count in (most + 1, most, most + 2)
@@ -259,7 +264,7 @@ def broken() -> dict[str, str]:
 
     breaks: dict[str, tuple[Any, str, Any, Any]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
-        "any tile": (prefill_tables, "tile", lambda _: 64, crossing),
+        "any tile": (chunk_tables, "tile", lambda _: 64, crossing),
     }
     errors = {}
     for name, (owner, attribute, wrong, wanted) in breaks.items():

@@ -225,9 +225,10 @@ def broken() -> Any:
             lambda: alike((ROWS,), rig.forwards, [PREFIX], most=waits_of_metadata(rig)),
         )
     if PREFILL_GRAPH in _applying():
+        from sglang_perf_patches.sets.mamba.gdn_prefill_graph import chunk_tables
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
 
-        enumerate_right = tables._enumerate
+        enumerate_right = tables.enumerate_rows
 
         def replay() -> int:
             wanted = Replays((Batch((Request(70, 64), Request(130))),), 205)
@@ -237,9 +238,9 @@ def broken() -> Any:
             enumerate_right(table, counts[::-1], unused)
 
         breaks |= {
-            "tables": (tables, "_enumerate", reversed_, replay),
+            "tables": (tables, "enumerate_rows", reversed_, replay),
             "no windows": (tables.Tables, "keep_windows", _nothing, replay),
-            "no states": (tables.Tables, "keep_states", _nothing, replay),
+            "no states": (chunk_tables.ChunkTables, "keep_states", _nothing, replay),
         }
     errors = {}
     for name, (module, attribute, wrong, compare) in breaks.items():

@@ -45,14 +45,16 @@ def play(server: WindowServer) -> dict[str, Any]:
             server.submit(ids, new)
         server.serve()
     server.check_drained()
+    cache = server.runner.req_to_token_pool.mamba_pool.mamba_cache
     return {
+        "states": [held.clone() for held in (*cache.conv, cache.temporal)],
         "batches": server.batches,
         "tokens": {rid: server.tokens(rid) for rid in server.reqs},
         "logits": server.logits,
     }
 
 
-def _replies(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) -> dict[str, Any]:
+def replies_of(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) -> dict[str, Any]:
     """What a server replies and computes, and the requests of each fill of the patch's tables."""
     qwen_server.lend()
     publish()
@@ -82,9 +84,9 @@ def replies() -> dict[str, Any]:
     Raises:
         Different: they are not the same in all bits.
     """
-    eager = _replies(buckets=())
-    stock = _replies()
-    patched = _replies(GRAPH, SLOTS)
+    eager = replies_of(buckets=())
+    stock = replies_of()
+    patched = replies_of(GRAPH, SLOTS)
     require_same("stock's graph", eager["played"], stock["played"])
     require_same("the patched graph", stock["played"], patched["played"])
     assert not stock["on tables"]
@@ -105,9 +107,9 @@ def broken() -> str:
     def wrong(self: Any, lens: Any, prefixes: Any, *given: Any) -> None:
         fill(self, lens, [0 for _ in prefixes], *given)
 
-    stock = _replies()
+    stock = replies_of()
     with mock.patch.object(prefill_tables.Tables, "fill", wrong):
-        patched = _replies(GRAPH)
+        patched = replies_of(GRAPH)
     try:
         require_same("broken", stock["played"], patched["played"])
     except AssertionError as different:

@@ -35,13 +35,12 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
     )
     with filled as fills, qwen_server.served(qwen_jobs.BUCKETS, **asked) as server:
         played = qwen_jobs.play(server)
-        cache = server.runner.req_to_token_pool.mamba_pool.mamba_cache
         graph = sglang_perf_patches.report().of(qwen_jobs.GRAPH)
         computed = {
             "batches": played["batches"],
             "tokens": played["tokens"],
             "logits": {rid: [*map(_sum, rows)] for rid, rows in played["logits"].items()},
-            "states": [_sum(held) for held in (*cache.conv, cache.temporal)],
+            "states": [*map(_sum, played["states"])],
         }
     told = {
         "computed": computed,

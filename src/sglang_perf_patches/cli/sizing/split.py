@@ -16,7 +16,7 @@ from typing import Any
 from ...sets.mamba.host_split import Cells
 
 STOCK_RATIO = 0.9
-"""Memory of states to memory of KV, where an operator gives no other."""
+"""Default ratio of the memory of states to that of KV (``--mamba-full-memory-ratio``)."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CONV_BYTES = 2
@@ -59,7 +59,7 @@ def stock(
     ratio: float = STOCK_RATIO,
     pads: bool = True,
 ) -> Split:
-    """What stock makes of memory.
+    """How stock divides memory.
 
     Args:
         cells: of the model.
@@ -79,9 +79,9 @@ def stock_without_cache(cells: Cells, load: Load, *, available: int) -> Split:
 
 
 def fitted(cells: Cells, load: Load, *, available: int, slots_each: int) -> Split:
-    """Slots for the requests that fit with their KV, at most those that are asked for.
+    """Slots for the requests that fit with their KV, at most as many as are asked for.
 
-    What they leave is for cached prefixes of the same length, each with KV and one state.
+    The rest is for cached prefixes of the same length, each with KV and one state.
     """
     kv = load.context * cells.token
     spare = available - cells.state

@@ -21,7 +21,7 @@ _LENS = "_sglang_perf_patches_lens"
 # The alignment of the CUDA allocator's blocks, so that kernels see the same alignment as in a
 # separate tensor.
 _ALIGNMENT = 512  # bytes
-# What a batch has just launched is done by then; another forward is not.
+# Long enough for what a batch has just launched, too short for another forward.
 _SOON = 50e-6  # seconds
 
 
@@ -58,15 +58,14 @@ class Prefill:
 
 
 class Forward:
-    """A forward as its metadata is made: what the host knows of its batch, worked out once.
+    """A batch while the metadata of its forward is made, with what is computed from it once.
 
     Attributes:
         batch: the ForwardBatch.
-        known: what the host knows of it.
+        known: what `prefill` returns for it.
     """
 
     def __init__(self, batch: Any, known: Prefill | None) -> None:
-        """With what `prefill` says of the batch."""
         self.batch = batch
         self.known = known
         self._on_cpu: Any = None
@@ -93,7 +92,7 @@ class KnownMask(torch.Tensor):  # type: ignore[misc]
 
     @staticmethod
     def of(mask: torch.Tensor, known: Sequence[bool]) -> KnownMask:
-        """The same memory as `mask`, with its content."""
+        """A view of `mask` that knows its content, `known`."""
         rows = tuple(row for row, tracked in enumerate(known) if tracked)
         return KnownMask.with_rows(mask, bool(rows), rows)
 
@@ -101,7 +100,7 @@ class KnownMask(torch.Tensor):  # type: ignore[misc]
     def with_rows(
         mask: torch.Tensor, any_: bool, rows: tuple[int, ...] | torch.Tensor
     ) -> KnownMask:
-        """The same memory as `mask`; `rows` are those that are True, on the host or its device."""
+        """A view of `mask`; `rows` are those that are True, on the host or on the mask's device."""
         known: KnownMask = mask.as_subclass(KnownMask)
         known.__dict__.update(vars(mask))
         known._any = any_
@@ -125,11 +124,11 @@ class KnownMask(torch.Tensor):  # type: ignore[misc]
 
 
 def prefill(forward_batch: Any) -> Prefill | None:
-    """What the host knows of a ForwardBatch; None leaves it to stock.
+    """What the host knows of a ForwardBatch; None if stock's code must query the device.
 
-    Served are plain and mixed prefills whose lengths the scheduler gave as lists, one entry a
-    request: neither a batch that data-parallel padding relabelled or refilled, nor half of a
-    two-batch overlap, nor the phases of speculative decoding.
+    Known are plain and mixed prefills whose lengths the scheduler passed as lists, one entry a
+    request. Not known are batches that data-parallel padding changed, halves of a two-batch
+    overlap, and the phases of speculative decoding.
 
     Raises:
         HostDataMismatch: under ``SGLANG_PERF_PATCHES_DEBUG=1``.
@@ -164,10 +163,10 @@ def is_prefill(forward_batch: Any) -> bool:
 
 
 def attach_track(batch: Any, mask: Sequence[bool], seqlens: Sequence[int]) -> None:
-    """Remember on a ScheduleBatch's track tensors what they hold.
+    """Attach to a ScheduleBatch's track tensors what they hold.
 
-    The tensors themselves flow into the ForwardBatch; whatever makes others of them (padding,
-    merging, filtering) loses the knowledge with them.
+    The ForwardBatch gets the same tensors. Padding, merging and filtering make new tensors, which
+    do not have it: then `prefill` does not know what is tracked.
     """
     tensors = (batch.mamba_track_mask, batch.mamba_track_seqlens)
     size = len(batch.reqs)
@@ -179,13 +178,13 @@ def attach_track(batch: Any, mask: Sequence[bool], seqlens: Sequence[int]) -> No
 
 
 def attach_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
-    """Remember on a ``query_start_loc``, shape ``[batch + 1]``, the lengths that it sums up."""
+    """Attach to a ``query_start_loc``, shape ``[batch + 1]``, the lengths that it sums up."""
     if query_start_loc.shape == (len(lens) + 1,):
         setattr(query_start_loc, _LENS, lens)
 
 
 def lens_of(query_start_loc: Any) -> tuple[int, ...] | None:
-    """What `attach_lens` remembered."""
+    """The lengths that `attach_lens` attached; None without."""
     lens: tuple[int, ...] | None = getattr(query_start_loc, _LENS, None)
     return lens
 
@@ -253,8 +252,8 @@ def to_device(tensors: Sequence[torch.Tensor], device: Any) -> list[torch.Tensor
 def staging(target: torch.Tensor) -> Iterator[Any]:
     """A numpy array to be filled within the context, then copied to `target` without waiting.
 
-    Its content is undefined at first. The memory is its own: one that is still being copied is not
-    handed out again. Where stock does not pin memory, the copy waits.
+    Its content is undefined at first. PyTorch's allocator of pinned memory does not reuse memory
+    that is still being copied. If stock does not pin memory, the copy waits.
     """
     pins = target.is_cuda and is_pinned(target.device)
     staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=pins)
@@ -263,10 +262,10 @@ def staging(target: torch.Tensor) -> Iterator[Any]:
 
 
 def is_busy(device: Any) -> bool:
-    """Whether a wait for a device would be one for other work than what was just launched.
+    """Whether a query of a device would wait for more than what was just launched.
 
-    If not, stock's queries are answered at once, and take less time than what replaces them. Asks
-    the current stream for as long as the first of those queries would take.
+    If not, stock's queries are answered at once, and take less time than what replaces them. It
+    polls the current stream for at most as long as the first of those queries would take.
     """
     where = torch.device(device)
     if where.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -306,14 +305,14 @@ def check_lens(query_start_loc: torch.Tensor, lens: tuple[int, ...]) -> None:
 
 
 def _shallow(value: Any) -> Any:
-    """As `copy.copy`, which takes five times as long for an object of many attributes."""
+    """A shallow copy. `copy.copy` takes five times as long for an object of many attributes."""
     copied = object.__new__(type(value))
     vars(copied).update(vars(value))
     return copied
 
 
 def _is_whole(forward_batch: Any) -> bool:
-    """Neither a batch that data-parallel padding relabelled nor half of a two-batch overlap."""
+    """Whether no data-parallel padding relabelled the batch, and no two-batch overlap halved it."""
     relabelled = getattr(forward_batch, "_original_forward_mode", None)
     half_of = getattr(forward_batch, "tbo_parent_token_range", None)
     return relabelled is None and half_of is None

@@ -35,16 +35,11 @@ class Pools:
     tokens: int
 
     def bytes(self, cells: Cells) -> int:
-        """Of both."""
+        """Bytes of both pools."""
         return self.states * cells.state + self.tokens * cells.token
 
     def prefixes(self, tokens: int, states: int) -> int:
-        """How many prefixes fit, with both.
-
-        Args:
-            tokens: of one.
-            states: of one.
-        """
+        """How many prefixes of so many tokens and states fit, each with both."""
         return min(self.states // states, self.tokens // tokens)
 
 
@@ -54,7 +49,7 @@ def stock(cells: Cells, device: Pools, *, ratio: float = 0.0, gigabytes: float =
     Args:
         cells: of the model.
         device: the device's pools.
-        ratio: ``--hicache-ratio``; what is given if `gigabytes` is 0.
+        ratio: ``--hicache-ratio``; counts if `gigabytes` is 0.
         gigabytes: ``--hicache-size``.
     """
     if gigabytes:
@@ -63,7 +58,7 @@ def stock(cells: Cells, device: Pools, *, ratio: float = 0.0, gigabytes: float =
 
 
 def divided(cells: Cells, total: int, device: Pools, tokens_per_state: int) -> Pools | None:
-    """As many states as their KV fits beside.
+    """As many states as fit together with their KV.
 
     Neither pool is smaller than the device's, because what is on the device is on the host too.
 

@@ -17,8 +17,8 @@ from unittest import mock
 
 import torch
 
-from ...sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from ...sets.mamba.gdn_prefill_graph import kernel_break
+from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
 from .. import Inputs, stock
 from ..comparing import some
 from .cases import Batch, Request, draw
@@ -48,7 +48,7 @@ class Replays:
     bucket: int
     loads: bool = False
     left: frozenset[int] | None = frozenset()
-    rows: int = gdn_prefill_graph.MOST_REQUESTS
+    rows: int = ChunkTables.MOST
     smaller: tuple[int, ...] = ()
 
 
@@ -155,8 +155,8 @@ class Captured:
         is_patched = _is_patched(backend)
         with ExitStack() as stack:
             patches: list[Any] = [
-                mock.patch.object(gdn_prefill_graph, name, wanted.rows)
-                for name in ("MOST_REQUESTS", "MOST_AT_BREAKS")
+                mock.patch.object(tables, "MOST", wanted.rows)
+                for tables in (ChunkTables, kernel_break.BreakTables)
             ]
             if self.kernel is not None:
                 dispatcher = backend.kernel_dispatcher

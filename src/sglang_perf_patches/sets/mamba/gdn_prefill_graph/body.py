@@ -3,48 +3,44 @@
 Stock has the mechanism: it captures a linear backend with the rest of the model if that backend
 runs its prefill on static tables, as KDA's does. Here the gated delta net's does too. Its own
 ``forward_extend`` runs unchanged, on metadata whose tensors are `prefill_tables.Tables`. What
-depends on the batch's shapes, keeping tracked states, is done beside it.
+depends on the batch's shapes, keeping tracked states, is done next to it.
 
-Triton's kernel is captured with the layer. FlashInfer's picks its algorithm by the batch: there the
-graph breaks at the kernel's call, and all else of the layer is captured, see `kernel_break`.
+There are two kinds of tables. With Triton's kernel (`chunk_tables`) the whole layer is captured.
+FlashInfer's kernel picks its algorithm by the batch. So the graph breaks at the kernel's call, and
+all else of the layer is captured (`kernel_break`).
 
 A batch that the tables can't hold replays a second graph of its bucket, which is stock's own with
-its breaks. Buckets that gain little are stock's alone.
+its breaks. Buckets that gain little have stock's graph only.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..references import ATTENTION, BASE, GDN
-from . import BREAKABLE, FLA, HYBRID_BACKEND, RUNNER
-from .served import breaks, unserved
+from . import HYBRID_BACKEND, RUNNER
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
 
 SHORT = 2048
-"""Tokens up to which layers are captured: the work of more is longer than its launches, and the
-graphs of more take most of the memory."""
-MOST_REQUESTS = 64
-"""Each costs every replay two programs or so a head, whether a batch has it or not."""
-MOST_AT_BREAKS = 256
-"""The same where the graph breaks at the kernel: without that, a request costs little."""
+"""Tokens up to which layers are captured. The kernels of longer prefills take longer than their
+launches, so nothing is gained, and the graphs of those take most of the memory."""
 _TAKING_PART: WeakSet[Any] = WeakSet()
 """Stock's hybrid backends whose layers may be captured. A runner holds one for as long as it may
 replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
 _TABLES = "_sglang_perf_patches_tables"
-"""On the metadata of a captured prefill, and on the offsets that its kernels get."""
+"""On the metadata of a captured prefill."""
 
 
 def install(patching: Patching) -> None:
     """Let the backend take part, with tables in place of computed indices."""
+    from . import chunk_tables
+
     patching.drain(
         lambda: not len(_TAKING_PART),
         "no model runner is left that may replay prefill graphs that were captured with it",
@@ -60,43 +56,55 @@ def install(patching: Patching) -> None:
         patching.add(f"{GDN}.{name}", value)
     patching.override(f"{GDN}.forward_extend", _forward_extend(patching))
     patching.override(f"{BASE}._track_mamba_state_extend", _keep_states)
-    index = f"{FLA}.index"
-    patching.override(f"{index}:prepare_chunk_indices", _known(lambda tables: tables.chunks))
-    patching.override(f"{index}:prepare_chunk_offsets", _known(lambda tables: tables.chunk_starts))
+    chunk_tables.install(patching)
     patching.override(f"{HYBRID_BACKEND}.__init__", _take_part(patching))
     patching.override(f"{RUNNER}.capture_one_shape", _capture_one_shape(patching))
 
 
-@contextmanager
-def capturing(backend: Any, *, alone: bool = True) -> Iterator[None]:
-    """What is captured of a backend meanwhile is captured on tables.
+# -- at boot --------------------------------------------------------------------------------------
+
+
+def tables_for(backend: Any) -> Any:
+    """The class of tables for the prefill kernel of a GDNAttnBackend; None if it has none."""
+    from .chunk_tables import ChunkTables
+    from .kernel_break import BreakTables
+
+    kinds = {"TritonGDNKernel": ChunkTables, "FlashInferGDNKernel": BreakTables}
+    return kinds.get(type(backend.kernel_dispatcher.extend_kernel).__name__)
+
+
+def unserved(backend: Any, modules: Any) -> str | None:
+    """Why a backend's prefill stays as stock runs it; None if it can be captured.
 
     Args:
-        backend: a GDNAttnBackend.
-        alone: whether a batch that they do not fit has no other graph; filling them then raises.
+        backend: a GDNAttnBackend that has just been made.
+        modules: returns an imported module by its name.
     """
-    setattr(backend, _CAPTURING, alone)
-    try:
-        yield
-    finally:
-        delattr(backend, _CAPTURING)
+    cache = backend.req_to_token_pool.mamba_pool.mamba_cache
+    tables = tables_for(backend)
+    if type(backend) is not modules(f"{ATTENTION}.linear.gdn_backend").GDNAttnBackend:
+        return f"{type(backend).__name__} runs other kernels"
+    if modules("sglang.srt.environ").envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
+        return "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set"
+    if not all(held[0].is_contiguous() for held in (*cache.conv, cache.temporal)):
+        return "the states of a layer are not contiguous"
+    if tables is None:
+        own = type(backend.kernel_dispatcher.extend_kernel).__name__
+        return f"{own} was not captured in any proof"
+    reason: str | None = tables.unserved(backend, modules)
+    return reason
 
 
 def _supports(patching: Patching) -> Any:
     def supports_prefill_graph_extend(self: Any) -> bool:
         if self.is_draft_worker:
-            return False  # its target model may still be served
+            return False  # its target model may still be captured
         reason = unserved(self, patching.module)
         if reason is not None:
             patching.gate(reason)
         return reason is None
 
     return supports_prefill_graph_extend
-
-
-def _is_active(self: Any) -> bool:
-    """Whether the prefill that is captured or replayed has tables."""
-    return _tables_of(self.forward_metadata) is not None
 
 
 def _take_part(patching: Patching) -> Any:
@@ -111,7 +119,8 @@ def _take_part(patching: Patching) -> Any:
             backend = self.linear_attn_backend
             if takes_part and isinstance(backend, gdn):
                 _TAKING_PART.add(self)
-                ranks.announce(backend, (SHORT, breaks(backend), _rows(patching, backend)))
+                kind = tables_for(backend).__name__
+                ranks.announce(backend, (SHORT, kind, _rows(patching, backend)))
 
         return __init__
 
@@ -119,43 +128,43 @@ def _take_part(patching: Patching) -> Any:
 
 
 def _rows(patching: Patching, backend: Any) -> int:
-    """The requests that tables hold: as stock's own for KDA, and no more than a server has."""
-    most: int = MOST_AT_BREAKS
-    if not breaks(backend):
-        envs = patching.module("sglang.srt.environ").envs
-        most = min(MOST_REQUESTS, envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get())
+    """The requests that tables hold: no more than a server has."""
+    most: int = tables_for(backend).most(patching.module)
     return min(most, int(backend.req_to_token_pool.size))
 
 
 def _capture_one_shape(patching: Patching) -> Any:
-    """Capture a bucket on tables, and as stock does it where some of its batches don't fit."""
+    """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
     from . import ranks
 
     gdn = patching.get(GDN)
 
     def make(inner: Any) -> Any:
-        def capture_one_shape(self: Any, size: int, **kwargs: Any) -> Any:
+        def capture_one_shape(self: Any, size: int, **kwargs: Any) -> None:
             backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
             takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
-            if not takes_part or size > SHORT:
-                return inner(self, size, **kwargs)
-            if not ranks.agree(backend, self.backend._tp_group.ranks):
+            if takes_part and not ranks.agree(backend, self.backend._tp_group.ranks):
                 patching.gate("a rank of this server runs stock's code here")
-                return inner(self, size, **kwargs)
+                takes_part = False
+            if not takes_part or size > SHORT:
+                inner(self, size, **kwargs)
+                return
             stocks: dict[Any, Any] = {}
+            graphs = self.backend._graphs
             if _leaves_some(self, size, _rows(patching, backend), backend):
-                graphs = self.backend._graphs
                 before = dict(graphs)
                 inner(self, size, **kwargs)
                 stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
                 if len(stocks) != 1:
                     patching.gate("the runner keeps its graphs elsewhere")
-                    return None
-            with capturing(backend, alone=not stocks):
+                    return
+            setattr(backend, _CAPTURING, not stocks)
+            try:
                 inner(self, size, **kwargs)
+            finally:
+                delattr(backend, _CAPTURING)
             for key, graph in stocks.items():
-                self.backend._graphs[key] = _Either(backend, self.backend._graphs[key], graph)
-            return None
+                graphs[key] = _Either(backend, graphs[key], graph)
 
         return capture_one_shape
 
@@ -164,12 +173,9 @@ def _capture_one_shape(patching: Patching) -> Any:
 
 def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
     """Whether a bucket gets batches that its tables do not fit: see `Tables.fits`."""
-    from . import prefill_tables
-
     least = 1 + max((other for other in runner.capture_num_tokens if other < size), default=0)
-    tile = prefill_tables.tile
-    others = not breaks(backend) and tile(least) != tile(size)
-    return rows < min(size, backend.req_to_token_pool.size) or others
+    most = min(size, backend.req_to_token_pool.size)
+    return rows < most or not tables_for(backend).rounds_alike(least, size)
 
 
 class _Either:
@@ -186,21 +192,18 @@ class _Either:
 
 def _capture(patching: Patching) -> Any:
     """The tables of a bucket, made before its capture and filled with the batch of it."""
-    from . import prefill_tables
 
     def init_prefill_graph_metadata(self: Any, forward_batch: Any) -> Any:
         if not hasattr(self, _CAPTURING):
             self.init_forward_metadata(forward_batch)
             return None  # stock breaks the graph at the layers, as usual
-        tables = prefill_tables.Tables(
+        exec_context = patching.module("sglang.srt.runtime_context").get_exec()
+        tables = tables_for(self)(
             tokens=forward_batch.extend_num_tokens,
             requests=_rows(patching, self),
             block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
-            tracks=patching.module("sglang.srt.runtime_context")
-            .get_exec()
-            .mamba.enable_mamba_extra_buffer,
-            slots_like=_slots(self, forward_batch),
-            breaks=breaks(self),
+            tracks=exec_context.mamba.enable_mamba_extra_buffer,
+            slots_like=self.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
         )
         tables.alone = getattr(self, _CAPTURING)
         metadata = _metadata(patching, tables, self.conv_states_shape[-1])
@@ -208,6 +211,26 @@ def _capture(patching: Patching) -> Any:
         return metadata
 
     return init_prefill_graph_metadata
+
+
+def _metadata(patching: Patching, tables: Any, window: int) -> Any:
+    """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
+    module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
+    nothing = tables.starts.new_empty(0).long()
+    metadata = module.ForwardMetadata(
+        query_start_loc=tables.starts,
+        mamba_cache_indices=tables.slots,
+        conv_block_table=tables.blocks,
+        has_mamba_track_mask=tables.tracks,
+        track_conv_indices=nothing.view(0, window),
+        conv_states_mask_indices=nothing,
+        track_ssm_h_src=nothing,
+    )
+    setattr(metadata, _TABLES, tables)
+    return metadata
+
+
+# -- before a replay ------------------------------------------------------------------------------
 
 
 def _refresh(patching: Patching) -> Any:
@@ -225,78 +248,27 @@ def _refresh(patching: Patching) -> Any:
     return refresh_prefill_graph_metadata
 
 
-def _metadata(patching: Patching, tables: Any, window: int) -> Any:
-    """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
-    module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
-    nothing = tables.starts.new_empty(0).long()
-    metadata = module.ForwardMetadata(
-        query_start_loc=tables.starts,
-        mamba_cache_indices=tables.slots,
-        conv_block_table=tables.blocks,
-        has_mamba_track_mask=tables.tracks,
-        track_conv_indices=nothing.view(0, window),
-        conv_states_mask_indices=nothing,
-        track_ssm_h_src=nothing,
-    )
-    setattr(metadata, _TABLES, tables)
-    setattr(tables.starts, _TABLES, tables)
-    return metadata
-
-
-def _wait_for_loads(backend: Any, tables: Any) -> None:
-    """Wait, as stock's eager layers do one by one, until the states of a request are loaded.
-
-    With a hierarchical cache a request's states may still be on their way from the host, straight
-    into its own slots. The pool waits for that in Python, whenever a layer asks for its states.
-    A replay asks for nothing. So every captured layer's part is asked for here, by stock's own
-    code: neither that the last layer comes last nor what else a counter does is taken for granted.
-    """
-    pool = backend.req_to_token_pool
-    counter = pool.layer_transfer_counter
-    if counter is not None and getattr(counter, "consumer_index", 0) >= 0:
-        for layer_id in tables.layers:
-            pool.mamba2_layer_cache(layer_id)
-
-
 def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
     from .. import host
 
     tables = _tables_of(metadata)
     if host.is_debugging():
         host.prefill(forward_batch)  # compares the lists with the device
-    if tables.breaks:
-        from . import kernel_break
-
-        tables.live = kernel_break.live(backend, forward_batch)
-    elif forward_batch.mamba_track_indices is not None:
-        forward_batch.mamba_track_indices = backend._translate_mamba_indices(
-            forward_batch.mamba_track_indices
-        )
+    # First: it translates the slots that are tracked.
+    slots = tables.begin(backend, forward_batch)
     lens = list(forward_batch.extend_seq_lens_cpu)
     prefixes = list(forward_batch.extend_prefix_lens_cpu)
-    tables.fill(
-        lens,
-        prefixes,
-        tables.live.metadata.mamba_cache_indices
-        if tables.breaks
-        else _slots(backend, forward_batch),
-        _tracked(patching, backend, forward_batch, lens, prefixes),
-    )
+    tables.fill(lens, prefixes, slots, _tracked(patching, backend, forward_batch, lens, prefixes))
     backend.forward_metadata = metadata
     backend._init_target_verify_qkv_routing(forward_batch)  # as stock before any prefill
     backend.mis_metadata = None
-
-
-def _slots(backend: Any, forward_batch: Any) -> Any:
-    pool = backend.req_to_token_pool
-    return backend._translate_mamba_indices(pool.get_mamba_indices(forward_batch.req_pool_indices))
 
 
 def _tracked(
     patching: Patching, backend: Any, forward_batch: Any, lens: list[int], prefixes: list[int]
 ) -> Any:
     """Stock's own selection of the rows, which needs the lists only."""
-    from . import prefill_tables
+    from . import prefill_tables, track_copies
 
     if forward_batch.mamba_track_mask is None:
         return None
@@ -314,31 +286,45 @@ def _tracked(
     if not plan.tracked_rows:
         return None
     aligned = patching.module("sglang.srt.runtime_context").mamba_cache_chunk_size()
-    window = backend.conv_states_shape[-1]
-    ends = [
-        sum(lens[:row]) + (seqlens[row] - prefixes[row]) // aligned * aligned
-        for row in plan.tracked_rows
-    ]
-    return prefill_tables.Tracked(
-        final=plan.final_rows,
-        chunks=[*zip(plan.h_rows, plan.h_src, strict=True)],
-        windows=[(row, end - window) for row, end in zip(plan.tracked_rows, ends, strict=True)],
-        slots=forward_batch.mamba_track_indices,
-    )
+    kept, windows = [track_copies.NOTHING] * len(lens), [0] * len(lens)
+    for row in plan.final_rows:
+        kept[row] = track_copies.FINAL
+    for row, chunk in zip(plan.h_rows, plan.h_src, strict=True):
+        kept[row] = track_copies.AT_CHUNK + chunk
+    for row in plan.tracked_rows:
+        end = sum(lens[:row]) + (seqlens[row] - prefixes[row]) // aligned * aligned
+        windows[row] = end - backend.conv_states_shape[-1]
+    return prefill_tables.Tracked(kept, windows, forward_batch.mamba_track_indices)
 
 
-# -- within the graph ------------------------------------------------------------------------------
+def _wait_for_loads(backend: Any, tables: Any) -> None:
+    """Wait, as stock's eager layers do one by one, until the states of a request are loaded.
+
+    With a hierarchical cache a request's states may still be on their way from the host, straight
+    into its own slots. The pool waits for that in Python, whenever a layer asks for its states.
+    A replay asks for nothing. So every captured layer's part is asked for here, by stock's own
+    code: neither that the last layer comes last nor what else a counter does is taken for granted.
+    """
+    pool = backend.req_to_token_pool
+    counter = pool.layer_transfer_counter
+    if counter is not None and getattr(counter, "consumer_index", 0) >= 0:
+        for layer_id in tables.layers:
+            pool.mamba2_layer_cache(layer_id)
+
+
+# -- within the graph -----------------------------------------------------------------------------
 #
-# A capture keeps a layer's kernels and drops its Python. What that does in an eager layer,
-# from RadixLinearAttention down, beside launching kernels, and what stands for it:
+# A capture keeps the kernels of a layer, with the addresses of their arguments, and drops its
+# Python: a replay decides nothing. This is what the Python of an eager layer does besides launching
+# kernels, from RadixLinearAttention down, and what does it for a replay:
 #
 # | dropped by the capture | at a replay |
 # | --- | --- |
 # | the pool waits until the layer's states are loaded | `_wait_for_loads`, of all layers, before |
-# | input and output are cut to the batch's tokens | the bucket's tokens; rows of nobody stay zero |
-# | ``out_cache_loc`` is narrowed, and put back | nothing: nothing is left of it |
+# | input and output are cut to the batch's tokens | all tokens of the bucket; unused rows stay 0 |
+# | ``out_cache_loc`` is narrowed, and put back | nothing: it is as before |
 # | branches by mode, prefixes, lengths, tracked rows | `Tables`; plain and mixed prefills only |
-# | chunk functions look up their last result by tensor | `_known`: static offsets have a table |
+# | chunk functions look up their last result by tensor | `chunk_tables.install`: offsets have it |
 # | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.fits`, else stock's own graph |
 # | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
 # | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
@@ -369,16 +355,17 @@ def _forward_extend(patching: Patching) -> Any:
                 return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
             if layer.layer_id not in tables.layers:
                 tables.layers.append(layer.layer_id)
+            # As in stock: before the convolution.
             tables.keep_windows(
                 mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
             )
+            # A copy, because the other layers of the model read the same batch.
             static = copy.copy(forward_batch)
             static.extend_prefix_lens = _Prefixes(tables.has_state)
             static.extend_seq_lens_cpu = None
             dispatcher = self.kernel_dispatcher
             own = dispatcher.extend_kernel
-            if tables.breaks:
-                dispatcher.extend_kernel = _breaking(patching, self, own, tables)
+            dispatcher.extend_kernel = tables.kernel(self, patching.module)
             try:
                 return inner(self, layer, static, mixed_qkv, a, b, **rest)
             finally:
@@ -387,21 +374,6 @@ def _forward_extend(patching: Patching) -> Any:
         return forward_extend
 
     return make
-
-
-def _breaking(patching: Patching, backend: Any, own: Any, tables: Any) -> Any:
-    """What calls the kernel for layers on these tables, the same for all of them."""
-    from . import kernel_break
-
-    if tables.kernel is None:
-        states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
-        tables.kernel = kernel_break.KernelBreak(
-            own,
-            tables,
-            patching.module(BREAKABLE).eager_on_graph,
-            kernel_break.stays(own, states.shape[2], states.device),
-        )
-    return tables.kernel
 
 
 def _keep_states(inner: Any) -> Any:
@@ -417,25 +389,14 @@ def _keep_states(inner: Any) -> Any:
         tables = _tables_of(forward_metadata)
         if tables is None:
             return inner(self, forward_batch, h, ssm_states, forward_metadata, *args, **kwargs)
-        return None if tables.breaks else tables.keep_states(h, ssm_states)
+        return tables.keep_states(h, ssm_states)
 
     return _track_mamba_state_extend
 
 
-def _known(part: Any) -> Any:
-    """The table that belongs to static offsets; stock computes those of others.
-
-    A bucket of less than a chunk uses smaller chunks, of which each request still has one.
-    """
-
-    def make(inner: Any) -> Any:
-        def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
-            tables = _tables_of(cu_seqlens)
-            return inner(cu_seqlens, chunk_size) if tables is None else part(tables)
-
-        return prepare
-
-    return make
+def _is_active(self: Any) -> bool:
+    """Whether the prefill that is captured or replayed has tables."""
+    return _tables_of(self.forward_metadata) is not None
 
 
 def _tables_of(held: Any) -> Any:

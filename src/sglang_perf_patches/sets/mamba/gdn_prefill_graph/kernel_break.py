@@ -1,9 +1,9 @@
-"""A captured gated-delta-net layer that breaks the graph at FlashInfer's kernel alone.
+"""Layers that are captured up to FlashInfer's kernel of the delta rule, where the graph breaks.
 
 That kernel picks its algorithm by the number of requests and of tokens, so it is called between
-two segments of the graph, with the very numbers that stock gives it. All that is before it in a
-layer is captured with the rest of the model: convolution, split, gates, and stock's own preparation
-of the kernel's input.
+two segments of the graph, with the numbers that stock gives it. What comes before it in a layer is
+captured with the rest of the model: convolution, split, gates, and stock's own preparation of the
+kernel's input.
 
 Needs torch: imported by the install function only.
 """
@@ -19,10 +19,13 @@ from typing import Any
 
 import torch
 
+from . import BREAKABLE
+from .prefill_tables import Tables
+
 _PER_TOKEN = ("q", "k", "v", "g", "beta", "output")
 """The kernel's arguments that have a row for each token."""
 _IN_PLACE = ("0.7.1", "0.7.2")
-"""Versions of FlashInfer whose kernel was read, and takes states where they are."""
+"""Versions of FlashInfer whose kernel can update states in place: their source was read."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Live:
 
 
 def live(backend: Any, forward_batch: Any) -> Live:
-    """Have stock make a batch's metadata, and work out once what each of its layers would.
+    """Have stock make a batch's metadata, and compute once what each of its layers would.
 
     Args:
         backend: the GDNAttnBackend; its ``forward_metadata`` is the batch's own afterwards.
@@ -77,10 +80,10 @@ def _moved(
 
 
 def stays(own: Any, heads: int, device: Any) -> Callable[[int], bool]:
-    """Tells of a number of requests whether the kernel may update their states where they are.
+    """A function of a number of requests: may the kernel update their states in place?
 
-    Where FlashInfer splits sequences among blocks of threads, one block reads a request's state and
-    another writes it, in no order. So there they are copied out and back, as stock does always.
+    If FlashInfer splits sequences among blocks of threads, one block reads a request's state and
+    another writes it, in no order. Then states are copied out and back, as stock always does.
 
     Args:
         own: the FlashInferGDNKernel.
@@ -105,24 +108,43 @@ def stays(own: Any, heads: int, device: Any) -> Callable[[int], bool]:
     return is_whole
 
 
-class KernelBreak:
-    """Stock's FlashInfer kernel for layers that are captured on tables."""
+class BreakTables(Tables):
+    """The tables of one bucket, and what calls FlashInfer's kernel for layers captured on them.
 
-    def __init__(
-        self, own: Any, tables: Any, eager_on_graph: Any, stay: Callable[[int], bool]
-    ) -> None:
-        """Of one layer, or of all.
+    Attributes:
+        live: the batch that the kernel's call reads, set before each replay.
+    """
 
-        Args:
-            own: the server's FlashInferGDNKernel.
-            tables: what the layers are captured on; their ``live`` is set before each replay.
-            eager_on_graph: stock's decorator of a break.
-            stay: see `stays`.
-        """
-        self._own = own
-        self._tables = tables
-        self._break = eager_on_graph(True, capture_stub=_nothing)(_called)
-        self._stay = stay
+    MOST = 256  # a request costs little: the kernel's call has the batch's own
+    live: Live
+    _own: Any = None  # the server's FlashInferGDNKernel
+
+    @classmethod
+    def unserved(cls, backend: Any, modules: Any) -> str | None:
+        """As `Tables.unserved`."""
+        own = backend.kernel_dispatcher.extend_kernel
+        held = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal.dtype
+        if own.use_state_pool or own._prefill_needs_fp32_state:
+            return "FlashInfer's kernel is another one on this GPU"
+        if held != torch.float32:
+            return f"FlashInfer's kernel would convert states of {held}"
+        return None
+
+    def begin(self, backend: Any, forward_batch: Any) -> torch.Tensor:
+        """As `Tables.begin`."""
+        self.live = live(backend, forward_batch)
+        slots: torch.Tensor = self.live.metadata.mamba_cache_indices
+        return slots
+
+    def kernel(self, backend: Any, modules: Any) -> Any:
+        """These tables, whose `extend` stands in for the kernel's."""
+        if self._own is None:
+            self._own = backend.kernel_dispatcher.extend_kernel
+            states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
+            self._stay = stays(self._own, states.shape[2], states.device)
+            eager_on_graph = modules(BREAKABLE).eager_on_graph
+            self._break = eager_on_graph(True, capture_stub=_nothing)(_called)
+        return self
 
     def extend(
         self,
@@ -157,7 +179,7 @@ class KernelBreak:
 
     def _run(self, states: torch.Tensor, kwargs: dict[str, Any], *rows: torch.Tensor) -> None:
         """Call the kernel for the batch, then keep what it tracks."""
-        now: Live = self._tables.live
+        now = self.live
         if rows[0].shape[0] != now.tokens:
             rows = tuple(each.narrow(0, 0, now.tokens) for each in rows)
         count = now.metadata.num_state_checkpoints

@@ -1,8 +1,8 @@
-"""``mamba.host-states``: the host's memory is divided by what cached prefixes need.
+"""``mamba.host-states``: divide the host's memory as cached prefixes need it.
 
 Stock makes the host's pools in `build_hybrid_mamba_stack`, each as large as the device's times a
 ratio, or times what makes both as large as ``--hicache-size``. Both constructors take a size in
-gigabytes too. While stock's function runs, they are given other sizes, of the same sum.
+gigabytes too. While stock's function runs, they get other sizes, with the same sum.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_perf_patches")
 
 VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
-"""How many tokens of KV a cached state comes with, as an operator says it."""
+"""Set by an operator: how many tokens of KV a cached state comes with."""
 
-_PLAYED = {
+_TESTED = {
     "hicache_write_policy": ("write_through",),
     "hicache_storage_backend": (None,),
     "hicache_host_memory_mode": ("cache",),
     "hicache_mem_layout": ("page_first",),
     "hicache_io_backend": ("kernel",),
 }
-"""Argument of the hierarchical cache → values with which the patch was played."""
+"""Argument of the hierarchical cache → values with which the patch was tested."""
 
 
 def install(patching: Patching) -> None:
@@ -53,12 +53,7 @@ def install_between_dense_layers(patching: Patching) -> None:
 
 
 def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str | None]) -> None:
-    """Give stock's constructors other sizes while it makes the host's pools.
-
-    Args:
-        patching: as an install gets it.
-        unserved: see the function of that name.
-    """
+    """Pass other sizes to stock's constructors while it makes the host's pools."""
     patching.anytime("pools keep the sizes that they were made with, whoever computed them")
     sizes: list[tuple[float, float]] = []  # of KV and states in gigabytes; empty for stock's own
 
@@ -106,7 +101,7 @@ def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str |
 
 
 def tokens_per_state() -> int | str:
-    """What `VARIABLE` says; a text, why it says nothing."""
+    """The number in `VARIABLE`; if there is none, a text with the reason."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return f"{VARIABLE} is not given"
@@ -114,16 +109,16 @@ def tokens_per_state() -> int | str:
 
 
 def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
-    """Why a server gets stock's pools; None if the patch serves it.
+    """Why a server gets stock's pools; None if it gets other sizes.
 
     Args:
         kwargs: what stock's function is called with.
         memory: the server's arguments about memory.
     """
-    for name, values in _PLAYED.items():
+    for name, values in _TESTED.items():
         value = getattr(memory, name, values[0])
         if value not in values:
-            return f"it was not played with {name}={value}"
+            return f"it was not tested with {name}={value}"
     cached = kwargs["params"].token_to_kv_pool_allocator.get_kvcache()
     for pool, name in ((cached, "HybridLinearKVPool"), (_kv(kwargs), "MHATokenToKVPool")):
         # Sparse attention keeps indices besides; latent KV and that of 4 bits have other pools.
@@ -163,16 +158,16 @@ def plan(kwargs: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float
 
 
 def kv_bytes(pool: Any) -> int:
-    """Of one token, over all layers of a pool."""
+    """Bytes of one token, over all layers of a pool."""
     return sum(int(rows[0].nbytes) for rows in (*pool.k_buffer, *pool.v_buffer))
 
 
 def state_bytes(pool: Any) -> int:
-    """Of one slot, over all layers of a pool."""
+    """Bytes of one slot, over all layers of a pool."""
     cache = pool.mamba_cache
     return sum(int(rows[:, 0].nbytes) for rows in (*cache.conv, cache.temporal))
 
 
 def _kv(kwargs: dict[str, Any]) -> Any:
-    """The device's pool of KV; from 0.5.22 on the first that is declared."""
+    """The device's pool of KV; from 0.5.22 on the first one that the arguments declare."""
     return kwargs["kv_pool"] if "kv_pool" in kwargs else kwargs["decls"][0].device_pool

@@ -15,7 +15,7 @@ _KEPT = "_sglang_perf_patches_kept"
 
 
 def install_for_minimax(patching: Patching) -> None:
-    """0.5.10 to 0.5.12.post1: no layer tracks; those of ``minimax`` cut the batch by scalars."""
+    """0.5.10 to 0.5.12.post1: no layer tracks; ``minimax`` layers slice the batch by scalars."""
     _select_by_rows(patching, ("minimax",), tracks=False)
 
 
@@ -32,7 +32,7 @@ def install_with_track_store(patching: Patching) -> None:
 
 
 def install_on_own_lists(patching: Patching) -> None:
-    """0.5.21 on: the same, and the ForwardBatch has the lists."""
+    """From 0.5.21 on: the same, and the ForwardBatch has the lists."""
     _plan_stores(patching)
 
 
@@ -42,7 +42,7 @@ def _plan_stores(patching: Patching) -> None:
 
 
 def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: bool = True) -> None:
-    """Give a layer row numbers in place of the mask, and CPU tensors for what it slices by."""
+    """Give a layer row numbers in place of the mask, and the lengths on the CPU."""
     from .. import host
 
     patching.anytime("what it leaves on a forward's metadata is read by its own code only")
@@ -145,7 +145,7 @@ def _track_store(patching: Patching) -> Any:
 
 
 def _kept(metadata: Any, name: str, key: Any, make: Any) -> Any:
-    """What `make` gives for a key, made once for each metadata, that is for each forward."""
+    """`make(key)`, called once for each metadata, that is for each forward."""
     kept = metadata.__dict__.setdefault(_KEPT, {})
     if name not in kept or kept[name][0] is not key:
         kept[name] = (key, make(key))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ....model.patching import Patching
 
 _lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
-"""Of the batch that ``prepare_mixed`` is preparing: its chunk function does not get the batch."""
+"""Lengths of the batch in ``prepare_mixed``, whose chunk function does not get the batch."""
 
 
 def install(patching: Patching) -> None:
@@ -24,7 +24,7 @@ def install(patching: Patching) -> None:
 
 
 def install_masked(patching: Patching) -> None:
-    """As `install`, for 0.5.14, whose question about prefixes is put to the track mask too."""
+    """As `install`, for 0.5.14, which looks for prefixes in the track mask too."""
     _install(patching, _with_prefixes_and_mask)
 
 
@@ -62,7 +62,7 @@ def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
         ) -> Any:
             known = host.prefill(forward_batch)
             if known is not None and len(known.lens) == 1:
-                # Three waits, which an idle device answers at once.
+                # Only three queries are saved, and an idle device answers them at once.
                 known = known if host.is_busy(forward_batch.extend_prefix_lens.device) else None
             if known is None:
                 return inner.__get__(None, cls)(forward_metadata, chunk_size, forward_batch)
@@ -106,7 +106,7 @@ def _install(patching: Patching, ask_cpu: Callable[[Any, Any], Any]) -> None:
 
 
 def _with_prefixes(forward_batch: Any, known: Any) -> Any:
-    """A copy with prefix lengths on the CPU, because stock looks there for any prefix."""
+    """A copy with prefix lengths on the CPU: stock asks them whether there is any prefix."""
     import torch
 
     shadow = copy.copy(forward_batch)

@@ -80,7 +80,7 @@ _GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 PATCH = Patch(
     id="mamba.slot-exhaustion",
     only_with=("states", "prefix-cache"),
-    # Whoever comes before another is played by nobody, nor who decodes in a prefill.
+    # Not tested: priorities, and prefills mixed with decodes.
     proven_with={**dict.fromkeys((*STATES, "tensor-parallel"), "verify"), **TEXT},
     summary="a request that finds no slot for its state waits, where stock's scheduler dies",
     worth=Worth(

@@ -1,9 +1,9 @@
-"""``mamba.slot-exhaustion``: where no slot for a state is left, stock's scheduler dies no more.
+"""``mamba.slot-exhaustion``: if no slot for a state is left, requests wait and the scheduler lives.
 
-Stock takes slots at three places, and asserts at each that it got one. Its prefix caches take one
-to cache a request that goes on, and one for the copy of the state that a new request matched; its
-pool takes those of admitted requests (`HybridReqToTokenPool.alloc`). The first is optional work:
-it is left out. The others wait, because admission refuses a request whose slots are not there.
+Stock takes slots at three places, and asserts at each that it got one. The prefix cache takes one
+to cache an unfinished request, and one for the copy of the state that a new request matched. The
+pool takes those of admitted requests (`HybridReqToTokenPool.alloc`). The first is optional work, so
+it is left out. For the other two, admission refuses a request whose slots are not there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ COMPONENTS = {
 """Where the releases have the part of the unified radix cache that owns states."""
 
 _SAYS = "Can not alloc mamba cache"
-"""Stock's words where a prefix cache finds no slot, in all releases."""
+"""What stock's assertion says if a prefix cache finds no slot, in all releases."""
 
 
 class _NoSlot(Exception):
-    """Raised where stock would admit a request whose slots are not there."""
+    """A request's slots are not there: raised out of the point at which stock admits it."""
 
 
 def install_where_slots_stay(patching: Patching) -> None:
@@ -48,21 +48,21 @@ def install_where_slots_stay(patching: Patching) -> None:
 
 
 def install_in_radix_tree(patching: Patching) -> None:
-    """Up to 0.5.15.post1: what stock makes unless an environment variable says otherwise."""
+    """Up to 0.5.15.post1: stock's default is the radix tree for states."""
     waiting = _requests_without_state(patching)
     _in_radix_tree(patching, waiting)
     _in_admission(patching, waiting, "_req_inc_lock_ref")
 
 
 def install_in_old_components(patching: Patching) -> None:
-    """0.5.16: stock makes the unified radix cache instead."""
+    """0.5.16: stock's default is the unified radix cache."""
     waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
     _in_admission(patching, waiting, "_req_inc_lock_ref")
 
 
 def install_in_moved_components(patching: Patching) -> None:
-    """0.5.17 to 0.5.19: its parts are in another package."""
+    """0.5.17 to 0.5.19: its components are in another package."""
     waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["moved"], "finalize_match_result_in_cache")
     _in_admission(patching, waiting, "_req_inc_lock_ref")
@@ -76,10 +76,11 @@ def install_in_components(patching: Patching) -> None:
 
 
 def _requests_without_state(patching: Patching) -> WeakSet[Any]:
-    """Those that matched a prefix whose state could not be copied for them.
+    """Requests that matched a prefix whose state could not be copied for them.
 
-    Stock would prefill such a request behind its prefix with an empty state. So it must not be
-    admitted, and the patch stays until it has been refused, which is what comes next.
+    Stock would prefill such a request after its prefix with an empty state. So it must not be
+    admitted. A match is followed by the request's admission or refusal, in the same round of the
+    scheduler; until then the patch must not be taken off.
     """
     waiting: WeakSet[Any] = WeakSet()
     patching.drain(lambda: not waiting, "a request without a slot has been refused")
@@ -98,12 +99,15 @@ def _in_radix_tree(patching: Patching, waiting: WeakSet[Any]) -> None:
                 if not _is_exhausted(error):
                     raise
                 patching.ran.seen = True
-                # Stock's own way around the cache, which it takes where caching is off.
+                # With caching off, stock's function leaves the request's KV with the request and
+                # does not touch the tree. The failed call left the request as it was: stock takes
+                # the slot before it inserts.
                 self.disable = True
                 try:
                     inner(self, req, chunked)
                 finally:
                     self.disable = False
+                # As stock does after it cached: what was tracked must not be cached later.
                 _held(req).mamba_last_track_seqlen = None
 
         return cache_unfinished_req
@@ -129,7 +133,7 @@ def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, mat
                 if is_finished or not _is_exhausted(error):
                     raise
                 patching.ran.seen = True
-                return 0  # nothing to cache, as where stock tracked no state
+                return 0  # tokens to cache, which is what stock returns if it tracked no state
 
         return prepare_for_caching_req
 
@@ -161,7 +165,7 @@ def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, mat
 def _matched(
     patching: Patching, waiting: WeakSet[Any], params: Any, match: Callable[[Any], Any]
 ) -> Any:
-    """Stock's match; without the copy of the state where no slot is there for it."""
+    """Stock's match; if no slot is left for the copy of the state, the match without that copy."""
     if not params.cow_mamba:
         return match(params)
     try:
@@ -184,10 +188,12 @@ def _is_exhausted(error: AssertionError) -> bool:
 def _in_admission(
     patching: Patching, waiting: WeakSet[Any], commit: str, slots_stay: bool = False
 ) -> None:
-    """Refuse where stock would commit itself: whatever else keeps a request out comes before.
+    """Refuse a request at the last point before stock admits it.
 
-    `slots_stay`: whether stock's scheduler leaves a refused request the slot of its match. It may
-    be one that the requests admitted before it were counted on.
+    All other reasons to refuse come before that point, so stock's own answers stay as they are.
+
+    `slots_stay`: whether stock's scheduler leaves a refused request the slot of its match. Then it
+    is given back, because requests that were admitted before may need it.
     """
     answers = patching.module(POLICY).AddReqResult
     with_slots = patching.module(POOLS).HybridReqToTokenPool
@@ -206,6 +212,7 @@ def _in_admission(
         ) -> Any:
             try:
                 answer = inner(self, req, has_chunked_req, truncation_align_size)
+                # An admitted request is the last of the list; any other was refused.
                 if slots_stay and serves(self) and req not in self.can_run_list[-1:]:
                     patching.ran.seen |= _return_slot(self.tree_cache.req_to_token_pool, req)
                 return answer
@@ -214,17 +221,20 @@ def _in_admission(
                 _return_slot(self.tree_cache.req_to_token_pool, req)
             finally:
                 waiting.discard(req)
+            # NO_TOKEN makes the scheduler mark its batch as full, until a running request ends.
+            # With nothing running no request ends, and some releases would never try again.
             if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
                 return answers.NO_TOKEN
             if not _makes_room(self.tree_cache, req, eviction):
                 _tell(self, req)
-            return answers.OTHER  # with the other answer some releases never look again
+            return answers.OTHER
 
         return add_one_req
 
     def locks(inner: Any) -> Any:
         def _req_inc_lock_ref(self: Any, req: Any) -> Any:
             if serves(self) and _lacks_slots(self, req, waiting):
+                # These releases add the request to their lists just before they lock its node.
                 self.can_run_list.remove(req)
                 if self.new_chunked_req is req:
                     self.new_chunked_req = None
@@ -249,9 +259,10 @@ def _in_admission(
 
 
 def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:
-    """Whether the pool would die of this request, beside those admitted before it.
+    """Whether the pool has too few slots for this request and those admitted before it.
 
-    Asked while the node that the request matched is locked, as it stays once it is admitted.
+    Called while the node that the request matched is locked, as it will be after admission: its
+    state can't be evicted then, so it must not count as obtainable.
     """
     tree = adder.tree_cache
     pool = tree.req_to_token_pool
@@ -282,7 +293,7 @@ def needed(pool: Any, reqs: Sequence[Any]) -> int:
 def obtainable(tree: Any) -> int:
     """Slots that are free, and those that the prefix cache would free for others."""
     slots = _slots(tree.req_to_token_pool)
-    # While stock matches requests, it keeps slots aside for their copies.
+    # While stock matches requests, it sets slots aside for their copies: these are still free.
     aside = length_hint(getattr(slots, "_alloc_iter", None) or ())
     return int(slots.available_size() + aside + tree.mamba_evictable_size())
 
@@ -290,8 +301,9 @@ def obtainable(tree: Any) -> int:
 def _makes_room(tree: Any, req: Any, eviction: Any) -> bool:
     """Free cached states for a request of an idle server; False if that is not enough.
 
-    While it was refused, the prefix that it matched was locked. That one's state may be all that it
-    lacks, and nobody else will free a slot. So it goes without, in the next round.
+    When the request was refused, the prefix that it matched was locked. If only that prefix's state
+    blocks it, nobody else will free a slot. So the state is evicted, and the request starts without
+    that prefix in the next round.
     """
     count = needed(tree.req_to_token_pool, [req])
     if count > obtainable(tree):
@@ -316,7 +328,7 @@ def _return_slot(pool: Any, req: Any) -> bool:
 
 
 def _tell(adder: Any, req: Any) -> None:
-    """Say once that a request waits on an idle server."""
+    """Log once that a request waits on an idle server."""
     if getattr(req, "_waits_for_slots", False):
         return
     req._waits_for_slots = True
@@ -329,11 +341,11 @@ def _tell(adder: Any, req: Any) -> None:
 
 
 def _slots(pool: Any) -> Any:
-    """What gives slots: an allocator from 0.5.13 on, the pool itself before."""
+    """The allocator of slots: from 0.5.13 on an object of its own, before that the pool itself."""
     return getattr(pool, "mamba_allocator", None) or pool.mamba_pool
 
 
 def _held(req: Any) -> Any:
-    """What has a request's slots: from 0.5.19 or so its record of KV."""
+    """What holds a request's slots: in newer releases its KV record, in older ones the request."""
     record = getattr(req, "kv", None)
     return record if hasattr(record, "mamba_pool_idx") else req

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from ....model.patching import Patching
 
 _FORWARD = "_sglang_perf_patches_forward"
-"""On a backend while it makes the metadata of a forward."""
+"""Attribute of a backend while it makes a forward's metadata: a `host.Forward`."""
 
 _TRACK_SLOT, _CACHE_SLOT = range(2)
 _LAYOUT = (None, _TRACK_SLOT, _CACHE_SLOT, _TRACK_SLOT)
-"""What ``_init_track_ssm_indices`` returns: h_src, h_dst, final_src, final_dst; which are slots."""
+"""For each tensor of ``_init_track_ssm_indices`` (h_src, h_dst, final_src, final_dst), which slots
+it has; None if it has rows."""
 
 
 def install(patching: Patching) -> None:
@@ -34,7 +35,7 @@ def install(patching: Patching) -> None:
 
 
 def _known_batches(patching: Patching) -> None:
-    """Hand stock a mask that answers from the host, and keep the lengths with their sums."""
+    """Give stock a mask that answers from the host, and attach the lengths to their sums."""
     from .. import host
 
     ran = patching.ran
@@ -64,7 +65,7 @@ def _known_batches(patching: Patching) -> None:
 
 
 def _forward_of(backend: Any, forward_batch: Any) -> Any:
-    """What is known of the forward whose metadata the backend is making."""
+    """The `host.Forward` of a batch: that of `_known_batches`, or a new one."""
     from .. import host
 
     held = vars(backend).get(_FORWARD)
@@ -96,7 +97,7 @@ def _conv_indices(inner: Any) -> Any:
 
 
 def _ssm_indices(inner: Any) -> Any:
-    """As `_conv_indices`, with row numbers for the slots, which only the device knows."""
+    """As `_conv_indices`; slots are only on the device, so stock computes with row numbers."""
     from .. import host
 
     def _init_track_ssm_indices(self: Any, mamba_cache_indices: Any, forward_batch: Any) -> Any:
@@ -128,7 +129,7 @@ def _ssm_indices(inner: Any) -> Any:
 
 
 def _chunks(inner: Any) -> Any:
-    """Stock's own function, on CPU offsets; it is cached by stock's decorator as ever."""
+    """Stock's own function on CPU offsets; stock's decorator still caches its result."""
     from .. import host
 
     def prepare(cu_seqlens: Any, chunk_size: int) -> Any:

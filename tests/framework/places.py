@@ -46,13 +46,15 @@ class Places:
         """Strike at a run, and so many places later once more.
 
         Args:
-            watched: how the paths of the files begin, below our package.
+            watched: how the paths of the files begin, below our package or from the root.
             at: the run; None counts only.
             happens: the strike.
             again: 0 strikes once.
             unguarded: functions whose calls do not count.
         """
-        self._watched, self._at, self._happens, self._again = watched, at, happens, again
+        # What is absolute stays so.
+        self._watched = tuple(os.path.join(_FOLDER, each) for each in watched)
+        self._at, self._happens, self._again = at, happens, again
         self._unguarded = frozenset(unguarded)
         self.times: Counter[str] = Counter()
         self.struck: str | None = None
@@ -74,7 +76,7 @@ class Places:
     def _run(self, frame: FrameType, what: str) -> None:
         code = frame.f_code
         function = getattr(code, "co_qualname", code.co_name)
-        place = f"{code.co_filename[len(_FOLDER) :]}:{function}:{what}"
+        place = f"{code.co_filename.removeprefix(_FOLDER)}:{function}:{what}"
         self.times[place] += 1
         if self.struck:
             self._again -= 1
@@ -88,8 +90,7 @@ class Places:
             self._happens()
 
     def _is_watched(self, frame: FrameType) -> bool:
-        file = frame.f_code.co_filename
-        return file.startswith(_FOLDER) and file[len(_FOLDER) :].startswith(self._watched)
+        return frame.f_code.co_filename.startswith(self._watched)
 
 
 def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:

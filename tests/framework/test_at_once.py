@@ -50,61 +50,61 @@ def call(number):
 threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
 for thread in threads:
     thread.start()
-of_board, waited = board.__file__, 0
-def look():
-    # No caller is ever in code of ours that may have it wait.
-    global waited
-    frames = sys._current_frames()
-    for thread in threads:
-        frame = frames.get(thread.ident)
-        while frame is not None:
-            waited += frame.f_code.co_filename == of_board
-            frame = frame.f_back
 def wait_for_calls():
     before = list(calls)
     while not all(now > then + 1 for now, then in zip(calls, before)):
-        look()
         time.sleep(1e-4)
-def take_off():
-    ours.deactivate()
-    look()
+
+# How long a try keeps every other thread from running, in seconds of CPU: a busy machine makes any
+# call long, but not this.
+slices, in_one_slice = [], board._in_one_slice
+def timed(is_safe, act):
+    began = time.thread_time()
+    try:
+        return in_one_slice(is_safe, act)
+    finally:
+        slices.append(time.thread_time() - began)
+board._in_one_slice = timed
 done = 0
 while done < cycles or sum(calls) < least:
     while {s.state for s in engine.activate("all").patches} != {"live"}:
-        look()
+        pass
     wait_for_calls()
     if done % 3:
         single = ("one.parts", "two.parts")[done % 3 - 1]
         while engine.report().of(single).state == "live":
             engine._current[0].take_off(single)
-            look()
         wait_for_calls()
-    take_off()
+    ours.deactivate()
     while engine.report() is not None:
-        take_off()
+        ours.deactivate()
     done += 1
 over = True
 for thread in threads:
     thread.join()
 assert set().union(*seen) <= WHOLE, set().union(*seen) - WHOLE
 assert len(set().union(*seen)) == 4, seen
-assert not waited, waited
 assert abs(sys.getswitchinterval() - 1e-5) < 1e-9
-print(done, sum(calls), round(max(longest) * 1000, 1))
+print(done, sum(calls), round(max(slices) * 1000, 2), round(max(longest) * 1000, 1))
 """
 
 
 def test_no_thread_sees_half_of_a_patch(throwaway: Throwaway, pytestconfig: pytest.Config) -> None:
-    """The longest call, in ms, is printed and not bounded: a busy machine makes any call long."""
+    """No switch of ours keeps a call waiting for 20 ms.
+
+    On a host with Python's own switch interval, a try does nothing to others but this. The longest
+    call, in ms, is printed and not bounded: a busy machine makes any call long.
+    """
     cycles, calls = (300, 4_000_000) if tiers.is_whole(pytestconfig) else (40, 100_000)
     path = throwaway.put("script.py", SCRIPT)
     done = throwaway.run(
         f"import runpy, sys; sys.argv = ['', '{cycles}', '{calls}']\n"
         f"runpy.run_path({str(path)!r}, run_name='__main__')"
     )
-    number_of_cycles, counted, _ = done.stdout.split()
+    number_of_cycles, counted, longest_slice, _ = done.stdout.split()
     assert int(number_of_cycles) >= cycles
     assert int(counted) >= calls
+    assert 0 < float(longest_slice) < 20
 
 
 WAITS = """
@@ -162,59 +162,6 @@ assert a.helper(0) == 0 and a.Worker().step(1) == 2
 """
     )
     assert "deactivate() waits: one.parts until no thread is in a call of it" in done.stderr
-
-
-MANY = """
-import sys, threading, time
-from throwaway_patches import *
-import throwaway_installs
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import board, engine
-import sglang.srt.many as many
-
-def install(number):
-    reference = f"sglang.srt.many:f{number}"
-    setattr(throwaway_installs, f"many{number}", lambda patching: patching.override(
-        reference, lambda inner: lambda hold: inner(hold) + 1))
-    return declare(f"one.f{number}", install=f"many{number}", targets=(reference,))
-use(*map(install, range(8)))
-assert {s.state for s in ours.activate("all").patches} == {"live"}
-inside, go_on = threading.Barrier(9), threading.Event()
-def hold():
-    inside.wait()
-    go_on.wait()
-threads = [
-    threading.Thread(target=getattr(many, f"f{number}"), args=(hold,)) for number in range(8)
-]
-for thread in threads:
-    thread.start()
-inside.wait()
-slept = []
-sleep = time.sleep
-def counted(seconds):
-    slept.append(seconds)
-    sleep(seconds)
-board.time.sleep = counted
-ours.deactivate()
-asked = sum(slept)
-board.time.sleep = sleep
-assert {s.state for s in engine.report().patches} == {"live"}
-assert all(s.reason.startswith("to be taken off: waits") for s in engine.report().patches)
-go_on.set()
-for thread in threads:
-    thread.join()
-ours.deactivate()
-assert engine.report() is None and many.f0(lambda: None) == 1
-print(asked)
-"""
-
-
-def test_deactivate_does_not_wait_for_calls_that_last(throwaway: Throwaway) -> None:
-    """It tries once for each patch. What it sleeps for is counted, not the machine's time."""
-    functions = (f"def f{number}(hold):\n    hold()\n    return 1\n" for number in range(8))
-    throwaway.put("sglang/srt/many.py", "".join(functions))
-    done = throwaway.run(MANY)
-    assert float(done.stdout) < 0.02
 
 
 def test_taken_off_from_inside_of_its_own_call(throwaway: Throwaway) -> None:

@@ -306,32 +306,22 @@ def shown(environment: dict[str, str]) -> list[str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
-def test_a_full_runtime_folder(throwaway: Throwaway, tmp_path: Path) -> None:
-    environment, log = throwaway.environment(), tmp_path / "log"
-    with serving(environment, log, "full") as ask:
-        assert ask("") == "pending"
-        assert ask("import") == "live 102"
-        assert shown(environment) == []
-        assert list((throwaway.runtime / "sglang-perf-patches").iterdir()) == []
-        wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
-        assert ask("not full") == "not full"
-        wait_for(lambda: shown(environment) == ["live"])
-
-
 def test_no_record_rather_than_an_old_one(throwaway: Throwaway, tmp_path: Path) -> None:
-    environment = throwaway.environment()
-    with serving(environment, tmp_path / "log") as ask:
+    environment, log = throwaway.environment(), tmp_path / "log"
+    with serving(environment, log) as ask:
         assert ask("") == "pending"
         assert shown(environment) == ["pending"]
         assert ask("full") == "full"
         assert ask("import") == "live 102"
         wait_for(lambda: shown(environment) == [])
+        assert list((throwaway.runtime / "sglang-perf-patches").iterdir()) == []
+        wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
         assert ask("not full") == "not full"
         wait_for(lambda: shown(environment) == ["live"])
 
@@ -693,37 +683,3 @@ def test_a_tree_of_0_5_9_with_one_file_missing(
         (tmp_path / "missing").rename(missing)
     assert lost >= len(applied)
     assert enumerations  # such as `ForwardMode`, which a body reads but no patch declares
-
-
-def test_a_process_on_a_tree_of_0_5_9_with_one_file_missing(
-    tmp_path: Path, throwaway: Throwaway
-) -> None:
-    """What can wait is pending, the rest is refused, and each refusal is said once."""
-    package = source.find(downloads.tree("0.5.9"))
-    copy = tmp_path / "tree" / "sglang"
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
-    judged = verdict.judge_each(sets.load(), source.Tree(copy))
-    one = next(v for v in judged if v.word == "applies" and v.variant and v.variant.targets)
-    assert one.variant
-    module = module_of(one.variant.targets[0])
-    path = source.Tree(copy).path(module)
-    assert path
-    path.unlink()
-    expected = {v.patch.id: v.word for v in verdict.judge_each(sets.load(), source.Tree(copy))}
-    assert expected[one.patch.id] in {"refused", "absent"}
-    done = throwaway.run(
-        """
-        import json, sglang_perf_patches as ours
-        print(json.dumps({s.id: s.state for s in ours.activate("all").patches}))
-        """,
-        PYTHONPATH=os.pathsep.join([str(copy.parent), str(REPOSITORY / "src")]),
-    )
-    states = json.loads(done.stdout)
-    words = {"pending": "applies", "superseded": "applies"}
-    default = {v.patch.id: v.patch.is_default for v in judged}
-    chosen = {id: word for id, word in expected.items() if default[id]}
-    assert {id: words.get(states[id], states[id]) for id in chosen} == chosen
-    refused = [id for id, word in chosen.items() if word == "refused"]
-    assert sorted(
-        line.split(": ")[1].split(" is ")[0] for line in done.stderr.splitlines()
-    ) == sorted(refused)

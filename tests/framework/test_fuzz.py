@@ -105,27 +105,6 @@ def test_order_spaces_and_repetition_do_not_matter(words: list[str], random: obj
     assert once is None or again is None or once.ids == again.ids
 
 
-def printable(text: str) -> bool:
-    """Whether an environment variable can hold it."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-@settings(PATIENT, max_examples=50)
-@given(selections.filter(printable))
-def test_the_command_takes_any_selection(text: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "srt").mkdir()
-        (Path(folder) / "__init__.py").touch()
-        code, stderr = listed(Path(folder), SGLANG_PERF_PATCHES=text)
-    selection = chosen(text)
-    # In an empty tree everything is absent, which fails what was named in full.
-    assert code == (2 if selection is None else 1 if selection.in_full else 0)
-    assert bool(stderr) == (code == 2)
-
-
 # -- mangled trees ---------------------------------------------------------------------------------
 
 MODULE = '''
@@ -443,21 +422,6 @@ def test_a_mangled_release(copy: Path, data: st.DataObject) -> None:
                     assert meant(text, name) == meant(whole, name), reference
         if before[judged.patch.id].word == "refused":
             assert judged.word != "applies"
-
-
-@settings(PATIENT, max_examples=8)
-@given(data=st.data())
-def test_the_command_lists_a_mangled_release(copy: Path, data: st.DataObject) -> None:
-    modules = sorted(path for path in copy.rglob("*.py") if path.stat().st_size)
-    path = data.draw(st.sampled_from(modules))
-    whole = path.read_bytes()
-    path.write_bytes(data.draw(mangled_bytes(whole)))
-    try:
-        code, stderr = listed(copy)
-    finally:
-        path.write_bytes(whole)
-    assert code in {0, 1, 2}
-    assert bool(stderr) == (code == 2)
 
 
 def listed(tree: Path | str, **variables: str) -> tuple[int, str]:

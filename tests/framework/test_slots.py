@@ -12,7 +12,6 @@ import pytest
 from sglang_perf_patches.live.board import Board
 from sglang_perf_patches.live.swap import Change, Layer, Slot
 from sglang_perf_patches.live.trampoline import callee_of
-from sglang_perf_patches.live.wrappers import wrappers_around
 from sglang_perf_patches.model.patching import MISSING
 
 
@@ -49,19 +48,6 @@ def sample() -> Any:
             return super().step(x, y=y) + 1
 
     return Owner
-
-
-def test_an_attribute_and_its_layers() -> None:
-    owner = sample()
-    stock = owner.__dict__["step"]
-    slot = Slot(Board(), owner, "step", stock)
-    put(slot, 1, "b", adding(10))
-    put(slot, 0, "a", lambda inner: lambda self, x, y=0: inner(self, x, y=y) * 2)
-    assert owner().step(1) == (1 + 1) * 2 + 10
-    take(slot, "a")
-    assert owner().step(1) == 1 + 1 + 10
-    take(slot, "b")
-    assert owner.__dict__["step"] is stock
 
 
 def test_an_attribute_that_was_not_there() -> None:
@@ -139,23 +125,6 @@ def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
     assert owner().step(*args, **kwargs) == before
 
 
-def test_inside_leaves_wrappers_in_place() -> None:
-    owner = sample()
-    stock = owner.__dict__["step"]
-
-    @functools.wraps(stock)
-    def theirs(self: Any, x: int) -> Any:
-        return -stock(self, x)
-
-    owner.step = theirs
-    slot = Slot(Board(), owner, "step", stock, inside=stock)
-    put(slot, 0, "a", adding(100))
-    assert owner().step(1) == -(1 + 1 + 100)
-    assert len(wrappers_around(owner.__dict__["step"], slot.inside) or ()) == 1
-    take(slot, "a")
-    assert owner().step(1) == -(1 + 1)
-
-
 def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
     owner = sample()
     slot = Slot(Board(), owner, "step", owner.__dict__["step"])
@@ -164,62 +133,3 @@ def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
     owner.step = lambda self, x: -ours(self, x)
     take(slot, "a")
     assert owner().step(1) == -(1 + 1)
-
-
-def test_a_replacement_is_left_alone() -> None:
-    owner = sample()
-    slot = Slot(Board(), owner, "step", owner.__dict__["step"])
-    put(slot, 0, "a", adding(100))
-
-    def theirs(self: Any, x: int) -> str:
-        return "theirs"
-
-    owner.step = theirs
-    take(slot, "a")
-    assert owner.__dict__["step"] is theirs
-
-
-def test_a_make_that_raises_changes_nothing() -> None:
-    owner = sample()
-    stock = owner.__dict__["step"]
-    for inside in (None, stock):
-        slot = Slot(Board(), owner, "step", stock, inside=inside)
-        put(slot, 0, "a", adding(100))
-        with pytest.raises(ZeroDivisionError):
-            put(slot, 1, "b", lambda inner: 1 // 0)
-        assert owner().step(1) == 102
-        take(slot, "a")
-        assert owner().step(1) == 2
-    assert owner.__dict__["step"] is stock
-
-
-def test_generators_and_coroutines_are_refused() -> None:
-    def generator() -> Any:
-        yield 1
-
-    async def coroutine() -> None: ...
-
-    for function in (generator, coroutine):
-        with pytest.raises(TypeError, match="not exchangeable"):
-            Slot(Board(), None, "x", function, inside=function)
-
-
-def test_a_wrapper_that_never_calls_what_it_names_is_a_replacement() -> None:
-    def stock() -> int:
-        return 1
-
-    def hook() -> int:
-        return 2
-
-    @functools.wraps(stock)
-    def replacement() -> int:
-        return hook()
-
-    @functools.wraps(stock)
-    def wrapper() -> int:
-        return stock()
-
-    assert wrappers_around(replacement, stock) is None
-    assert len(wrappers_around(wrapper, stock) or ()) == 1
-    assert wrappers_around(stock, stock) == ()
-    assert wrappers_around(hook, stock) is None

@@ -166,22 +166,3 @@ assert state.state == "failed", state
 """
     )
     assert done.stderr.count("two.bad is failed") == 1
-
-
-def test_a_child_does_not_wait_for_threads_that_it_does_not_have(throwaway: Throwaway) -> None:
-    throwaway.run(
-        LATE.replace("imported.wait(0.5)", "imported.wait(30)")
-        + """
-import os, time
-activation._OTHER_THREAD_S = 30
-child = os.fork()
-if not child:
-    start = time.monotonic()
-    import sglang.srt.b
-    state = engine.report().patches[0].state
-    os._exit(0 if state == "failed" and time.monotonic() - start < 20 else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-imported.set()
-ticks.join(30)
-"""
-    )

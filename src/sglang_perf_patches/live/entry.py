@@ -183,7 +183,6 @@ class Patching:
         gate: called at run time by changed code that from now on runs only stock's code, and why.
         changes: ``(reference, make)``, in the order of the requests.
         drains: what the patch holds between its calls.
-        leaves: whether the install function has said when the patch may be taken off.
     """
 
     _patch: str
@@ -193,7 +192,6 @@ class Patching:
     gate: Callable[[str], None]
     changes: list[tuple[str, Make]] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)
-    leaves: bool = False
 
     def module(self, name: str) -> ModuleType:
         """A module that has been imported."""
@@ -219,10 +217,8 @@ class Patching:
 
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
         """Hold work between calls: stay on until `is_idle`."""
-        self.leaves = True
         self.drains.append(Drain(is_idle, waits_for))
 
     def anytime(self, because: str) -> None:
         """Hold nothing between calls."""
         assert because
-        self.leaves = True

@@ -47,20 +47,6 @@ def equivalence() -> dict[str, Any]:
     return results
 
 
-def crossing_4096() -> dict[str, Any]:
-    """A batched decode across the end of stock's buffer; patched continues where stock fails."""
-    from sglang_perf_patches.verify.mlx import models
-
-    schedule = [("join", "a", 4093), ("join", "b", 40), ("chain", "ba", 9)]
-    with models.model("qwen3", "float32") as model:
-        results = {"stock": outcome_of_growth(model, "none", None, [schedule])}
-        if "raised" in results["stock"]:
-            results["arenas"] = outcome_of_growth(model, "mlx.kv-arena", None, [schedule])
-            with by_stocks_code():
-                results["stock's code"] = outcome_of_growth(model, "mlx.kv-arena", None, [schedule])
-    return results
-
-
 def small_buffers() -> dict[str, Any]:
     """Many batched decodes that cross the end of a buffer, and the same in wide buffers.
 
@@ -84,9 +70,9 @@ def small_buffers() -> dict[str, Any]:
 
 
 def outcome_of_growth(
-    made: Any, selection: str, tokens: int | None, schedules: Sequence[Sequence[Any]]
+    made: Any, selection: str, tokens: int, schedules: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    """What schedules give with buffers of so many tokens, or of stock's size."""
+    """What schedules give with buffers of so many tokens."""
     import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.verify.mlx import rig
@@ -94,9 +80,8 @@ def outcome_of_growth(
     sglang_perf_patches.activate(selection, strict=True)
     kv_arena.COUNTS.clear()
     player = rig.Player(made)
-    if tokens is not None:
-        player.runner._max_seq_len = tokens
-    results: dict[str, Any] = {"buffer": player.runner._max_seq_len}
+    player.runner._max_seq_len = tokens
+    results: dict[str, Any] = {}
     try:
         results["played"] = [asdict(player.play(schedule)) for schedule in schedules]
     except ValueError as error:

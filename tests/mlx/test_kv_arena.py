@@ -141,12 +141,6 @@ def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> N
     assert of["together"]["taken"] > 1.2 * of["patched"]["taken"]
 
 
-@pytest.mark.whole_matrix
-def test_a_batch_goes_on_past_4096_tokens_where_stock_raises(found: Found) -> None:
-    patched = found("0.5.11", "crossing_4096")["arenas"]
-    assert patched["played"] == found("0.5.17", "crossing_4096")["stock"]["played"]
-
-
 @EACH
 def test_on_an_unproven_device_arenas_that_differ_are_never_served(
     found: Found, release: str

@@ -225,11 +225,11 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
         *("sglang_perf_patches", "bin")
     }
     assert list(plugin.glob("*.dist-info/entry_points.txt"))
-    named["SGLANG_PERF_PATCHES"] = "mla.sync-opt-out"  # absent here, and named in full
+    named["SGLANG_PERF_PATCHES"] = "mamba.gdn-prefill-grpah"  # no such patch
     done = subprocess.run(
         ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=1200
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.stock_image", "kubernetes.yaml"])

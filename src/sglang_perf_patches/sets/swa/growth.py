@@ -16,17 +16,19 @@ NEVER = 1 << 40
 
 
 def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
-    """From 0.5.12: have stock's rule expect of a request no more than `bound` while `applies`.
+    """From 0.5.12: make stock's rule reserve no more than `bound` for a request while `applies`.
 
-    Stock asks ``_prealloc_kv_lens`` in two places what a request holds when it is admitted:
+    Stock asks ``_prealloc_kv_lens`` in two places what a request holds when it is admitted. The
+    rule compares the larger of two needs with the pool:
 
-    | in | stock's use of the length | returned here |
+    | need | stock's use of the length | returned here |
     | --- | --- | --- |
-    | ``pop_preallocated``, the rule | adds max_new_tokens, compares with the pool | a shorter one |
-    | ``_prealloc_required_tokens`` | takes so many tokens from the pool | stock's own |
+    | until its end, in ``pop_preallocated`` | adds max_new_tokens | a shorter one |
+    | at once, ``_prealloc_required_tokens`` | adds a reserve | stock's own |
 
-    The rule stands in the middle of one long method. The only way to bound its sum is to return a
-    wrong length: shorter by what the sum exceeds `bound` by.
+    Why the rule gets a wrong length: it adds in the middle of one long method, where nothing else
+    can be replaced. A length that is shorter by what the sum exceeds `bound` by makes the sum
+    `bound`. The length may become negative; the rule only adds to it.
 
     Args:
         patching: as an install gets it.
@@ -37,6 +39,7 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
     def make_lengths(inner: Any) -> Any:
         def _prealloc_kv_lens(self: Any, req: Any) -> tuple[int, int]:
             full, swa = inner(self, req)
+            # What it needs at once is its true length: so many slots are allocated next.
             if vars(self).get("_swa_prices_allocation") or not applies(self):
                 return full, swa
             beyond = max(0, wanted(decode, req, swa) - bound(self))

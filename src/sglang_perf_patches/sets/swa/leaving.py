@@ -1,4 +1,4 @@
-"""What the swa patches may not leave behind when they are taken off while requests are served."""
+"""What keeps a swa patch on while requests are served: what only its own code can handle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Held:
     """
 
     def __init__(self) -> None:
-        """Nothing is held."""
         self._held: dict[int, weakref.ref[Any]] = {}
 
     def add(self, thing: Any) -> None:

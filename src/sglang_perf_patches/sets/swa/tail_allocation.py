@@ -138,7 +138,7 @@ def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
 
 
 def record_evicted(decode: Any, req: Any, length: int) -> None:
-    """Say that a request has no sliding-window KV on its first `length` tokens.
+    """Note on a request that its first `length` tokens have no sliding-window KV.
 
     Args:
         decode: the module ``sglang.srt.disaggregation.decode``.

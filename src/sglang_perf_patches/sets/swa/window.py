@@ -22,7 +22,7 @@ def unserved(queue: Any) -> str | None:
 
 
 def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
-    """A function for whether a queue whose windows are counted is served; else the patch is gated.
+    """A function that says whether a queue is served; if it is not, it gates the patch.
 
     Args:
         patching: of the patch that asks.
@@ -41,7 +41,7 @@ def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
 
 
 def unserved_by_tails(queue: Any) -> str | None:
-    """As `unserved`, where budgets and admission are stock's own, and so hold for every layout.
+    """As `unserved`, for a patch that leaves budgets and admission to stock.
 
     Stock's condition for tails at page sizes above 1 (from 0.5.12 on) asks neither for one
     pipeline stage nor for one replica: each rank allocates by itself, from its own pools.
@@ -81,7 +81,7 @@ def _unpriced(queue: Any) -> str | None:
 
 
 def _width(scheduler: Any, name: str) -> int:
-    """Over how many processes something is spread, as the release resolved it; 1 if it has no such.
+    """A size of the server, such as ``dp_size``, as the release resolved it; 1 if it has none.
 
     From 0.5.17 on the process's context has what was resolved; what a scheduler has are the
     arguments as they were given.

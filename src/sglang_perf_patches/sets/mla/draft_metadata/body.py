@@ -80,7 +80,7 @@ def install_out_graph(patching: Patching) -> None:
 
 
 class _Shared:
-    """Has the first step prepared, and the others hold its metadata.
+    """Prepares a draft's first step; the other steps hold its metadata.
 
     The steps' metadata are equal: all read the pages of the same requests, up to the same length.
     A captured graph keeps the tensors that its steps held, so what was captured together is
@@ -132,7 +132,7 @@ def _is_shared(steps: list[Any], bs: int) -> bool:
 
 
 def _first_alone(draft: Any, act: Callable[[], None]) -> None:
-    """Act as if a draft had one step.
+    """Call `act` while the draft has its first step only.
 
     Why this trick: stock goes over ``range(speculative_num_steps - 1)`` and indexes its backends by
     it, so the number is 2 for one of them.

@@ -28,7 +28,7 @@ _STEP = 32
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a group is chosen by.
+    """A prompt to be put into a group.
 
     Attributes:
         number: its place in the batch.
@@ -48,7 +48,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the forward pass of a group.
+    """The size of a group's forward pass.
 
     Attributes:
         rows: prompts, and copies of the first one.

@@ -93,7 +93,6 @@ class Rows:
     """
 
     def __init__(self, core: Any, cache_class: Any) -> None:
-        """`core` is ``mlx.core``."""
         self.core = core
         self.cache_class = cache_class
         # While a cache is a row, stock's two slots hold its layer and its number in that layer.
@@ -109,7 +108,7 @@ class Rows:
             return True
 
     def forget(self, layer: Layer) -> None:
-        """A layer's rows are copies of requests' caches, and no request's."""
+        """Forget a layer whose rows are copies: no request's KV is in it."""
         self._layers.discard(layer)
 
     def put(self, cache: Any, layer: Layer, number: int) -> None:

@@ -167,7 +167,6 @@ class _Core(PaddingAndMask):
     """``mlx.core`` with padding and mask made once a step, for layers that stock serves."""
 
     def __init__(self, inner: Any, patching: Patching) -> None:
-        """Wrap `inner`; see `StepArrays`."""
         super().__init__(inner, patching)
         self.fast = Fast(inner.fast)
 

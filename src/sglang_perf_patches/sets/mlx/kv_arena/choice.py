@@ -44,10 +44,9 @@ Part = tuple[Caches, list[int]]
 
 
 class Choice:
-    """Implements the table above."""
+    """Which arenas serve a step: the rules of the table above."""
 
     def __init__(self, rows: Rows, moves: Moves) -> None:
-        """`rows` recognizes rows, `moves` builds arenas."""
         self._rows, self._moves = rows, moves
         self._expected: tuple[list[int], list[int]] = [], []
 

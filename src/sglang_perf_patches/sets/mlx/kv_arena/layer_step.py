@@ -64,11 +64,11 @@ class LayerStep:
         self._step = self._values = self._attended = None
 
     def reshape(self, *_: Any) -> Any:
-        """Do nothing, in place of values or keys."""
+        """Return this object: it stands for the values, then for the keys."""
         return self
 
     def transpose(self, *_: Any) -> Any:
-        """Do nothing, in place of values."""
+        """Return this object, which stands for the values."""
         return self
 
     def __getitem__(self, _: Any) -> Any:
@@ -106,7 +106,6 @@ class Fast:
     """``mlx.core.fast``, which attends to each group of requests where there are several."""
 
     def __init__(self, inner: Any) -> None:
-        """Wrap `inner`, MLX's own."""
         self._attend = inner.scaled_dot_product_attention
         self._inner = inner
 

@@ -15,7 +15,6 @@ class Moves:
     """Makes, enlarges and dissolves the arenas of `rows`."""
 
     def __init__(self, rows: Rows) -> None:
-        """`rows` recognizes rows."""
         self._rows, self._core = rows, rows.core
 
     def build(
@@ -175,7 +174,7 @@ class Moves:
         return whole[0] if len(whole) == 1 else self._core.concatenate(whole, axis=0)
 
     def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
-        """Does the same by writes into one array, for when every part would need padding."""
+        """As `_joined`, by writes into one array: if every part needs padding, that copies less."""
         first, rows = parts[0][0], sum(array.shape[0] for array, _ in parts)
         shape = (rows, first.shape[1], capacity, first.shape[3])
         gathered, row = self._core.zeros(shape, dtype=first.dtype), 0

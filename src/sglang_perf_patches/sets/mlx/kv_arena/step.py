@@ -1,4 +1,10 @@
-"""One decode step of a batch: in its arena, in those of its groups, or computed twice."""
+"""One decode step of a batch: in its arena, in those of its groups, or computed twice.
+
+A step relies on the order in which stock calls it: one call of `decode` for each layer with
+buffers, each followed by `has_served`, in any order of layers, and no layer twice. Within `decode`
+stock calls a `LayerStep` in the order of that class's table: K is rotated, and so written, before
+anything reads it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,6 @@ class Writer:
     """
 
     def __init__(self, core: Any, arena: Arena) -> None:
-        """`core` is ``mlx.core``."""
         self._core, self.arena = core, arena
         self.lengths = arena.lengths
         self.longest = max(self.lengths) + 1
@@ -44,6 +49,7 @@ class Writer:
         """
         layer = self.arena.layers[index]
         assert layer is not None
+        # Both write in place, because nothing else holds the buffers: see `Step.decode`.
         if self.is_equal:
             at = self.longest - 1
             layer.keys[:, :, at : at + 1] = keys
@@ -68,7 +74,9 @@ class Writer:
         return self._indices_by_shape[shape]
 
     def end_step(self) -> None:
-        """The tokens that were written count as part of the rows."""
+        """Make each row a token longer."""
+        # Once a step, after its last layer. A layer that counted at once would leave the layers of
+        # different lengths if a later one raised, and then no step could join them again.
         self.arena.lengths = [length + 1 for length in self.lengths]
         for layer in self.arena.layers:
             if layer is not None:
@@ -112,7 +120,8 @@ class Step:
         """Stock's method of a layer on its buffers; x and the result are (batch, 1, hidden)."""
         index = _index_of(wrapper, self._index)
         stands_in = LayerStep(wrapper._inner, self, index)
-        # Stock's context without padding, and with one object as every cache of the layer.
+        # Stock asks each request's cache in turn. One object answers for all of them: its first
+        # `rope` call is the queries', its second writes K and V of the whole batch.
         setattr(self._context, self._field, {index: [stands_in] * self._batch_size})
         try:
             return inner(WrapperOf(wrapper, stands_in), x, self._context)
@@ -237,7 +246,7 @@ class StepApart:
         return inner(wrapper, x, self._context)
 
     def has_served(self) -> None:
-        """Count a layer; the step ends with the last one."""
+        """Count a layer; after the last one the trial compares the two computations."""
         self._left -= 1
         if not self._left:
             self.trial.end_step()

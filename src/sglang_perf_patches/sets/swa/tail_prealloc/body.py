@@ -26,7 +26,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 
 def install(patching: Patching) -> None:
-    """The change itself, on releases before 0.5.12."""
+    """On releases before 0.5.12: the change with all its fixes."""
     patching.drain(leaving.is_idle, leaving.WAITS_FOR)
     _install_allocation(patching)
     _install_condition(patching)
@@ -35,7 +35,7 @@ def install(patching: Patching) -> None:
 
 
 def _install_allocation(patching: Patching) -> None:
-    """A request gets sliding-window slots for its tail; copies and frees know that it did."""
+    """Allocate sliding-window slots for a request's tail only; copy and free only those."""
     patching.add(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", tail_allocation.alloc_extend_swa_tail)
     patching.override(f"{OLD_ALLOCATOR}.free_swa", _free_swa)
     patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
@@ -50,8 +50,11 @@ def _install_allocation(patching: Patching) -> None:
             patching.ran.seen = True
             length = fill_length(req)
             tail = _tail(self, length)
+            # Stock's method asks the allocator for the whole length, deep inside: so the
+            # allocator answers differently until it returns.
             with tail_allocation.tail_only(allocator, tail):
                 slots = inner(self, req, *args, **kwargs)
+            # Stock evicts from here on, and copies and frees no window KV before it: there is none.
             req.swa_evicted_seqlen = length - tail
             return slots
 
@@ -61,7 +64,7 @@ def _install_allocation(patching: Patching) -> None:
 
 
 def _install_condition(patching: Patching) -> None:
-    """Which queues are served, and what stock's rule wants of a request: others ask both."""
+    """Add the two methods that the other patches of the set override or ask."""
     decode = patching.module(DECODE)
 
     def uses_swa_tail_prealloc(self: Any) -> bool:
@@ -84,7 +87,7 @@ def _install_condition(patching: Patching) -> None:
 
 
 def _install_capacity(patching: Patching) -> None:
-    """The longest request is one that the full pool holds; what never fits is answered so."""
+    """Accept a request up to the full pool's size; answer one that can never fit with a 400."""
     decode = patching.module(DECODE)
 
     def make_init(inner: Any) -> Any:
@@ -125,7 +128,7 @@ def _install_capacity(patching: Patching) -> None:
 
 
 def _install_admission(patching: Patching) -> None:
-    """Each pool has a budget of its own; stock's code admits and resumes what both hold."""
+    """Choose by a budget for each pool; stock's code admits and resumes what was chosen."""
     decode = patching.module(DECODE)
 
     def make_allocatable(inner: Any) -> Any:
@@ -143,7 +146,8 @@ def _install_admission(patching: Patching) -> None:
         def pop_preallocated(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
             if not self._uses_swa_tail_prealloc():
                 return inner(self, rids_to_check)
-            # Stock would resolve them a second time, and each poll is an all-reduce.
+            # `_admitted` needs to know which transfers are ready, so these steps come first. Stock
+            # would take them a second time, and each poll is an all-reduce.
             steps = [name for name in _HANDSHAKE if hasattr(self, name)]
             for name in steps:
                 arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
@@ -265,7 +269,7 @@ _HANDSHAKE = ("_resolve_pending_reqs", "_update_handshake_waiters")
 
 
 def _nothing(*_: Any) -> None:
-    """In the place of a step that is done."""
+    """Replaces a step of the handshake that was taken before."""
 
 
 def _tail(queue: Any, length: int) -> int:
@@ -312,7 +316,7 @@ def _is_aborted(decode: Any, entry: Any) -> bool:
 
 
 def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
-    """The requests that stock may look at: aborted ones, and as many as both pools can serve.
+    """The ids of requests that stock may admit: aborted ones, and as many as both pools hold.
 
     First come, first served, by these figures of a request, in tokens:
 
@@ -323,8 +327,7 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
 
     `retractable` is what retracting all running requests would free: they make room for the growth
     to the peak. The first request that does not fit keeps all behind it out, as in stock. On an
-    idle server nothing will ever make room for it, so it is answered with a 400, and the next one
-    is looked at.
+    idle server nothing will ever make room for it, so it gets a 400 and the next one is checked.
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     running = scheduler.running_batch.reqs
@@ -355,8 +358,9 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
             decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
             admitted.add(entry.req.rid)
             continue
-        alone = False
+        alone = False  # from here on the server has work, so the next one may wait
         admitted.add(entry.req.rid)
+        # The tail only: what it grows to beyond that, retractions can give back.
         swa_left -= held
         full_left -= full
     return admitted
@@ -403,6 +407,7 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
         kept: int = min(queue.num_reserved_decode_tokens * requests, growth)
         return kept
 
+    # Whatever holds or will soon hold slots reserves some for its next decode steps.
     kept = reserve(len(running) + len(queue.transfer_queue.queue) + len(scheduler.waiting_queue))
     if retractable is not None and running:
         tails = ((r, _tail(queue, len(r.origin_input_ids))) for r in running)

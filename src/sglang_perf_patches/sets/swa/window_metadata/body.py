@@ -29,7 +29,7 @@ _TRANSLATES = "translate_loc_from_full_to_swa"
 
 
 def install(patching: Patching) -> None:
-    """0.5.16 to 0.5.18."""
+    """0.5.16 to 0.5.18: functions of the module gather and translate."""
     _install(patching, size_at=2, bs_at=5)
 
 
@@ -67,17 +67,16 @@ def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -
 
 
 class _Windows:
-    """What is common to all releases."""
+    """Translates the slots of windows up to the batch's upper bound, without asking the GPU."""
 
     def __init__(self, patching: Patching) -> None:
-        """Note which class of pools translates as was proven."""
         patching.anytime("each call fills its buffer by itself")
         self._patching = patching
         self._known = patching.get(POOL)
         self._ramps: dict[Any, Any] = {}
 
     def serve(self, pool: Any, cells: Any, most: int) -> bool:
-        """Whether this call is not left to stock.
+        """Whether the patch handles this call; otherwise stock's code does.
 
         Args:
             pool: what translates, if it does.

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -94,29 +93,25 @@ class Episode(RuleBasedStateMachine):
 def play(
     episodes: int,
     shrink: bool = True,
-    seed: int | None = None,
     layouts: Sequence[str] = ("one",),
 ) -> dict[str, int]:
-    """Play random episodes, the same ones for the same seed, and count what happened in them.
+    """Play random episodes, and count what happened in them.
 
-    Raises what broke, with the shortest sequence of steps to it. Without a seed, up to 100 episodes
-    are always the same ones, and further ones differ each time.
+    Raises what broke, with the shortest sequence of steps to it. Up to 100 episodes are always the
+    same ones, and further ones differ each time.
 
     Args:
         episodes: how many.
         shrink: whether to look for the shortest sequence.
-        seed: of the episodes.
         layouts: of the servers that are published (see `Shape.layout`).
     """
     machine = type("Episode", (Episode,), {"layouts": tuple(layouts)})
-    if seed is not None:
-        machine = seeded(seed)(machine)
     Episode.played.clear()
     chosen = settings(
         max_examples=episodes,
         stateful_step_count=25,
         deadline=None,
-        derandomize=seed is None and episodes <= 100,
+        derandomize=episodes <= 100,
         database=None,
         phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -21,6 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from tests.proof import requests
+
 warnings.simplefilter("ignore")
 
 from tests.proof import lent
@@ -29,7 +31,6 @@ lent.lend()
 
 import torch
 
-from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.mamba.rig import publish
 from sglang_perf_patches.verify.stock import NoneByDefault
 
@@ -82,7 +83,7 @@ def configurator(config: Any, arguments: Any) -> Any:
         "hybrid_gdn_config": None,
         "hybrid_kda_config": None,
         "server_args": arguments,
-        "spec_algorithm": stock.speculation().NONE,
+        "spec_algorithm": requests.speculation().NONE,
         "model_config": SimpleNamespace(context_len=CONTEXT),
         "dp_size": 1,
         "attn_dp_size": 1,

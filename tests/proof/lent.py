@@ -28,8 +28,12 @@ def lend() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     stand_ins.lend()
     torch: Any = importlib.import_module("torch")
+    from sglang_perf_patches.verify.mla import rig
+    from tests.proof.mla import on_cpu
+
     torch.set_num_threads(1)
     _lend_triton(torch)
+    rig.AROUND = on_cpu.OnCpu
 
 
 def lend_beside_wheels() -> None:

@@ -1,4 +1,4 @@
-"""What the rigs of several sets make of a release: its arguments, requests and calls.
+"""What the rigs of several sets make of a release: its arguments, pools and calls.
 
 Releases differ in what a function takes, and in where a module stands. What is asked of them here
 is asked by the newest name, and by the others where a release lacks that.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -123,42 +122,6 @@ def state_ranks(**ranks: Any) -> None:
     register = get_parallel()
     if hasattr(register, "override_permanently"):  # since 0.5.22 or so
         register.override_permanently(**ranks)
-
-
-def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:
-    """The release's own ``Req`` of a prompt, with those options that it knows.
-
-    Args:
-        rid: its id.
-        ids: the prompt's tokens.
-        kwargs: of ``SamplingParams`` under ``sampling``, and further ones of the request.
-    """
-    params = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
-    return called(
-        importlib.import_module("sglang.srt.managers.schedule_batch").Req,
-        rid=rid,
-        origin_input_text="",
-        origin_input_ids=token_ids(ids),
-        sampling_params=params(**kwargs.pop("sampling")),
-        **kwargs,
-    )
-
-
-def token_ids(ids: Sequence[int]) -> Any:
-    """Token ids as the release's ``Req`` joins them with its output ids: since 0.5.13 an array."""
-    batches = importlib.import_module("sglang.srt.managers.schedule_batch")
-    return array("q", ids) if hasattr(batches, "array") else list(ids)
-
-
-def release(req: Any, tree: Any, *, keep: bool) -> None:
-    """Release a request's KV, and cache it in the tree if it is to be kept."""
-    function = importlib.import_module(f"{MEMORY}.common").release_kv_cache
-    function(req, tree, **{"checkpoint" if takes(function, "checkpoint") else "is_insert": keep})
-
-
-def speculation() -> Any:
-    """The release's ``SpeculativeAlgorithm``."""
-    return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
 
 
 class NoneByDefault(SimpleNamespace):

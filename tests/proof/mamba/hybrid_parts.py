@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.verify.mamba.rig import publish, request_pool
-from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, called, speculation
+from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, called
 from tests.proof.caches import cache_params, unified_cache
+from tests.proof.requests import speculation
 
 VOCABULARY = 1000
 

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from sglang_perf_patches.verify import Different, stock
+from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, takes
+from tests.proof import requests
 from tests.proof.caches import kv_allocator
 from tests.proof.mamba.hybrid_parts import (
     VOCABULARY,
@@ -87,7 +88,7 @@ class HybridServer:
 
     def submit(self, ids: Sequence[int], new: int) -> Any:
         """Queue a request; returns sglang's ``Req``."""
-        req = stock.request(
+        req = requests.request(
             f"r{self._made}",
             ids,
             sampling={"max_new_tokens": new, "temperature": 0},
@@ -106,10 +107,10 @@ class HybridServer:
             return
         if req in self.waiting:
             self.waiting.remove(req)
-            stock.release(req, self.tree, keep=False)
+            requests.release(req, self.tree, keep=False)
             return
         req.finished_reason = self._batches.FINISH_ABORT("gone")
-        stock.release(req, self.tree, keep=False)
+        requests.release(req, self.tree, keep=False)
         self._filter()
 
     def retract(self) -> None:
@@ -315,7 +316,7 @@ class HybridServer:
         req.output_ids.append(5)
         if len(req.output_ids) >= req.sampling_params.max_new_tokens:
             req.finished_reason = self._batches.FINISH_LENGTH(len(req.output_ids))
-            stock.release(req, self.tree, keep=True)
+            requests.release(req, self.tree, keep=True)
             self.ended.append(req.rid)
 
     def _cache(self, req: Any, chunked: bool = False) -> None:
@@ -370,7 +371,7 @@ class HybridServer:
             max_running_requests=self.shape.rows,
             tp_worker=NoneByDefault(model_runner=runner),
             model_config=model_config(),
-            spec_algorithm=stock.speculation().NONE,
+            spec_algorithm=requests.speculation().NONE,
             disaggregation_mode=importlib.import_module(
                 "sglang.srt.disaggregation.utils"
             ).DisaggregationMode.NULL,

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.mamba.cases import Request
 from sglang_perf_patches.verify.mamba.rig import Rig, alone
 from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, called
+from tests.proof import requests
 from tests.proof.caches import cache_params, kv_allocator
 from tests.proof.mamba.hybrid_parts import schedule_batch
 
@@ -81,7 +81,7 @@ def _alone_and_plain(model_config: Any) -> dict[str, Any]:
 
 def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:
     total = wanted.cached + wanted.new
-    request = stock.request(
+    request = requests.request(
         str(number),
         [(7 * number + n) % 90 + 5 for n in range(total)],
         sampling={"max_new_tokens": 4, "temperature": 0},

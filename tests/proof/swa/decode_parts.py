@@ -17,6 +17,7 @@ from unittest import mock
 
 from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS, MEMORY, NoneByDefault, called
+from tests.proof import requests
 from tests.proof.caches import cache_params, unified_cache
 from tests.proof.swa.shape import LAYOUTS, Shape
 
@@ -110,7 +111,7 @@ def batch(worker: Any) -> Any:
     running.token_to_kv_pool_allocator = worker.allocator
     running.tree_cache = worker.tree_cache
     running.model_config = SimpleNamespace(is_encoder_decoder=False)
-    running.spec_algorithm = stock.speculation().NONE
+    running.spec_algorithm = requests.speculation().NONE
     running.device = "cpu"
     running.enable_overlap = False
     running.filter_batch = worker.keep
@@ -121,7 +122,7 @@ def scheduler(worker: Any) -> Any:
     """In the place of a ``Scheduler``: what the queue reads of it; all else is off."""
     from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
-    algorithm = stock.speculation()
+    algorithm = requests.speculation()
 
     def output(reqs: Sequence[Any], *_: Any) -> None:
         for req in reqs:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_perf_patches.verify import stock
+from tests.proof import requests
 from tests.proof.swa import host_pool
 from tests.proof.swa.decode_parts import (
     BATCHES,
@@ -81,7 +82,7 @@ class DecodeWorker:
         """Queue a request of so many, or of these, prompt tokens; returns sglang's ``Req``."""
         rid = f"r{self._made}"
         self._made += 1
-        req = stock.request(
+        req = requests.request(
             rid,
             [1] * prompt if isinstance(prompt, int) else prompt,
             sampling={"max_new_tokens": max_new_tokens, "ignore_eos": True},
@@ -98,7 +99,7 @@ class DecodeWorker:
         """End the transfer of the `index`-th request in transfer as failed; returns the request."""
         entry = self.transfers.queue.pop(index)
         self.scheduler.metadata_indices.free(entry.metadata_buffer_index)
-        stock.release(entry.req, self.tree_cache, keep=False)
+        requests.release(entry.req, self.tree_cache, keep=False)
         self.counts.aborted += 1
         return entry.req
 
@@ -214,7 +215,7 @@ class DecodeWorker:
         """Release the KV of running requests and forget them."""
         for req in reqs:
             self.batch.reqs.remove(req)
-            stock.release(req, self.tree_cache, keep=False)
+            requests.release(req, self.tree_cache, keep=False)
             self.counts.finished += 1
 
     def keep(self, *, keep_indices: Sequence[int], **_: Any) -> None:
@@ -226,7 +227,7 @@ class DecodeWorker:
         while self.transfers.queue:
             self.abort_in_transfer(0)
         for req in self.scheduler.waiting_queue:
-            stock.release(req, self.tree_cache, keep=False)
+            requests.release(req, self.tree_cache, keep=False)
         self.scheduler.waiting_queue.clear()
         self.finish(list(self.batch.reqs))
         self.queue.queue.clear()

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from .. import stock
 from ..stock import EXTRA_ARGUMENTS, NoneByDefault, noted, replaced
 
-CPU = torch.device("cpu")
 CONTEXT = 128
 REQUESTS = 12
 
-
-class OnCpu(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Sends what sglang allocates on device "cuda" by name to the CPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs = {**kwargs, "device": CPU}
-        return func(*args, **kwargs)
+AROUND: Callable[[], AbstractContextManager[Any]] = nullcontext
+"""What a backend is made and asked in; the tests put what a CPU needs here."""
 
 
 def server_args(**settings: Any) -> NoneByDefault:
@@ -154,7 +145,7 @@ def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
         "resolve_draft_decode_window": lambda _: (0, 0),
     }
     asking = [*map(importlib.import_module, modules), *filter(None, map(_module, _ASKED))]
-    with replaced(asking, stand_ins), nullcontext() if stock.device() == "cuda" else OnCpu():
+    with replaced(asking, stand_ins), AROUND():
         yield
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import shapes
-import timeline
 import turns
 from engine import Replies, parsed, quartiles
 
@@ -25,9 +24,7 @@ SHIMS = ROOT / "tests" / "harness" / "linux_mlx" / "shims"
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
 
-def rig(
-    tmp_path: Path, *words: str | Path, script: str = "turns.py", **more: str
-) -> subprocess.CompletedProcess[str]:
+def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     environment = sglang_environment(releases.KNOWN[-1])
     python: list[str | Path] = [environment.python, "-W", "ignore"]
     settings = variables(
@@ -41,7 +38,7 @@ def rig(
         **more,
     )
     return subprocess.run(
-        [*python, "-m", "sglang_perf_patches", "run", *python, RIG / script, *words],
+        [*python, "-m", "sglang_perf_patches", "run", *python, RIG / "turns.py", *words],
         env=settings,
         capture_output=True,
         text=True,
@@ -49,12 +46,12 @@ def rig(
     )
 
 
-def measured(tmp_path: Path, *words: str, script: str, **more: str) -> Any:
-    """What a script of the rig finds out about a small model on this CPU."""
+def measured(tmp_path: Path, *words: str, **more: str) -> Any:
+    """What the rig finds out about a small model on this CPU."""
     model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
     out = tmp_path / "out.json"
     options = ("device=cpu", "max_total_tokens=16384", f"nccl_port={free_port()}")
-    done = rig(tmp_path, out, model, *words, *options, script=script, **more)
+    done = rig(tmp_path, out, model, *words, *options, **more)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text(encoding="utf-8"))
 
@@ -63,7 +60,6 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
     measurement = measured(
         tmp_path,
         *("all,-mlx.kv-arena", "together", "ttft", "tpot"),
-        script="turns.py",
         ROUNDS="3",
         TOGETHER="3x20",
         CELLS="2x17",
@@ -83,22 +79,6 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
         assert figures["stock"]["ratio"] == [1, 1, 1]
     assert "mlx.kv-arena" in measurement["patches"]["ran"]
     assert measurement["patches"]["left out"] == []
-
-
-def test_a_first_token_is_followed_step_by_step(tmp_path: Path) -> None:
-    figures = measured(tmp_path, script="timeline.py", ROUNDS="8", CELLS="1x17")["1x17"]
-    at = {step: ms for ms, step in figures["steps"]}
-    order = ("_send_one_request> 1", "process_input_requests> 1", "wait< 1", "stream_output> 1")
-    times = [at[step] for step in (*order, "_handle_batch_output< 1")]
-    assert times == sorted(times)
-    assert 0 < times[0] < times[-1] < 2 * figures["marked"][2]
-    assert figures["plain"][1] > 0
-
-
-def test_steps_are_medians_of_the_windows_that_have_them() -> None:
-    lines = ["3000000 7 a>", "1000000 8 b>", "11000000 7 a>", "99000000 7 a>", "12000000 7 a>"]
-    windows = [(0, 5_000_000), (10_000_000, 20_000_000)]
-    assert timeline.steps(lines, windows) == [(2.0, "a> 1")]
 
 
 def test_what_can_t_be_measured_is_bad_usage(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ A plan is a list of boots, each an object:
   ratios refer to;
 - ``shape`` and ``options``: as ``turns.py`` has them, a list of NAME=VALUE;
 - ``patches``: SGLANG_PERF_PATCHES, without it none; ``path``: folders in front of PYTHONPATH, for
-  another release; ``env``: further variables;
-- ``host``: whether to ask for the host's functions in a prefill too.
+  another release; ``env``: further variables.
 
 All boot at once, or ``STAGGER_S`` after each other. Then the Engines of a group take turns while
 the processes of all others are stopped, so that a drift of the machine hits them all: idle
@@ -290,8 +289,6 @@ def _look_closely(boot: Boot) -> None:
             boot.found["busy ms"][name] = boot.ask("busy", *cell[:2])
         else:
             boot.found.setdefault("calls", {})[name] = boot.ask("calls", *cell[:2])
-    if boot.plan.get("host"):
-        boot.found["host"] = boot.ask("host", 130)
 
 
 def _has_gpu() -> bool:
@@ -356,19 +353,13 @@ class Seat:
         times = -(-steps[0] // count) or 128
         return {"steps": times, **traces.calls(profile, times)}
 
-    def host(self, length: int) -> list[tuple[str, float, float]]:
-        """Inclusive milliseconds and calls of the host's functions in one prefill of one prompt."""
-        work = lambda: [self.time(1, length, 1, 700 + n) for n in range(4)]  # noqa: E731
-        options = {"activities": ["CPU", "GPU"], "with_stack": True}
-        return traces.host(self._profiled(work, **options), 4)
-
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
     """Boot one Engine, then answer until standard input ends."""
 
     def boot() -> tuple[Server, dict[str, Any], Does]:
         mine = Seat(plan)
-        does = {name: getattr(mine, name) for name in ("time", "states", "busy", "calls", "host")}
+        does = {name: getattr(mine, name) for name in ("time", "states", "busy", "calls")}
         return mine.server, {}, does
 
     answer_until_end(replies, boot)

@@ -347,19 +347,6 @@ SHAPES: dict[str, Shape] = {
         },
         _HYBRID,
     ),
-    # Nemotron-H-8B: 24 Mamba2, 24 MLP and 4 attention layers.
-    "nemotron-8b": Shape(
-        {
-            **_NEMOTRON,
-            "hidden_size": 4096,
-            "intermediate_size": 21504,
-            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-            "num_key_value_heads": 8,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-        },
-        _HYBRID,
-    ),
     # The sizes of a Ling mini (16B, 1.4B active) in the architecture of Ling 2.5: 16 layers of
     # lightning attention (seg_la, the default) and 4 of MLA. The router is a plain softmax, which
     # needs no kernel of FlashInfer's.

@@ -83,18 +83,6 @@ def calls(found: list[Event], times: int) -> dict[str, Any]:
     }
 
 
-def host(found: Iterable[Event], times: int) -> list[tuple[str, float, float]]:
-    """Inclusive milliseconds and calls of the host's functions, of each of so many forwards."""
-    total: dict[str, list[float]] = {}
-    for event in found:
-        if event.get("ph") == "X" and event.get("cat") in _RUNTIME | {"python_function"}:
-            each = total.setdefault(event["name"][-100:], [0, 0])
-            each[0] += event["dur"]
-            each[1] += 1
-    most = sorted(total.items(), key=lambda item: -item[1][0])[:120]
-    return [(name, round(us / 1e3 / times, 2), count / times) for name, (us, count) in most]
-
-
 def _syncs(found: Iterable[Event]) -> Mapping[str, int]:
     """The operators of PyTorch that waited for a stream, outermost first."""
     spans = [each for each in found if each.get("ph") == "X"]

@@ -16,7 +16,6 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 import gdn_graphs  # now: a process that multiprocessing spawns loses this folder
-import marks
 import pausing
 import ranks
 import states
@@ -131,5 +130,3 @@ _go_on()  # first: a hook that it puts in front of others hides theirs
 ranks.watch()
 if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
     wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")
-if os.environ.get("MARKS"):
-    marks.watch()

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -59,6 +60,19 @@ def start(
     return process
 
 
+@contextmanager
+def serving(
+    throwaway: Throwaway, stderr: IO[str] | int = subprocess.PIPE, **variables: str | None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that serves within the context."""
+    process = start(throwaway, stderr, **variables)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def status(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-c", STATUS, *words],
@@ -95,8 +109,8 @@ def written(folder: Path) -> list[Path]:
 
 
 def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
-    one, two = start(throwaway), start(throwaway, SGLANG_PERF_PATCHES="all,-one.bad")
-    try:
+    others = {"SGLANG_PERF_PATCHES": "all,-one.bad"}
+    with serving(throwaway) as one, serving(throwaway, **others) as two:
         by_pid = {process["pid"]: process for process in processes(throwaway)}
         assert set(by_pid) == {one.pid, two.pid}
         assert set(by_pid[one.pid]) == {"pid", "server", "started", "role", "sglang", "patches"}
@@ -120,10 +134,6 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         everything = status(throwaway, "--all")[1]
         assert re.search(r"one.step +live +has run", everything)
         assert re.search(r"one.bad +off +-", everything)  # of the other process
-    finally:
-        for process in (one, two):
-            process.kill()
-            process.communicate()
 
 
 TREE = """
@@ -222,16 +232,12 @@ def test_exit_code_1_tells_that_a_chosen_patch_does_not_do_its_work(
     throwaway: Throwaway, chosen: str, how: str, code: int
 ) -> None:
     """Whether its name chose it, or ``all``."""
-    process = start(throwaway, SGLANG_PERF_PATCHES=chosen, BAD=how)
-    try:
+    with serving(throwaway, SGLANG_PERF_PATCHES=chosen, BAD=how):
         word = {"gates": "gated", "breaks": "failed"}[how] if code else "off"
         wait_for(lambda: states(processes(throwaway)[0])["one.bad"][0] == word)
         found, text, _ = status(throwaway)
         assert found == code
         assert (f"one.bad is {word}" in text) == bool(code)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_record_goes_with_its_process(throwaway: Throwaway) -> None:
@@ -310,8 +316,7 @@ def test_what_a_record_says_does_not_steer_the_terminal(throwaway: Throwaway) ->
 
 
 def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Path) -> None:
-    process = start(throwaway)
-    try:
+    with serving(throwaway) as process:
         path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
         assert len(processes(throwaway)) == 1
         elsewhere = tmp_path / "elsewhere.json"
@@ -320,23 +325,16 @@ def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Pa
         path.unlink()
         path.symlink_to(elsewhere)
         assert processes(throwaway) == []
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file to another user")
 def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    try:
+    with serving(throwaway) as process:
         process.send_signal(signal.SIGSTOP)
         path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
         assert len(processes(throwaway)) == 1
         os.chown(path, 12345, 12345)
         assert processes(throwaway) == []
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_half_written_record_of_a_killed_process_is_cleaned_up(throwaway: Throwaway) -> None:
@@ -351,15 +349,11 @@ def test_a_half_written_record_of_a_killed_process_is_cleaned_up(throwaway: Thro
 
 
 def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    try:
+    with serving(throwaway) as process:
         folder = throwaway.runtime / "sglang-perf-patches"
         folder.rename(throwaway.runtime / "taken")  # at once: the process may be writing
         wait_for(lambda: [results["pid"] for results in processes(throwaway)] == [process.pid])
         assert folder.stat().st_mode & 0o777 == 0o700
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_folder_that_others_can_write_is_neither_read_nor_used(throwaway: Throwaway) -> None:
@@ -369,12 +363,8 @@ def test_a_folder_that_others_can_write_is_neither_read_nor_used(throwaway: Thro
     code, _, stderr = status(throwaway)
     assert (code, stderr.count("\n")) == (2, 1)
     assert "not a private folder of this user" in stderr
-    process = start(throwaway)
-    try:
+    with serving(throwaway):
         assert list(folder.iterdir()) == []
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder to another user")
@@ -390,24 +380,17 @@ def test_without_a_runtime_folder_the_temporary_one_serves(
     throwaway: Throwaway, tmp_path: Path
 ) -> None:
     where = {"XDG_RUNTIME_DIR": None, "TMPDIR": str(tmp_path)}
-    process = start(throwaway, **where)
-    try:
+    with serving(throwaway, **where) as process:
         folder = tmp_path / f"sglang-perf-patches-{os.getuid()}"
         assert folder.stat().st_mode & 0o777 == 0o700
         assert [entry["pid"] for entry in processes(throwaway, **where)] == [process.pid]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with log.open("w") as file:
-        process = start(throwaway, stderr=file)
+    with log.open("w") as file, serving(throwaway, stderr=file) as process:
         wait_for(lambda: "live on" in log.read_text())
         time.sleep(3)  # for a line too many
-        process.kill()
-        process.communicate()
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches" in line]
     assert len(ours) == 2, ours
     assert "one.bad is failed" in ours[0]
@@ -535,14 +518,10 @@ assert files() == [os.getpid()], files()            # our own keeper has tidied 
 def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_back(
     throwaway: Throwaway,
 ) -> None:
-    process = start(throwaway, XDG_RUNTIME_DIR=None)
-    try:
+    with serving(throwaway, XDG_RUNTIME_DIR=None) as process:
         folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
         assert len(written(folder)) == 1
         assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
-    finally:
-        process.kill()
-        process.communicate()
     assert processes(throwaway) == []
     assert list(folder.iterdir()) == []
 
@@ -555,8 +534,7 @@ def test_a_server_is_seen_from_a_shell_that_names_no_folder(
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / str(os.getuid())).mkdir(parents=True)
     runtime = str(elsewhere / str(os.getuid())) if base == "_RUN" else None
-    process = start(throwaway, XDG_RUNTIME_DIR=runtime, TMPDIR=str(elsewhere))
-    try:
+    with serving(throwaway, XDG_RUNTIME_DIR=runtime, TMPDIR=str(elsewhere)) as process:
         done = throwaway.run(
             f"""
             from throwaway_patches import *
@@ -569,20 +547,13 @@ def test_a_server_is_seen_from_a_shell_that_names_no_folder(
             XDG_RUNTIME_DIR=None,
         )
         assert done.stdout == f"[{process.pid}]\n"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Throwaway) -> None:
     (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").mkdir(mode=0o777)
     (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").chmod(0o777)
-    process = start(throwaway)
-    try:
+    with serving(throwaway) as process:
         assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_records_of_another_pid_namespace_are_neither_shown_nor_removed(
@@ -621,8 +592,7 @@ def test_a_sweep_of_many_records_takes_little_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
 def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    try:
+    with serving(throwaway) as process:
         folder = throwaway.runtime / "sglang-perf-patches"
         (before,) = written(folder)
         done = subprocess.run(
@@ -637,20 +607,14 @@ def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway)
         assert json.loads(done.stdout) == {"processes": [], "servers": []}
         assert written(folder) == [before]
         assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_record_that_cannot_be_written_is_said_once(throwaway: Throwaway, tmp_path: Path) -> None:
     (throwaway.runtime / "sglang-perf-patches").write_text("a file, not a folder")
     log = tmp_path / "log"
-    with log.open("w") as file:
-        process = start(throwaway, stderr=file)
+    with log.open("w") as file, serving(throwaway, stderr=file) as process:
         wait_for(lambda: "`status` will not show" in log.read_text())
         time.sleep(3)  # for a line too many
-        process.kill()
-        process.communicate()
     ours = [line for line in log.read_text().splitlines() if "`status` will not show" in line]
     assert len(ours) == 1, log.read_text()
     assert ours[0].startswith("WARNING:sglang_perf_patches:")
@@ -713,7 +677,13 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
     try:
         assert server.stdout
         assert server.stdout.readline() == "up\n"
-        wait_for(lambda: any(states(each)["one.step"][1] for each in processes(throwaway)))
+        # A rank is named after its record is made; the next tick writes the name.
+        wait_for(
+            lambda: (
+                any(states(each)["one.step"][1] for each in (found := processes(throwaway)))
+                and sum(str(each["role"]).startswith("scheduler") for each in found) == 4
+            )
+        )
         text = status(throwaway)[1]
         lines = text.splitlines()
         assert lines[0] == (
@@ -839,8 +809,7 @@ def test_a_server_logs_what_is_gated_once_by_its_cause(throwaway: Throwaway) -> 
 
 
 def test_status_where_all_but_the_runtime_folder_is_read_only(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    try:
+    with serving(throwaway) as process:
         done = throwaway.run(
             """
             import resource
@@ -852,6 +821,3 @@ def test_status_where_all_but_the_runtime_folder_is_read_only(throwaway: Throwaw
             """
         )
         assert done.stdout == f"[{process.pid}]\n"
-    finally:
-        process.kill()
-        process.communicate()

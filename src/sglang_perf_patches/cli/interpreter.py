@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import entry_point
+from .ask.command import CommandError, take_front
 
 _LIMIT_S = 60
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
@@ -39,17 +40,18 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     """The first words of a command, up to its Python and the options of that.
 
     Args:
-        command: ``python …`` or the script ``sglang``; also after ``env`` or our ``run``.
+        command: ``python …`` or the script ``sglang``; also after what `take_front` knows.
         path: where programs are looked for; None means PATH.
 
     Returns:
         words that start that Python if ``-c SCRIPT`` follows; empty if it can't be told.
     """
     words = list(command)
-    before: list[str] = []
-    while taken := _taken(words):
-        before += taken
-        words = words[len(taken) :]
+    try:
+        take_front(words, {})
+    except CommandError:
+        return []
+    before = list(command[: len(command) - len(words)])
     if not words or (program := shutil.which(words[0], path=path)) is None:
         return []
     if _PYTHON.fullmatch(os.path.basename(words[0])):
@@ -97,24 +99,6 @@ def obstacle(
             "server's command"
         )
     return ""
-
-
-def _taken(words: Sequence[str]) -> Sequence[str]:
-    """``env`` or our ``run`` at the start, with what belongs to it; nothing for another word."""
-    name = os.path.basename(words[0]) if words else ""
-    if name == "sglang-perf-patches" and words[1:2] == ["run"]:
-        return words[:2]
-    if words[1:4] == ["-m", "sglang_perf_patches", "run"]:
-        return words[:4]
-    at = 1
-    while name == "env" and at < len(words):
-        if words[at] in {"-u", "--unset"}:
-            at += 2
-        elif words[at] in {"-", "-i", "--ignore-environment"} or "=" in words[at]:
-            at += 1
-        else:
-            return words if words[at].startswith("-") else words[:at]
-    return words if name == "env" else ()
 
 
 def _options(words: Sequence[str]) -> list[str]:

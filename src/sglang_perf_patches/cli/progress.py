@@ -5,29 +5,33 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 _TICK_S = 1.0
 
 
 class Progress:
-    """A line that is rewritten on a terminal; elsewhere one line for each step."""
+    """On a terminal a line that is rewritten, within a context; elsewhere a line for each step."""
 
-    def __init__(self, total: int, *, in_lines: bool = False) -> None:
-        """Nothing is done yet.
-
-        Args:
-            total: how many steps there are.
-            in_lines: whether a terminal gets lines too, because others write to it meanwhile.
-        """
-        self._total = total
-        self._number = 0
-        self._what = ""
+    def __init__(self, total: int) -> None:
+        """Nothing is done yet of so many steps."""
+        self._total, self._number, self._what, self._shown = total, 0, "", 0
         self._began = time.monotonic()
-        self._is_live = sys.stderr.isatty() and not in_lines
-        self._lock = threading.Lock()
-        self._shown = 0
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._ticking = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Progress:
+        """Keep the line's seconds up to date."""
+        self._is_live = sys.stderr.isatty()
+        if self._is_live:
+            self._ticking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the line away."""
+        self._over.set()
+        if self._is_live:
+            self._ticking.join()
+        self.clear()
 
     def step(self, what: str) -> None:
         """The next step begins."""
@@ -52,24 +56,7 @@ class Progress:
             print(f"\r{text.ljust(self._shown)}", end="", file=sys.stderr, flush=True)
             self._shown = len(text)
 
-    def _tick(self, over: threading.Event) -> None:
-        while not over.wait(_TICK_S):
+    def _tick(self) -> None:
+        while not self._over.wait(_TICK_S):
             if self._what:
                 self._draw()
-
-
-@contextmanager
-def progress(total: int, *, in_lines: bool = False) -> Iterator[Progress]:
-    """Progress within the context; a line that is rewritten disappears at its end."""
-    shown = Progress(total, in_lines=in_lines)
-    over = threading.Event()
-    thread = threading.Thread(target=shown._tick, args=(over,), daemon=True)
-    if shown._is_live:
-        thread.start()
-    try:
-        yield shown
-    finally:
-        over.set()
-        if shown._is_live:
-            thread.join()
-        shown.clear()

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
-_CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
+_CODES = {"green": "32", "yellow": "33", "red": "31"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 _PAGE = 96
 _LABEL = 12  # characters of a heading that stands in front of each cell; below a longer one, none

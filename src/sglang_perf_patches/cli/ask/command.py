@@ -30,13 +30,11 @@ class Asked:
         arguments: what the server parses.
         environment: of the server.
         under_run: whether `sglang-perf-patches run` starts it.
-        program: the Python or the ``sglang`` that it names.
     """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     under_run: bool
-    program: str
 
 
 def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
@@ -49,35 +47,55 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
     Raises:
         CommandError: it starts no sglang server, or hides it behind something unknown.
     """
-    variables, under_run = dict(environment), False
-    words = list(command)
+    variables, words = dict(environment), list(command)
+    under_run = take_front(words, variables)
+    if not words:
+        raise CommandError(f"a command is missing after --: give {_FORMS}")
+    word, *rest = words
+    name = os.path.basename(word)
+    if name == "sglang" and rest[:1] == ["serve"]:
+        return Asked(_of_serve(rest[1:]), variables, under_run)
+    if not _PYTHON.fullmatch(name):
+        raise CommandError(f"can't look behind `{word}`: give {_FORMS} after --")
+    module, rest = _python(rest)
+    if module not in _LAUNCHERS:
+        raise CommandError(f"`{' '.join(command)}` starts no sglang server: give {_FORMS}")
+    return Asked(tuple(rest), variables, under_run)
+
+
+def take_front(words: list[str], variables: dict[str, str]) -> bool:
+    """Take off what stands before the program: assignments, ``env``, ``nohup``, our ``run``.
+
+    Args:
+        words: of a command; the program is the first one left.
+        variables: of the environment, which it changes.
+
+    Returns:
+        whether our ``run`` was among it.
+
+    Raises:
+        CommandError: an option of ``env`` is unknown.
+    """
+    under_run = False
     while words:
-        word = words.pop(0)
-        name = os.path.basename(word)
-        if _ASSIGNMENT.match(word):
-            variable, _, value = word.partition("=")
+        name = os.path.basename(words[0])
+        module, rest = _python(words[1:]) if _PYTHON.fullmatch(name) else (name, words[1:])
+        if _ASSIGNMENT.match(words[0]):
+            variable, _, value = words.pop(0).partition("=")
             variables[variable] = value
         elif name == "env":
+            del words[0]
             _read_env(words, variables)
-        elif name in _OURS and words[:1] == ["run"]:
-            under_run = _skip_run(words)
+        elif module in _OURS and rest[:1] == ["run"]:
+            words[:] = rest[2 if rest[1:2] == ["--"] else 1 :]
+            under_run = True
         elif name in _TRANSPARENT:
+            del words[0]
             while words and not _is_head(words[0]):
-                words.pop(0)
-        elif name == "sglang" and words[:1] == ["serve"]:
-            return Asked(_of_serve(words[1:]), variables, under_run, word)
-        elif _PYTHON.fullmatch(name):
-            module, rest = _python(words)
-            if module in _OURS and rest[:1] == ["run"]:
-                words = rest
-                under_run = _skip_run(words)
-            elif module in _LAUNCHERS:
-                return Asked(tuple(rest), variables, under_run, word)
-            else:
-                raise CommandError(f"`{' '.join(command)}` starts no sglang server: give {_FORMS}")
+                del words[0]
         else:
-            raise CommandError(f"can't look behind `{word}`: give {_FORMS} after --")
-    raise CommandError(f"a command is missing after --: give {_FORMS}")
+            break
+    return under_run
 
 
 def _is_head(word: str) -> bool:
@@ -100,11 +118,6 @@ def _read_env(words: list[str], variables: dict[str, str]) -> None:
             return
         else:
             raise CommandError(f"`env {option}` is not understood here: leave it out")
-
-
-def _skip_run(words: list[str]) -> bool:
-    del words[: 2 if words[1:2] == ["--"] else 1]
-    return True
 
 
 def _python(words: Sequence[str]) -> tuple[str, list[str]]:

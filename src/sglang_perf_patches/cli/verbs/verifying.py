@@ -15,7 +15,7 @@ from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
 from ...verify import runner as verify
 from .. import render
-from ..progress import progress
+from ..progress import Progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     for outcome in plan.known:
         take(outcome)
-    with progress(len(plan.cases)) as shown:
+    with Progress(len(plan.cases)) as shown:
         waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
         if waiting:
             shown.step(waiting.pop(0))

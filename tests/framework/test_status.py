@@ -677,13 +677,14 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
     try:
         assert server.stdout
         assert server.stdout.readline() == "up\n"
-        # A rank is named after its record is made; the next tick writes the name.
-        wait_for(
-            lambda: (
-                any(states(each)["one.step"][1] for each in (found := processes(throwaway)))
-                and sum(str(each["role"]).startswith("scheduler") for each in found) == 4
-            )
-        )
+
+        def are_named() -> bool:
+            """A rank is named after its record is made; the next tick writes the name."""
+            found = processes(throwaway)
+            named = [each for each in found if str(each["role"]).startswith("scheduler")]
+            return len(named) == 4 and any(states(each)["one.step"][1] for each in named)
+
+        wait_for(are_named)
         text = status(throwaway)[1]
         lines = text.splitlines()
         assert lines[0] == (

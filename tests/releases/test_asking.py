@@ -129,8 +129,10 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
         "gated",
         "the GPU is not a Hopper (H100, H200), and it was not proven with that",
     )
-    data = asked("0.5.23", "H200", command, "--tp-size=2")
-    assert data["states"][graph][1].startswith("tensor parallelism is on (--tp-size)")
+    data = asked("0.5.23", "H200", command, "--enable-mixed-chunk")
+    assert data["states"][graph][1].startswith(
+        "prefills are mixed with decodes (--enable-mixed-chunk)"
+    )
     short = next(each["short"] for each in data["patches"] if each["id"] == graph)
     assert short["gain"]
     assert short["cost"]

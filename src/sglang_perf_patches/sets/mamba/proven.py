@@ -15,3 +15,5 @@ TEXT = {"multimodal": "tests/mamba/qwen_jobs.py: replies"}
 come; these patches read lengths, slots and states, and nothing of an image."""
 RANKS = {"tensor-parallel": "tests/mamba/qwen_rank.py: main"}
 """Two processes that meet over gloo."""
+DRAFTS = {"eagle": "tests/mamba/qwen_spec_jobs.py: replies"}
+"""NEXTN, with the model's own draft layer, whose worker stays stock's."""

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL, RANKS, TEXT
+from ..proven import ALL, DRAFTS, RANKS, TEXT
 from ..references import (
     ATTENTION,
     BASE,
@@ -35,6 +35,7 @@ PATCH = Patch(
     proven_with={
         **{name: "verify" for name in (*ALL, "hierarchical-cache") if name != "other-gpu"},
         **RANKS,
+        **DRAFTS,
         **TEXT,
     },
     summary="capture gated-delta-net layers in the breakable prefill graph",

@@ -548,7 +548,7 @@ def main_path(
         env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -8,7 +8,7 @@ from throwaway import Throwaway
 HEAD = """
 import faulthandler, os, signal, threading, warnings
 warnings.simplefilter("ignore")
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(500, exit=True)
 from throwaway_patches import *
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
@@ -16,7 +16,7 @@ from sglang_perf_patches.live import engine
 def forked(does):
     child = os.fork()
     if not child:
-        signal.alarm(20)       # ends it where it hangs
+        signal.alarm(200)      # ends it where it hangs
         try:
             does()
         except BaseException:
@@ -48,7 +48,7 @@ BODIES = {"the body": install, "what the body makes": make}
 import sglang.srt.a as a
 thread = threading.Thread(target=ours.activate, args=("all",))
 thread.start()
-assert meeting.begun.wait(30)
+assert meeting.begun.wait(200)
 """
 
 
@@ -59,7 +59,7 @@ def slow(throwaway: Throwaway) -> Throwaway:
         "meeting.py", "import threading\nbegun, go_on = threading.Event(), threading.Event()\n"
     )
     throwaway.put(
-        "slow_install.py", "import meeting\nmeeting.begun.set()\nmeeting.go_on.wait(30)\n"
+        "slow_install.py", "import meeting\nmeeting.begun.set()\nmeeting.go_on.wait(200)\n"
     )
     return throwaway
 
@@ -75,7 +75,7 @@ def does():
     assert a.Worker().step(1) == 102
 threading.Timer(0.2, meeting.go_on.set).start()
 forked(does)
-thread.join(30)
+thread.join(200)
 assert a.Worker().step(1) == 102
 """
     )
@@ -96,7 +96,7 @@ def does():
     assert a.Worker().step(1) == 2
 forked(does)
 meeting.go_on.set()
-thread.join(30)
+thread.join(200)
 assert ours.activate().of("one.step").state == "live" and a.Worker().step(1) == 102
 """
     )
@@ -114,19 +114,19 @@ judging, go_on = threading.Event(), threading.Event()
 judge_each = engine.judge_each
 def slow(*args, **more):
     judging.set()
-    assert go_on.wait(30)
+    assert go_on.wait(200)
     return judge_each(*args, **more)
 engine.judge_each, engine._FORK_S = slow, 0.2
 thread = threading.Thread(target=ours.activate, args=("all",))
 thread.start()
-assert judging.wait(30)
+assert judging.wait(200)
 def does():
     go_on.set()
     assert ours.activate("all").of("one.step").state == "live"
     assert a.Worker().step(1) == 102
 forked(does)
 go_on.set()
-thread.join(30)
+thread.join(200)
 assert a.Worker().step(1) == 102
 """
     )

@@ -123,7 +123,7 @@ def started(
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -30,7 +30,7 @@ throwaway_installs.holding = holding
 holds = declare("one.holds", install="holding", targets=(f"{A}:Worker.step",))
 
 def wait_for(what):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not what():
         assert time.monotonic() < deadline, engine.report()
         time.sleep(0.05)
@@ -83,7 +83,7 @@ assert a.Worker().step(1) == 102
 held.clear()
 wait_for(lambda: engine.report().of("one.holds").state == "conflict")
 assert a.Worker().step(1) == 2 and b.Caller().call(1) == -1
-time.sleep(0.5)      # the thread that took it off logs it
+wait_for_threads()
 """
     )
     assert done.stderr.count("one.holds is conflict") == 1

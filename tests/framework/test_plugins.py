@@ -139,8 +139,8 @@ assert b.Caller().call(1) in (-1, -2, 2)
 assert b.use(3) == 1006
 ours.deactivate()
 assert a.Worker().step(1) in (-1, -2) and b.use(3) == 6
-import time
-time.sleep(0.3)  # the record's thread, which may have taken a line to log it, ends with the process
+from throwaway_patches import wait_for_threads
+wait_for_threads()
 """,
         PYTHONPATH=path(with_loader, plugin, order),
     )

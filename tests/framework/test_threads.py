@@ -7,7 +7,7 @@ from throwaway import Throwaway
 
 SCRIPT = """
 import faulthandler, sys, threading
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(500, exit=True)
 from throwaway_patches import *
 import sglang_perf_patches as ours
 import meeting
@@ -31,9 +31,9 @@ def other():
 
 thread = threading.Thread(target=other)
 thread.start()
-assert meeting.c_is_executing.wait(30)
+assert meeting.c_is_executing.wait(200)
 import sglang.srt.a as a       # goes live, for which code is imported that imports c
-thread.join(30)
+thread.join(200)
 assert not thread.is_alive()
 import sglang.srt.c as c
 assert {s.state for s in ours.activate().patches} == {"live"}, ours.activate()
@@ -49,7 +49,7 @@ c_is_executing, install_is_running = threading.Event(), threading.Event()
 C = """
 import meeting
 meeting.c_is_executing.set()
-assert meeting.install_is_running.wait(30)
+assert meeting.install_is_running.wait(200)
 import time
 time.sleep(0.5)        # until the other thread waits for this import
 def f():
@@ -112,7 +112,7 @@ def test_many_threads_import_and_activate_at_once(throwaway: Throwaway) -> None:
 
 LATE = """
 import faulthandler, threading
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(500, exit=True)
 from throwaway_patches import *
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import activation, engine
@@ -132,7 +132,7 @@ import sglang.srt.a
 Entry._attempt = slow
 ticks = threading.Thread(target=ours.activate, name="ticks", daemon=True)
 ticks.start()
-assert looked.wait(30)
+assert looked.wait(200)
 """
 
 
@@ -141,11 +141,11 @@ def test_a_thread_that_looked_too_early_does_not_keep_a_failure_back(throwaway: 
     done = throwaway.run(
         LATE
         + """
-activation._OTHER_THREAD_S = 30
+activation._OTHER_THREAD_S = 200
 import sglang.srt.b
 (state,) = engine.report().patches
 assert state.state == "failed", state
-ticks.join(30)
+ticks.join(200)
 """
     )
     assert done.stderr.count("two.bad is failed") == 1
@@ -154,13 +154,13 @@ ticks.join(30)
 def test_a_thread_that_waits_for_the_import_does_not_stop_it(throwaway: Throwaway) -> None:
     """The attempt that can't end before the import has returned looks again, and decides."""
     done = throwaway.run(
-        LATE.replace("imported.wait(0.5)", "imported.wait(30)")
+        LATE.replace("imported.wait(0.5)", "imported.wait(200)")
         + """
 import sglang.srt.b
 (state,) = engine.report().patches
 assert state.state == "pending", state
 imported.set()
-ticks.join(30)
+ticks.join(200)
 (state,) = engine.report().patches
 assert state.state == "failed", state
 """

@@ -88,6 +88,17 @@ def look_nowhere_else():
     records._RUN = records._TEMPORARY = "/nowhere"
 
 
+def wait_for_threads():
+    """Until no other thread does requests, so that each has logged what came of its own."""
+    import time
+
+    from sglang_perf_patches.live.board import runs_elsewhere
+    from sglang_perf_patches.live.executor import Executor
+
+    while runs_elsewhere([Executor.go_on.__code__]):
+        time.sleep(0.01)
+
+
 def use(*patches, tree=None):
     """Make these the only patches, known as the tree (the installed one) has them."""
     tree = tree or source.Tree(source.find_installed())

@@ -286,29 +286,6 @@ assert a.Worker().step(1) == 2
     assert "one.gated" not in done.stderr
 
 
-def test_superseded_until_the_better_one_fails(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
-import sglang.srt.a as a
-old = declare("one.old", install="step", targets=(f"{A}:Worker.step",), superseded_by=("one.ten",))
-use(old, TEN)
-report = ours.activate("all")
-assert [s.state for s in report.patches] == ["superseded", "live"], report
-assert a.Worker().step(1) == 20
-ours.deactivate()
-use(old, declare("one.ten", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
-import sglang.srt.b
-report = ours.activate("all")
-assert [s.state for s in report.patches] == ["live", "failed"], report
-assert a.Worker().step(1) == 102
-ours.deactivate()
-use(old, TEN)
-assert [s.state for s in ours.activate("one.old").patches] == ["live", "off"]
-"""
-    )
-
-
 def test_live_while_a_dependency_is_still_being_executed(throwaway: Throwaway) -> None:
     """As sglang's eagle worker does: its import brings the modules that depend on it."""
     throwaway.put(
@@ -467,18 +444,5 @@ for patches in ((bad, needing), (needing, bad)):
     assert "needs one.bad" in report.of("two.helper").reason
     assert a.helper(1) == 1 and a.Worker().step(1) == 2
     ours.deactivate()
-"""
-    )
-
-
-def test_superseded_until_the_better_one_is_gated(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
-import sglang.srt.a as a
-old = declare("one.old", install="step", targets=(f"{A}:Worker.step",), superseded_by=("one.new",))
-use(old, declare("one.new", install="gates", targets=(f"{A}:Worker.step",)))
-assert [s.state for s in ours.activate("all").patches] == ["live", "gated"]
-assert a.Worker().step(1) == 102
 """
     )

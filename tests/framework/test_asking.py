@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.cli.ask import answer, command, gpus
-from sglang_perf_patches.judge.verdict import Verdict
-from sglang_perf_patches.model.feature import Setup
-from sglang_perf_patches.model.patch import Patch
-from sglang_perf_patches.model.selection import parse
+from sglang_perf_patches.cli.ask import command, gpus
 
 LAUNCH = ("python", "-m", "sglang.launch_server")
 
@@ -271,18 +267,3 @@ def test_the_gpus_here_are_what_the_driver_lists(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert gpus.here() == expected
-
-
-def test_a_patch_above_supersedes_only_while_it_is_live() -> None:
-    above = Patch(id="one.above", summary="", proven_with={})
-    below = Patch(id="one.below", summary="", superseded_by=("one.above",), proven_with={"x": "a"})
-    patches = {each.id: each for each in (below, above)}
-    verdicts = [Verdict(each, "applies", "") for each in patches.values()]
-
-    def states(setup: Setup, chosen: str = "all") -> list[str]:
-        found = answer.fates(parse(chosen, patches), verdicts, setup)
-        return [each.state for each in found]
-
-    assert states(Setup({}, {})) == ["superseded", "live"]
-    assert states(Setup({"x": "x is on"}, {})) == ["live", "gated"]
-    assert states(Setup({}, {}), "one.below") == ["live", "off"]

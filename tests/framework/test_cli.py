@@ -124,31 +124,6 @@ def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path
     assert not any("--all" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("selection", "word"),
-    [
-        ("all", "superseded"),
-        ("one.step", "ready"),
-        ("-one.step", "off (not chosen)"),
-        ("all,-one.ten", "ready"),
-    ],
-)
-def test_what_another_patch_does_is_superseded(
-    throwaway: Throwaway, selection: str, word: str
-) -> None:
-    throwaway.put(
-        "sitecustomize.py",
-        "import throwaway_patches as t\n"
-        "from dataclasses import replace\n"
-        "t.use(replace(t.STEP, superseded_by=('one.ten',)), t.TEN)\n",
-    )
-    lines = command(throwaway, "list", SGLANG_PERF_PATCHES=selection).stdout.splitlines()
-    (line,) = [line for line in lines if line.startswith("one.step  ")]
-    assert line.split(maxsplit=1)[1].startswith(f"{word}  ")
-    sentence = "one.step is superseded: one.ten does its work and more"
-    assert (sentence in lines) == (word == "superseded")
-
-
 def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
     throwaway.put(
         "sitecustomize.py",

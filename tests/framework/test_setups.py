@@ -366,20 +366,6 @@ assert state("two.both")[0] == "gated" and "one.step" in state("two.both")[1]
     )
 
 
-def test_where_a_patch_is_gated_a_simpler_one_stands_in(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
-import sglang.srt.a as a, sglang.srt.server_args as arguments
-use(proven(dataclasses.replace(TEN, superseded_by=("one.step",)), "lora"), proven(STEP))
-ours.activate("all")
-assert state("one.ten")[0] == "superseded" and a.Worker().step(1) == 102
-arguments.publish(arguments.ServerArgs(enable_lora=True))
-assert state("one.ten") == ("live", "") and a.Worker().step(1) == 20
-"""
-    )
-
-
 def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
     """Not gated either, though it was not proven with what is on."""
     server.run(

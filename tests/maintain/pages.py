@@ -201,9 +201,8 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
     has = ", ".join(filter(None, [where, patch.upstream_note]))
     text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."
-    for title, ids in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
-        if ids:
-            text += f" {title} {', '.join(f'`{id}`' for id in ids)}."
+    if patch.requires:
+        text += f" Needs {', '.join(f'`{id}`' for id in patch.requires)}."
     files = dict.fromkeys(variant.install.partition(":")[0] for variant in patch.variants)
     here = Path(file(patch.id)).parent.as_posix()
     names = [posixpath.relpath(f"src/{module.replace('.', '/')}.py", here) for module in files]

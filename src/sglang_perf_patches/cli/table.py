@@ -7,14 +7,8 @@ from collections.abc import Iterable, Sequence
 from ..model.selection import TROUBLE
 from . import page, render
 
-READY, LIVE, OFF, OPT_IN, SUPERSEDED = (
-    "ready",
-    "live",
-    "off (not chosen)",
-    "off (opt-in)",
-    "superseded",
-)
-_FIRST = (LIVE, READY, "gated", "refused", SUPERSEDED, "off", OFF, OPT_IN)
+READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
+_FIRST = (LIVE, READY, "gated", "refused", "off", OFF, OPT_IN)
 COLOURS = {
     **dict.fromkeys((LIVE, READY), "green"),
     **dict.fromkeys(TROUBLE, "red"),

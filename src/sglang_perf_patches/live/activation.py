@@ -30,7 +30,7 @@ from .compiled import Compiled
 from .entry import Entry, around
 from .executor import Executor
 from .imports import Imports, Watched
-from .member import WAITING, WORKING, Notices, Roster
+from .member import WORKING, Notices, Roster
 from .published import Gatekeeper
 from .removal import Removal
 from .verifier import Verifier
@@ -236,7 +236,7 @@ class Activation:
 
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
-        working = [member for member in self._roster if member.state in WAITING | WORKING]
+        working = [member for member in self._roster if member.state in WORKING]
         if self.over or not working:
             return
         names = [name for member in working for name in member.variant.modules()]

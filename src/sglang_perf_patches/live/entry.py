@@ -20,7 +20,7 @@ from ..model.patching import Gated, Make
 from ..model.state import RunFlag
 from .executor import Executor
 from .imports import Imports, is_loaded
-from .member import SERVING, WAITING, Drain, Member, Notices, Roster
+from .member import SERVING, Drain, Member, Notices, Roster
 from .published import Gatekeeper
 from .removal import Removal
 from .swap import Layer
@@ -49,23 +49,15 @@ class Entry:
 
     def advance(self) -> None:
         """Put live what can be by now."""
-        before = None
-        while not self._roster.over and before != (before := [each.state for each in self._roster]):
-            # Repeat after a change: if a patch fails, one that it superseded may replace it.
-            for member in self._roster:
-                if not self._roster.over and member.state in WAITING and member.end is None:
-                    self._attempt(member)
+        for member in self._roster:
+            if not self._roster.over and member.state == "pending" and member.end is None:
+                self._attempt(member)
 
     def _attempt(self, member: Member) -> None:
         """Advance a waiting patch as far as possible now."""
         if self._roster.is_on(member):  # the thread that put it live did not come to say so
             self._notices.set_status(member, "live", "")
             return
-        for better in member.patch.superseded_by:
-            if self._roster[better].state in {"live", "pending"}:
-                reason = f"{better} does its work and more"
-                self._notices.set_status(member, "superseded", reason)
-                return
         missing = [name for name in member.variant.modules() if not self._imports.is_ready(name)]
         if missing:
             self._notices.set_status(member, "pending", f"{missing[0]} is not imported yet")

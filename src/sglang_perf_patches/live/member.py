@@ -22,9 +22,8 @@ from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
 
-WAITING = frozenset({"pending", "superseded"})
 WORKING = frozenset({"live", "pending", "gated", "not needed"})
-SERVING = frozenset({"live", "pending", "built-in", "superseded", "gated", "not needed"})
+SERVING = frozenset({"live", "pending", "built-in", "gated", "not needed"})
 """States that satisfy a requirement."""
 
 

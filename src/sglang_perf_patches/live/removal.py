@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..model.state import State
-from .member import WAITING, WORKING, Member, Notices, Roster, why_it_stays, with_dependents
+from .member import WORKING, Member, Notices, Roster, why_it_stays, with_dependents
 
 _RULED = frozenset({"gated", "not needed"})
 """States that are no fault of a patch."""
@@ -46,7 +46,7 @@ class Removal:
         for member in self._roster:
             if self._roster.is_on(member):
                 member.end = (state, reason)
-            elif member.end is None and member.state in WAITING | WORKING:
+            elif member.end is None and member.state in WORKING:
                 member.forget()
                 self._notices.set_status(member, state, reason)
 

@@ -111,8 +111,6 @@ class Patch:
         absent_because: why there is nothing to do where no anchor is found.
         variants: bodies of ours, each for its releases.
         requires: ids that must be chosen too, and apply or be built in.
-        superseded_by: ids of patches that do this one's work and more; where one of them is
-            live, this one stays out.
         proven_with: feature of a server (see `model.setups`) → the check that plays the patch with
             it. With any other feature on the patch is gated. None: no server gates it.
         only_with: what the patch is for (see `model.uses`). On a server that is known to
@@ -131,7 +129,6 @@ class Patch:
     absent_because: str = "the code that it would change is not there"
     variants: tuple[Variant, ...] = ()
     requires: tuple[str, ...] = ()
-    superseded_by: tuple[str, ...] = ()
     proven_with: Mapping[str, str] | None = None
     only_with: tuple[str, ...] = ()
 

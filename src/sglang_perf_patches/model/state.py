@@ -10,7 +10,6 @@ State = Literal[
     "live",
     "pending",
     "off",
-    "superseded",
     "gated",
     "not needed",
     "conflict",

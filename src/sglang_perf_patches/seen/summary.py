@@ -16,7 +16,6 @@ _STRONGEST_FIRST = (
     "not needed",
     "live",
     "pending",
-    "superseded",
     "built-in",
     "absent",
     "off",

@@ -20,7 +20,7 @@ from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
 from ...model.selection import Selection
-from ..table import LIVE, OPT_IN, SUPERSEDED
+from ..table import LIVE, OPT_IN
 from . import QUICKLY, WHOLLY
 from .command import Asked
 from .gpus import Gpu
@@ -121,10 +121,6 @@ def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> li
             else:
                 found.append(Fate(name, state, reason))
             continue
-        above = [each for each in patch.superseded_by if each in selection.ids]
-        above = [each for each in above if ruled[each][0] == LIVE]
-        if state == LIVE and above:
-            state, reason = SUPERSEDED, f"{above[0]} does its work and more"
         found.append(Fate(name, state, reason))
     return found
 

@@ -19,11 +19,11 @@ from ...model.selection import Selection
 from .. import entry_point, page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
-from ..table import LIVE, OPT_IN, SUPERSEDED, of_patches
+from ..table import LIVE, OPT_IN, of_patches
 from . import judged, selected, tree_at
 
 _SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
-_ORDER = (*_SHOWN, SUPERSEDED, "not needed", "built-in", "absent")
+_ORDER = (*_SHOWN, "not needed", "built-in", "absent")
 HELP = (
     "Put the command of a server after -- to see what each patch will do in it. Its release "
     "resolves the command; nothing is started, and no GPU is needed."

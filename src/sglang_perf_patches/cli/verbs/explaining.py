@@ -138,7 +138,6 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
         "goes_when": written.goes,
         "requires": list(patch.requires),
         "proven_with": dict(patch.proven_with or {}),
-        "superseded_by": list(patch.superseded_by),
         "definitions": [
             {"reference": reference, "role": role, "file": str(file or ""), "line": line}
             for reference, role, file, line in _places(tree, judged)
@@ -157,10 +156,9 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
         f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(selection, patch)}",
         *_said(patch, judged.variant.note if judged.variant else ""),
     ]
-    for title, names in (("Needs", patch.requires), ("Superseded by", patch.superseded_by)):
-        if names:
-            here = (f"{name} ({word[name]} here)" for name in names)
-            parts.append(f"{title}: {', '.join(here)}")
+    if patch.requires:
+        here = (f"{name} ({word[name]} here)" for name in patch.requires)
+        parts.append(f"Needs: {', '.join(here)}")
     places = [
         [f"  {role}", reference, _shortened(file, line, tree)]
         for reference, role, file, line in _places(tree, judged)

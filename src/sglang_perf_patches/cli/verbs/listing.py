@@ -15,7 +15,7 @@ from ...judge.source import TreeError
 from ...judge.verdict import Verdict
 from ...model.selection import Selection
 from .. import entry_point, machine, page, render
-from ..table import OFF, OPT_IN, READY, SUPERSEDED, of_patches
+from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
@@ -24,8 +24,8 @@ PARSER: dict[str, Any] = {
 }
 
 REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
-_COUNTED = (READY, REFUSED, "off", SUPERSEDED, NEEDS, BUILT_IN, ABSENT)
-_CONCERN = {READY, REFUSED, OFF, OPT_IN, SUPERSEDED}
+_COUNTED = (READY, REFUSED, "off", NEEDS, BUILT_IN, ABSENT)
+_CONCERN = {READY, REFUSED, OFF, OPT_IN}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -88,10 +88,7 @@ def prospects(
         is_here: whether the tree is the installed one, so that this machine counts too.
     """
     all_of_them = list(verdicts)
-    applying = {one.patch.id for one in all_of_them if one.word == "applies"}
-    return {
-        one.patch.id: _prospect(one, selection, applying, is_here=is_here) for one in all_of_them
-    }
+    return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in all_of_them}
 
 
 def table(
@@ -118,9 +115,7 @@ def table(
     return of_patches(rows, *more, where=where)
 
 
-def _prospect(
-    judged: Verdict, selection: Selection, applying: set[str], *, is_here: bool
-) -> tuple[str, str]:
+def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
     patch = judged.patch
     if judged.word == "built-in":
         return BUILT_IN, judged.reason
@@ -133,13 +128,6 @@ def _prospect(
         return (OFF if patch.is_default else OPT_IN), patch.summary
     if judged.word == "refused":
         return REFUSED, judged.reason
-    above = [
-        patch_id
-        for patch_id in patch.superseded_by
-        if patch_id in applying and patch_id in selection.ids
-    ]
-    if above:
-        return SUPERSEDED, f"{above[0]} does its work and more"
     if lacking:
         return f"{NEEDS} {lacking[0]}", patch.summary
     return READY, patch.summary
@@ -167,7 +155,7 @@ def _text(
         parts += [
             f"{patch_id} is {word}: {why}"
             for patch_id, (word, why) in by_patch.items()
-            if word in {REFUSED, SUPERSEDED}
+            if word == REFUSED
         ]
     more = len(verdicts) - len(shown)
     parts.append(

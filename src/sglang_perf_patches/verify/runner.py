@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args
@@ -83,14 +84,20 @@ def plan(judged: Sequence[Verdict]) -> Plan:
 
 
 def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
-    """Compare with stock, case by case.
+    """Compare with stock, case by case. Each set has its own process, and all start at once.
 
     Args:
         cases: of a `plan`.
         limit_s: seconds that the cases of one set may take.
     """
-    for _, together in groupby(cases, key=_set_of):
-        yield from _in_child(list(together), limit_s)
+    with ExitStack() as stack:
+        started = []
+        for together in (list(of_set) for _, of_set in groupby(cases, key=_set_of)):
+            words = [case.patch for case in together]
+            child = worker.Child(f"{__package__}.child", words, limit_s=limit_s)
+            started.append((together, stack.enter_context(child)))
+        for together, child in started:
+            yield from _of_child(together, child)
 
 
 def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
@@ -124,18 +131,15 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _in_child(together: Sequence[Case], limit_s: float) -> Iterator[Outcome]:
-    """Run the cases of a set in their own process, away from other sets' arguments."""
+def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome]:
+    """What a process tells of its cases, and why it tells nothing of the others."""
     waiting = list(together)
-    words = [case.patch for case in together]
-    with worker.Child(f"{__package__}.child", words, limit_s=limit_s) as child:
-        for data in child:
-            case = next(case for case in waiting if case.patch == data["patch"])
-            waiting.remove(case)
-            yield from _outcomes(case, data)
-        why = child.why_it_ended()
+    for data in child:
+        case = next(case for case in waiting if case.patch == data["patch"])
+        waiting.remove(case)
+        yield from _outcomes(case, data)
     for case in waiting:
-        yield Outcome(case.patch, "failed", why, case.device)
+        yield Outcome(case.patch, "failed", child.why_it_ended(), case.device)
 
 
 def _outcomes(case: Case, data: dict[str, Any]) -> Iterator[Outcome]:

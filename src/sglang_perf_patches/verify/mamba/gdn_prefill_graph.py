@@ -8,6 +8,7 @@ hold by then: no Python of a layer.
 from __future__ import annotations
 
 import gc
+import importlib
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,10 +20,11 @@ import torch
 
 from ...sets.mamba.gdn_prefill_graph import kernel_break
 from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
-from .. import Inputs, stock
+from .. import Inputs, Missing, stock
 from ..comparing import some
 from .cases import Batch, Request, draw
 from .play import Play, Played, alike, gdn, plain
+from .rig import ATTENTION
 from .runner import Runner
 
 PATCH = "mamba.gdn-prefill-graph"
@@ -138,7 +140,8 @@ class Captured:
         Args:
             play: of the rig.
             kernel: in place of the rig's own, at which graphs break.
-            stays: tells of a number of requests whether `kernel` may update their states in place.
+            stays: in place of the patch's own knowledge whether `kernel` may update the states of
+                a number of requests in place.
         """
         self.play = play
         self.kernel = kernel
@@ -160,10 +163,9 @@ class Captured:
             ]
             if self.kernel is not None:
                 dispatcher = backend.kernel_dispatcher
-                patches += [
-                    mock.patch.object(dispatcher, "extend_kernel", self.kernel),
-                    mock.patch.object(kernel_break, "stays", return_value=self.stays),
-                ]
+                patches.append(mock.patch.object(dispatcher, "extend_kernel", self.kernel))
+            if self.stays is not None:
+                patches.append(mock.patch.object(kernel_break, "stays", return_value=self.stays))
             for patch in patches:
                 stack.enter_context(patch)
             played = self._replayed(wanted, is_patched)
@@ -242,4 +244,16 @@ def replays(inputs: Inputs) -> int:
     )
 
 
-CHECKS = {"replays": replays}
+def replays_with_flashinfer(_: Inputs) -> int:
+    """The graph breaks at FlashInfer's kernel, which a Hopper GPU runs by default."""
+    if stock.device() != "cuda":
+        return 0  # the tests have a stand-in for the kernel
+    module: Any = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_flashinfer")
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    if not is_hopper or not module.is_flashinfer_gdn_prefill_available():
+        raise Missing("FlashInfer's kernel is not for this GPU, or not installed")
+    captured = Captured(gdn(), module.FlashInferGDNKernel())
+    return alike((PATCH,), captured.replayed, LONG)
+
+
+CHECKS = {"replays": replays, "replays with FlashInfer": replays_with_flashinfer}

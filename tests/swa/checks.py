@@ -412,55 +412,6 @@ def the_host_backs_the_window_up(page_size: int) -> None:
             assert expected.eq(named).all()
 
 
-def backed_up(
-    swa_tokens: int,
-    prompt: int,
-    new: int,
-    *,
-    window: int = 128,
-    full_tokens: int = 262_144,
-    requests: int = 64,
-    transfer_steps: int = 1,
-    backup: str = "default",
-) -> dict[str, int]:
-    """What becomes of equal requests at page size 1, retracted KV going to the release's default.
-
-    Returns:
-        requests by what became of them; ``in_tensors``, the most tokens whose KV was kept in
-        tensors on the host at a time.
-
-    Raises:
-        AssertionError: requests are left.
-    """
-    shape = Shape(
-        window=window,
-        page_size=1,
-        swa_tokens=swa_tokens,
-        full_tokens=full_tokens,
-        context=prompt + new + 512,
-        transfer_steps=transfer_steps,
-        backup=backup,
-    )
-    worker = DecodeWorker(shape)
-    for _ in range(requests):
-        worker.submit(prompt, new)
-    in_tensors = 0
-    for _ in range(40 * new):
-        if worker.idle:
-            break
-        worker.step()
-        in_tensors = max(in_tensors, _kept_in_tensors(worker))
-    assert worker.idle, "requests are left"
-    Witness(worker).check_drained()
-    return {
-        "finished": worker.counts.finished,
-        "aborted": worker.counts.aborted,
-        "retractions": worker.counts.retractions,
-        "in_tensors": in_tensors,
-        "steps": worker.counts.steps,
-    }
-
-
 def _kept_in_tensors(worker: DecodeWorker) -> int:
     """Tokens of retracted requests whose KV is in tensors on the host, from 0.5.18 on."""
     kept = 0
@@ -475,9 +426,26 @@ def none_fails_for_the_host(
     swa_tokens: int = 6000, prompt: int = 1000, new: int = 400, full_tokens: int = 262_144
 ) -> None:
     """Where retracted KV exceeds the host's pool, which stock never fills: each request ends."""
-    outcome = backed_up(swa_tokens, prompt, new, full_tokens=full_tokens)
-    assert (outcome["finished"], outcome["aborted"]) == (64, 0), outcome
-    assert outcome["in_tensors"], "more is to be retracted than the host's pool holds"
+    shape = Shape(
+        window=128,
+        page_size=1,
+        swa_tokens=swa_tokens,
+        full_tokens=full_tokens,
+        context=prompt + new + 512,
+    )
+    worker = DecodeWorker(shape)
+    for _ in range(64):
+        worker.submit(prompt, new)
+    in_tensors = 0
+    for _ in range(40 * new):
+        if worker.idle:
+            break
+        worker.step()
+        in_tensors = max(in_tensors, _kept_in_tensors(worker))
+    assert worker.idle, "requests are left"
+    Witness(worker).check_drained()
+    assert (worker.counts.finished, worker.counts.aborted) == (64, 0), worker.counts
+    assert in_tensors, "more is to be retracted than the host's pool holds"
 
 
 CHECKS: dict[str, Callable[..., Any]] = {
@@ -486,8 +454,6 @@ CHECKS: dict[str, Callable[..., Any]] = {
     if inspect.isfunction(function) and function.__module__ == __name__
 } | {
     "admitted": admitted,
-    "alone_without_limit": alone_without_limit,
-    "backed_up": backed_up,
     "history": history,
     "pressed": pressed,
 }

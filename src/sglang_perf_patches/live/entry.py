@@ -105,7 +105,6 @@ class Entry:
         patching = Patching(
             member.patch.id,
             member.variant,
-            (member.verdict.release if member.verdict else None) or "",
             member.ran,
             partial(self._close, member),
         )
@@ -170,7 +169,6 @@ class Patching:
     `model.patching.Patching`.
 
     Attributes:
-        release: the release whose code the tree has.
         ran: the patch's run flag.
         gate: called at run time by changed code that from now on runs only stock's code, and why.
         changes: ``(reference, make)``, in the order of the requests.
@@ -179,7 +177,6 @@ class Patching:
 
     _patch: str
     _variant: Variant
-    release: str
     ran: RunFlag
     gate: Callable[[str], None]
     changes: list[tuple[str, Make]] = field(default_factory=list)

@@ -24,11 +24,9 @@ class Patching(Protocol):
 
     Attributes:
         ran: the patch's run flag; its changed code sets ``ran.seen = True``.
-        release: the release whose code the tree has.
     """
 
     ran: RunFlag
-    release: str
 
     def module(self, name: str) -> ModuleType:
         """A module that has been imported.

@@ -78,7 +78,6 @@ def pressed(
     page_size: int,
     swa_tokens: int,
     requests: int = 12,
-    watched: bool = True,
     over_allocation: int = 0,
 ) -> dict[str, int]:
     """Retractions, and tokens, of a load that the sliding-window pool is too small for.
@@ -88,7 +87,6 @@ def pressed(
         page_size: in tokens.
         swa_tokens: size of the sliding-window pool.
         requests: how many, with prompts of 20 tokens and more.
-        watched: whether the pools are checked on the way and at the end.
         over_allocation: see `Shape`.
 
     Raises:
@@ -111,12 +109,11 @@ def pressed(
         if worker.idle:
             break
         worker.step()
-        if watched and step % 20 == 0:
+        if step % 20 == 0:
             witness.check()
     require(worker.idle, "requests are left")
     require(not worker.rejected, f"refused: {worker.rejected}")
-    if watched:
-        witness.check_drained()
+    witness.check_drained()
     return {
         "retractions": worker.counts.retractions,
         "tokens": worker.counts.tokens,

@@ -56,7 +56,7 @@ def replays(case: Case) -> list[Any]:
         return read_by_kernel
 
 
-def make(runner: NoneByDefault, backend: Any, captured: int = CAPTURED) -> Any:
+def make(runner: NoneByDefault, backend: Any) -> Any:
     """Stock's runner with its buffers, whose graphs are what they would replay."""
     graphs = RUNNER.__new__(RUNNER)
     device, width = runner.device, flash.DRAFT
@@ -64,31 +64,31 @@ def make(runner: NoneByDefault, backend: Any, captured: int = CAPTURED) -> Any:
     graphs.model_runner, graphs.draft_extend_attn_backend = runner, backend
     graphs.attn_backend, graphs.forward_mode = backend, flash.EXTEND
     graphs.captured_req_width = graphs.num_tokens_per_bs = width
-    graphs.capture_bs, graphs.max_bs = [*range(1, captured + 1, 2), captured], captured
+    graphs.capture_bs, graphs.max_bs = [*range(1, CAPTURED + 1, 2), CAPTURED], CAPTURED
     graphs.seq_len_fill_value = 1
-    graphs.extend_seq_lens_cpu = [width] * captured
+    graphs.extend_seq_lens_cpu = [width] * CAPTURED
     graphs.require_mlp_tp_gather = graphs.require_gathered_buffer = False
     graphs.deepep_adapter = NoneByDefault(replay=lambda: None)
     graphs.model_context = nullcontext
     graphs.device_module = NoneByDefault(Event=lambda: NoneByDefault(record=lambda: None))
-    backend.init_cuda_graph_state(captured, captured * width)
-    tokens = captured * width
+    backend.init_cuda_graph_state(CAPTURED, CAPTURED * width)
+    tokens = CAPTURED * width
 
     def zeros(count: int, dtype: Any = torch.int64) -> Any:
         return torch.zeros(count, dtype=dtype, device=device)
 
     graphs.buffers = NoneByDefault(
         input_ids=zeros(tokens),
-        req_pool_indices=zeros(captured),
+        req_pool_indices=zeros(CAPTURED),
         out_cache_loc=zeros(tokens),
         positions=zeros(tokens),
         mrope_positions=torch.zeros((3, tokens), dtype=torch.int64, device=device),
-        seq_lens=zeros(captured) + 1,
-        seq_lens_cpu=torch.ones(captured, dtype=torch.int64),
-        extend_seq_lens=zeros(captured, torch.int32) + width,
-        num_correct_drafts=zeros(captured, torch.int32),
-        num_accept_tokens=zeros(captured, torch.int32),
-        select_index=zeros(captured),
+        seq_lens=zeros(CAPTURED) + 1,
+        seq_lens_cpu=torch.ones(CAPTURED, dtype=torch.int64),
+        extend_seq_lens=zeros(CAPTURED, torch.int32) + width,
+        num_correct_drafts=zeros(CAPTURED, torch.int32),
+        num_accept_tokens=zeros(CAPTURED, torch.int32),
+        select_index=zeros(CAPTURED),
     )
     for bs in dict.fromkeys(graphs.capture_bs):
         backend.init_forward_metadata_out_graph(in_graph(graphs, bs), in_capture=True)

@@ -224,9 +224,17 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     assert done.stdout.startswith("1 gated, ")
 
 
-@pytest.mark.parametrize("may_write", [True, False])
-def test_compiled_modules_are_kept_somewhere(publishing: Throwaway, may_write: bool) -> None:
+@pytest.mark.parametrize(
+    ("may_write", "mode", "expected"),
+    [(True, 0o700, []), (False, 0o700, ["server_args"]), (False, 0o777, [])],
+)
+def test_compiled_modules_are_kept_where_nobody_else_writes(
+    publishing: Throwaway, may_write: bool, mode: int, expected: list[str]
+) -> None:
     publishing.put("torch/__init__.py", "")
+    folder = publishing.site / "cache" / "sglang-perf-patches" / "bytecode"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
     environment = {
         **publishing.environment(),
         "PYTHONDONTWRITEBYTECODE": "" if may_write else "1",
@@ -240,10 +248,9 @@ def test_compiled_modules_are_kept_somewhere(publishing: Throwaway, may_write: b
         stdout=subprocess.DEVNULL,
         timeout=600,
     )
-    folder = publishing.site / "cache" / "sglang-perf-patches" / "bytecode"
     beside = publishing.site / "sglang" / "srt" / "__pycache__"
     kept = [each.name.partition(".")[0] for each in folder.rglob("server_args.*.pyc")]
-    assert kept == ([] if may_write else ["server_args"])
+    assert kept == expected
     assert bool(list(beside.glob("server_args.*.pyc"))) == may_write
 
 

@@ -16,6 +16,7 @@ from ... import worker
 from ...judge.cache import user_folder
 from ...judge.source import Tree
 from ...judge.verdict import Verdict
+from ...model import private
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
@@ -100,9 +101,12 @@ def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
     for source in (Path(torch.origin), tree.root / "srt" / "server_args.py"):
         compiled = Path(importlib.util.cache_from_source(source))
         if not compiled.exists() and (may_not_write or not os.access(source.parent, os.W_OK)):
-            with contextlib.suppress(OSError):
-                folder = str(user_folder() / "bytecode")
-                return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+            with contextlib.suppress(OSError):  # what others can write is not run
+                folder = user_folder() / "bytecode"
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
+                private.require(folder, folder.lstat())
+                return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
     return {}
 
 

@@ -6,8 +6,6 @@ What a release makes of it is in ``tests/releases/test_asking.py``.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,16 +78,6 @@ def test_what_is_no_server_is_one_sentence(line: str, said: str) -> None:
         command.read(line.split(), {})
 
 
-def cli(throwaway: Throwaway, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_perf_patches", *words],
-        env=throwaway.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -107,7 +95,7 @@ def test_an_option_of_a_server_alone_names_the_right_call(
     throwaway: Throwaway, words: tuple[str, ...]
 ) -> None:
     given = [str(throwaway.site) if word == "SITE" else word for word in words]
-    done = cli(throwaway, "doctor", *given)
+    done = throwaway.command("doctor", *given)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     option = next(word for word in words if word.startswith("--") and word != "--sglang-path")
@@ -129,14 +117,14 @@ def test_an_option_of_a_server_alone_names_the_right_call(
     ],
 )
 def test_bad_questions_are_exit_2(throwaway: Throwaway, words: tuple[str, ...], said: str) -> None:
-    done = cli(throwaway, *words)
+    done = throwaway.command(*words)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert said in done.stderr
 
 
 def test_a_sglang_that_can_not_be_imported_is_one_sentence(throwaway: Throwaway) -> None:
     throwaway.put("sglang/srt/server_args.py", "raise RuntimeError('no such wheel')\n")
-    done = cli(throwaway, "doctor", "--gpu", "none", "--", *LAUNCH, "--model-path", "M")
+    done = throwaway.command("doctor", "--gpu", "none", "--", *LAUNCH, "--model-path", "M")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert "sglang 1.0 could not be asked: " in line
@@ -183,12 +171,12 @@ def publishing(throwaway: Throwaway) -> Throwaway:
 
 def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway) -> None:
     ask = ("doctor", "--gpu", "none", "--all", "--", *LAUNCH)
-    plain = cli(publishing, *ask)
+    plain = publishing.command(*ask)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith("1 live, 1 off (opt-in), 1 not needed\nsglang 1.0 at ")
     assert "on no GPU" in plain.stdout
     assert "chatter" not in plain.stdout
-    gated = cli(publishing, *ask, "--tp", "4").stdout
+    gated = publishing.command(*ask, "--tp", "4").stdout
     assert gated.startswith("1 gated, 1 off (opt-in), 1 not needed\n")
     assert "tensor parallelism is on (--tp-size), and it was not proven with that" in gated
     assert "MLX is off (SGLANG_USE_MLX)" in gated
@@ -197,8 +185,8 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
 def test_what_is_named_and_gated_is_exit_1(publishing: Throwaway) -> None:
     ask = ("doctor", "--gpu", "none", "--")
     named = ("SGLANG_PERF_PATCHES=one.step", *LAUNCH)
-    assert cli(publishing, *ask, *named).returncode == 0
-    done = cli(publishing, *ask, *named, "--tp", "4")
+    assert publishing.command(*ask, *named).returncode == 0
+    done = publishing.command(*ask, *named, "--tp", "4")
     assert done.returncode == 1, done.stderr
     assert "with SGLANG_PERF_PATCHES=one.step" in done.stdout
 
@@ -209,7 +197,7 @@ def test_what_the_release_refuses_is_told_in_its_words(publishing: Throwaway) ->
         (("--tpp", "x"), "unrecognized arguments: --tpp x"),
         (("--tp", "3"), "ValueError: no three processes"),
     ):
-        done = cli(publishing, *ask, *words)
+        done = publishing.command(*ask, *words)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert done.stderr == f"sglang-perf-patches: sglang 1.0 refuses this command: {said}\n"
 
@@ -219,7 +207,7 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     publishing.put("torch/_dynamo.py", "class Guard:\n    number = 1\n")
     needs = "from torch._dynamo import Guard\nassert Guard.number == 1\n"
     publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
-    done = cli(publishing, "doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
+    done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 gated, ")
 
@@ -236,18 +224,11 @@ def test_compiled_modules_are_kept_where_nobody_else_writes(
     folder.mkdir(parents=True)
     folder.chmod(mode)
     environment = {
-        **publishing.environment(),
         "PYTHONDONTWRITEBYTECODE": "" if may_write else "1",
         "XDG_CACHE_HOME": str(publishing.site / "cache"),
     }
     ask = ("doctor", "--gpu", "none", "--", *LAUNCH)
-    subprocess.run(
-        [sys.executable, "-m", "sglang_perf_patches", *ask],
-        env=environment,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=600,
-    )
+    assert publishing.command(*ask, **environment).returncode == 0
     beside = publishing.site / "sglang" / "srt" / "__pycache__"
     kept = [each.name.partition(".")[0] for each in folder.rglob("server_args.*.pyc")]
     assert kept == expected

@@ -44,18 +44,6 @@ def know(throwaway: Throwaway, tree: Path) -> None:
     throwaway.put("sitecustomize.py", text)
 
 
-def command(
-    throwaway: Throwaway, *words: str, **variables: str | None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_perf_patches", *words],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
 def change(tree: Path, before: str = "return x + 1", after: str = "return 1 + x") -> None:
     path = tree / "srt" / "a.py"
     assert before in path.read_text()
@@ -63,7 +51,7 @@ def change(tree: Path, before: str = "return x + 1", after: str = "return 1 + x"
 
 
 def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
-    done = command(throwaway, "list", "--json")
+    done = throwaway.command("list", "--json")
     data = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert data["sglang"] == {"version": "1.0", "path": str(tree)}
@@ -94,9 +82,9 @@ def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
 def test_list_is_the_default_and_has_an_alias(
     throwaway: Throwaway, tree: Path, words: tuple[str, ...]
 ) -> None:
-    done = command(throwaway, *words)
+    done = throwaway.command(*words)
     assert done.returncode == 0
-    assert done.stdout == command(throwaway, "list").stdout
+    assert done.stdout == throwaway.command("list").stdout
     lines = done.stdout.splitlines()
     assert lines[0] == ("3 ready, 0 refused, 1 off, 1 built-in, 1 absent")
     assert lines[1:3] == ["on sglang 1.0, with SGLANG_PERF_PATCHES=all", f"at {tree}"]
@@ -114,7 +102,7 @@ def test_list_is_the_default_and_has_an_alias(
 
 
 def test_list_all_has_every_patch_and_its_links(throwaway: Throwaway, tree: Path) -> None:
-    lines = command(throwaway, "list", "--all").stdout.splitlines()
+    lines = throwaway.command("list", "--all").stdout.splitlines()
     by_id = {line.split()[0]: line for line in lines[5:11]}
     assert re.search(
         r"two.built +built-in +- +- +#1 +upstream has it since 1.0", by_id["two.built"]
@@ -134,18 +122,18 @@ def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
         "find = u.find_spec\n"
         "u.find_spec = lambda name, *more: None if name == 'mlx' else find(name, *more)\n",
     )
-    here = command(throwaway, "list").stdout
+    here = throwaway.command("list").stdout
     assert here.splitlines()[0] == "1 ready, 0 refused, 1 need what this machine lacks"
     assert "mlx.step" not in here
-    assert re.search("mlx.step +needs mlx", command(throwaway, "list", "--all").stdout)
-    elsewhere = command(throwaway, "list", "--sglang-path", str(throwaway.site)).stdout
+    assert re.search("mlx.step +needs mlx", throwaway.command("list", "--all").stdout)
+    elsewhere = throwaway.command("list", "--sglang-path", str(throwaway.site)).stdout
     assert elsewhere.splitlines()[0] == "2 ready, 0 refused"
     assert re.search(r"^PATCH +ON 1\.0 +GAIN", elsewhere, re.MULTILINE)
     # What this machine lacks is hidden, chosen or not.
-    others = command(throwaway, "list", SGLANG_PERF_PATCHES="swa").stdout
+    others = throwaway.command("list", SGLANG_PERF_PATCHES="swa").stdout
     assert others.splitlines()[0] == "1 ready, 0 refused, 1 need what this machine lacks"
     assert "mlx.step" not in others
-    whole = command(throwaway, "list", "--all", SGLANG_PERF_PATCHES="swa").stdout
+    whole = throwaway.command("list", "--all", SGLANG_PERF_PATCHES="swa").stdout
     assert re.search("mlx.step +needs mlx .* not chosen; summary", whole)
 
 
@@ -157,7 +145,7 @@ def test_any_tree_can_be_judged(throwaway: Throwaway, tree: Path, place: str) ->
         (other / "sglang").rename(other / "checkout" / "sglang")
         (other / "checkout").rename(other / "python")
     given = other if place == "python" else other / place
-    done = command(throwaway, "--json", "--sglang-path", str(given))
+    done = throwaway.command("--json", "--sglang-path", str(given))
     assert json.loads(done.stdout)["sglang"]["path"].startswith(str(other))
 
 
@@ -169,7 +157,7 @@ def test_exit_code_after_a_change(
     throwaway: Throwaway, tree: Path, selection: str, expected: int
 ) -> None:
     change(tree)
-    done = command(throwaway, "list", "--json", SGLANG_PERF_PATCHES=selection)
+    done = throwaway.command("list", "--json", SGLANG_PERF_PATCHES=selection)
     assert done.returncode == expected
     step = json.loads(done.stdout)["patches"][0]
     assert step["verdict"] == "refused"
@@ -180,28 +168,28 @@ def test_exit_code_after_a_change(
 def test_built_in_and_a_set_with_an_absent_patch_are_no_failure(
     throwaway: Throwaway, tree: Path, selection: str
 ) -> None:
-    assert command(throwaway, SGLANG_PERF_PATCHES=selection).returncode == 0
+    assert throwaway.command(SGLANG_PERF_PATCHES=selection).returncode == 0
 
 
 def test_explain(throwaway: Throwaway, tree: Path) -> None:
-    text = command(throwaway, "explain", "two.both").stdout
+    text = throwaway.command("explain", "two.both").stdout
     assert "Why:" not in text  # it has no page
     assert f"Definitions, below\n{tree.parent}:\n" in text
     assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
     assert "Chosen by SGLANG_PERF_PATCHES=all. Off: SGLANG_PERF_PATCHES=all,-two.both\n" in text
-    policy = command(throwaway, "explain", "two.policy").stdout
+    policy = throwaway.command("explain", "two.policy").stdout
     assert (
         "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name. "
         "On: SGLANG_PERF_PATCHES=all,two.policy\n"
     ) in policy
     for selection in ("none", ""):
-        off = command(throwaway, "explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
+        off = throwaway.command("explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
         assert "On: SGLANG_PERF_PATCHES=one.step\n" in off
     assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
     assert "  needs    1 as they are: explain two.both --json" in text
-    built = command(throwaway, "explain", "two.built").stdout
+    built = throwaway.command("explain", "two.built").stdout
     assert "https://github.com/sgl-project/sglang/pull/1" in built
-    data = json.loads(command(throwaway, "explain", "two.both", "--json").stdout)
+    data = json.loads(throwaway.command("explain", "two.both", "--json").stdout)
     assert (data["id"], data["why"], data["differences"]) == ("two.both", "", [])
     assert data["definitions"][0]["line"] == 10
 
@@ -213,7 +201,7 @@ def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: P
             "needing = replace(t.BOTH, requires=('two.built', 'two.gone'))\n"
             "t.use(needing, gone, built, tree=source.Tree(source.find(os.environ['FIRST_TREE'])))\n"
         )
-    text = command(throwaway, "explain", "two.both").stdout
+    text = throwaway.command("explain", "two.both").stdout
     assert "Needs: two.built (built-in here), two.gone (absent here)\n" in text
 
 
@@ -225,11 +213,11 @@ def test_a_heading_among_figures_is_no_bullet() -> None:
 
 
 def test_explain_of_a_set_lists_it(throwaway: Throwaway, tree: Path) -> None:
-    done = command(throwaway, "explain", "two")
+    done = throwaway.command("explain", "two")
     assert done.stdout.splitlines()[0] == "two: two, on sglang 1.0"
     shown = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("two.")]
     assert shown == ["two.helper", "two.both", "two.policy", "two.gone", "two.built"]
-    data = json.loads(command(throwaway, "explain", "two", "--json").stdout)
+    data = json.loads(throwaway.command("explain", "two", "--json").stdout)
     assert [patch["id"] for patch in data["patches"]] == shown
 
 
@@ -237,8 +225,8 @@ def test_explain_where_nothing_can_be_kept(throwaway: Throwaway, tree: Path) -> 
     """A HOME that takes no file: the command can't make the difference, but shows all else."""
     change(tree)
     home = throwaway.put("home", "a file, so that root can't write there either")
-    done = command(
-        throwaway, "explain", "one.step", HOME=str(home), XDG_CACHE_HOME=None, PIP_NO_INDEX="1"
+    done = throwaway.command(
+        "explain", "one.step", HOME=str(home), XDG_CACHE_HOME=None, PIP_NO_INDEX="1"
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "no copy of 1.0 to compare with" in done.stdout
@@ -246,7 +234,7 @@ def test_explain_where_nothing_can_be_kept(throwaway: Throwaway, tree: Path) -> 
 
 @pytest.mark.parametrize("selection", ["off", "0", "NONE", " None ", "no", "false"])
 def test_every_word_for_none_is_none(throwaway: Throwaway, tree: Path, selection: str) -> None:
-    data = json.loads(command(throwaway, "list", "--json", SGLANG_PERF_PATCHES=selection).stdout)
+    data = json.loads(throwaway.command("list", "--json", SGLANG_PERF_PATCHES=selection).stdout)
     assert not any(patch["selected"] for patch in data["patches"])
 
 
@@ -256,8 +244,7 @@ def test_explain_shows_the_difference_of_a_refusal(throwaway: Throwaway, tree: P
     known.parent.mkdir(parents=True)
     (throwaway.site.parent / "first" / "site").rename(known)
     know(throwaway, known)
-    done = command(
-        throwaway,
+    done = throwaway.command(
         "explain",
         "one.step",
         XDG_CACHE_HOME=str(throwaway.site.parent / "cache"),
@@ -270,9 +257,9 @@ def test_explain_shows_the_difference_of_a_refusal(throwaway: Throwaway, tree: P
 
 def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree: Path) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
-    assert "SGLANG_PLUGINS" not in command(throwaway).stdout
-    assert "SGLANG_PLUGINS" not in command(throwaway, SGLANG_PLUGINS="x, perf_patches").stdout
-    assert "SGLANG_PLUGINS does not name" in command(throwaway, SGLANG_PLUGINS="other").stdout
+    assert "SGLANG_PLUGINS" not in throwaway.command().stdout
+    assert "SGLANG_PLUGINS" not in throwaway.command(SGLANG_PLUGINS="x, perf_patches").stdout
+    assert "SGLANG_PLUGINS does not name" in throwaway.command(SGLANG_PLUGINS="other").stdout
 
 
 @pytest.mark.parametrize(
@@ -293,7 +280,7 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
 def test_bad_input_is_one_sentence(
     throwaway: Throwaway, tree: Path, words: tuple[str, ...], variables: dict[str, str], said: str
 ) -> None:
-    done = command(throwaway, *words, **variables)
+    done = throwaway.command(*words, **variables)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = (each for each in done.stderr.splitlines() if not each.startswith("usage: "))
     assert said in line
@@ -311,7 +298,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
     else:
         path.unlink()
         path.symlink_to("/proc/self/mem")  # no permission bit would stop root
-    done = command(throwaway, "list", SGLANG_PERF_PATCHES="one.step")
+    done = throwaway.command("list", SGLANG_PERF_PATCHES="one.step")
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search("one.step is refused: .*a.py can't be", done.stdout)
 
@@ -327,7 +314,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
 def test_a_usage_error_shows_the_usage_of_its_verb(
     throwaway: Throwaway, words: tuple[str, ...]
 ) -> None:
-    done = command(throwaway, *words)
+    done = throwaway.command(*words)
     assert done.returncode == 2
     verb = "" if words == ("frobnicate",) else f"{words[0]} "
     assert done.stderr.startswith(f"usage: sglang-perf-patches {verb}")
@@ -335,7 +322,7 @@ def test_a_usage_error_shows_the_usage_of_its_verb(
 
 def test_no_sglang(throwaway: Throwaway) -> None:
     src = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1]
-    done = command(throwaway, PYTHONPATH=src)
+    done = throwaway.command(PYTHONPATH=src)
     sentence, hint = done.stderr.splitlines()
     assert sentence == "sglang-perf-patches: sglang is not installed for this Python"
     assert "--sglang-version" in hint
@@ -344,20 +331,20 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     shown = [line.split()[0] for line in done.stdout.splitlines()[3:]]
     assert done.stdout.startswith(f"{len(patches)} patches")
     assert shown == patches
-    alone = command(throwaway, "explain", "mlx.kv-arena", PYTHONPATH=src)
+    alone = throwaway.command("explain", "mlx.kv-arena", PYTHONPATH=src)
     assert (alone.returncode, alone.stderr) == (2, f"{sentence}\n")
     assert alone.stdout.startswith("mlx.kv-arena (exact): ")
     for part in ("Use it if:", "Gain:", "Cost:", "Why:", "How:"):
         assert f"\n{part}\n" in alone.stdout
-    of_set = command(throwaway, "explain", "mlx", PYTHONPATH=src)
+    of_set = throwaway.command("explain", "mlx", PYTHONPATH=src)
     assert of_set.returncode == 2
     assert "mlx.last-row (exact): " in of_set.stdout
-    as_json = command(throwaway, "--json", PYTHONPATH=src)
+    as_json = throwaway.command("--json", PYTHONPATH=src)
     assert (as_json.returncode, as_json.stdout, as_json.stderr) == (2, "", f"{sentence}\n")
 
 
 def test_version(throwaway: Throwaway) -> None:
-    assert command(throwaway, "--version").stdout == f"sglang-perf-patches {__version__}\n"
+    assert throwaway.command("--version").stdout == f"sglang-perf-patches {__version__}\n"
 
 
 def test_a_reader_that_leaves_early(throwaway: Throwaway, tree: Path) -> None:

@@ -36,18 +36,6 @@ def other(throwaway: Throwaway) -> Path:
     return package.site / "sglang"
 
 
-def doctor(
-    throwaway: Throwaway, *words: str, **variables: str | None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_perf_patches", "doctor", *words],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
 def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {patch["id"]: patch["change"] for patch in json.loads(done.stdout)["patches"]}
 
@@ -59,7 +47,7 @@ def change(tree: Path, file: str, before: str, after: str) -> None:
 
 
 def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
-    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
     assert set(changes(done).values()) == {"applies as before"}
     data = json.loads(done.stdout)
@@ -71,7 +59,7 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     change(other, "a.py", "return x + 1", "return 1 + x")
     change(other, "a.py", "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
-    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 1
     assert changes(done) == {
         "one.step": "lost",
@@ -80,14 +68,14 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
         "two.built": "becomes built-in",
     }
     assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
-    text = doctor(throwaway, "--sglang-path", str(other))
+    text = throwaway.command("doctor", "--sglang-path", str(other))
     lines = text.stdout.splitlines()
     assert lines[0] == ("chosen, and lost: one.step (2 lost, 1 becomes built-in, 1 not there)")
     assert [line.split()[0] for line in lines if " applies " in line] == [
         *("one.step", "two.policy", "two.gone", "two.built")
     ]
 
-    without = doctor(throwaway, "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
+    without = throwaway.command("doctor", "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
     assert without.returncode == 0
 
 
@@ -97,20 +85,20 @@ def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other:
         "    SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK = EnvBool(False)\n"
         "    SGLANG_ENABLE_METADATA_GLUE_GRAPH = EnvBool(True)\n"
     )
-    data = json.loads(doctor(throwaway, "--sglang-path", str(other), "--json").stdout)
+    data = json.loads(throwaway.command("doctor", "--sglang-path", str(other), "--json").stdout)
     (switch,) = data["stock_switches"]
     assert switch["name"] == "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1"
     assert switch["gains"]
     assert switch["costs"]
-    told = doctor(throwaway, "--sglang-path", str(other)).stdout
+    told = throwaway.command("doctor", "--sglang-path", str(other)).stdout
     assert switch["measure"].startswith("sglang-perf-patches bench server --b ")
     sentence = f"{switch['measure']} gains: {switch['gains']}; costs: {switch['costs']}"
     assert sentence in " ".join(told.split())
     assert max(map(len, told.partition("Stock's own")[2].splitlines())) <= 100
-    alone = doctor(throwaway, "--json")
+    alone = throwaway.command("doctor", "--json")
     assert json.loads(alone.stdout)["stock_switches"] == []  # of the installed one
     (other / "srt" / "environ.py").unlink()
-    assert "own switches" not in doctor(throwaway, "--sglang-path", str(other)).stdout
+    assert "own switches" not in throwaway.command("doctor", "--sglang-path", str(other)).stdout
 
 
 SWITCHES = {
@@ -152,7 +140,7 @@ def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
             "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
         ),
     )
-    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["one.step"] == "gained"
     assert done.returncode == 0
 
@@ -169,14 +157,14 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
             "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
         ),
     )
-    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["two.built"] == "ours again"
     assert changes(done)["one.step"] == "applies as before"
-    text = doctor(throwaway, "--sglang-path", str(other)).stdout
+    text = throwaway.command("doctor", "--sglang-path", str(other)).stdout
     assert text.startswith("no chosen patch is lost (")
     assert "one.step" not in text
     assert "more do not change: add --all" in text
-    assert "one.step" in doctor(throwaway, "--sglang-path", str(other), "--all").stdout
+    assert "one.step" in throwaway.command("doctor", "--sglang-path", str(other), "--all").stdout
 
 
 def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other: Path) -> None:
@@ -184,7 +172,7 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
     folder = cache / "sglang-perf-patches" / "releases" / "2.0"
     folder.mkdir(parents=True)
     other.rename(folder / "sglang")
-    done = doctor(throwaway, "--sglang-version", "2.0", XDG_CACHE_HOME=str(cache))
+    done = throwaway.command("doctor", "--sglang-version", "2.0", XDG_CACHE_HOME=str(cache))
     assert done.returncode == 0, done.stderr
     assert f"to   sglang 2.0 at {folder / 'sglang'}" in done.stdout
 
@@ -203,7 +191,7 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
     ],
 )
 def test_bad_input_is_exit_2(throwaway: Throwaway, other: Path, words: tuple[str, ...]) -> None:
-    done = doctor(throwaway, *words)
+    done = throwaway.command("doctor", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("sglang-perf-patches")
@@ -241,12 +229,10 @@ def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
     python = bare / "bin" / "python"
-    done = subprocess.run(
-        [python, "-m", "sglang_perf_patches", "doctor", "--sglang-version", "0.5.22"],
-        env=throwaway.environment(XDG_CACHE_HOME=str(tmp_path / "cache")),
-        capture_output=True,
-        text=True,
-        timeout=600,
+    done = throwaway.command(
+        *("doctor", "--sglang-version", "0.5.22"),
+        python=python,
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -258,7 +244,7 @@ def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
 def test_what_pip_says_is_told(throwaway: Throwaway, other: Path) -> None:
     cache = throwaway.site.parent / "cache"
     throwaway.put("pip.py", "import sys; sys.exit('no index can be reached')")
-    done = doctor(throwaway, "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(cache))
+    done = throwaway.command("doctor", "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(cache))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         "sglang-perf-patches: sglang 0.5.22 could not be fetched: no index can be reached"
@@ -270,7 +256,7 @@ def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
 ) -> None:
     place = throwaway.site.parent / "a-file"
     place.touch()
-    done = doctor(throwaway, "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(place))
+    done = throwaway.command("doctor", "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(place))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("sglang-perf-patches: sglang 0.5.22 could not be fetched: ")
@@ -284,7 +270,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     )
     throwaway.put("sitecustomize.py", sets)
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
-    done = doctor(throwaway, "--sglang-path", str(other), "--json")
+    done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert (data["from"], data["to"]["version"], data["lost"]) == (None, "2.0", [])
@@ -293,7 +279,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
     throwaway.put("sitecustomize.py", sets.replace(str(other), str(known)))
-    done = doctor(throwaway, "--sglang-path", str(other))
+    done = throwaway.command("doctor", "--sglang-path", str(other))
     assert done.returncode == 1
     assert "this Python has no sglang" in done.stdout
     assert done.stdout.splitlines()[-1] == "chosen, and refused: one.step"
@@ -424,7 +410,7 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
 
 def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
-    done = doctor(throwaway)
+    done = throwaway.command("doctor")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sglang-perf-patches: sglang is not installed for this Python\n"
 
@@ -443,7 +429,7 @@ OF_SERVER = ("--kv-gib", "20", "--max-running-requests", "64")
 
 def test_a_model_gets_a_hint_on_its_pools(throwaway: Throwaway, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    done = doctor(throwaway, "--model", str(tmp_path), *OF_SERVER, "--json")
+    done = throwaway.command("doctor", "--model", str(tmp_path), *OF_SERVER, "--json")
     assert done.returncode == 0, done.stderr
     hint = json.loads(done.stdout)["hint"]
     assert 0 < hint["ratio"] < 0.8
@@ -452,11 +438,13 @@ def test_a_model_gets_a_hint_on_its_pools(throwaway: Throwaway, tmp_path: Path) 
     a_layer = 8 * 64 * 2 * 2
     used = 12 * a_layer * (hint["full"] + hint["swa"])
     assert 0.99 * 20 * 2**30 < used <= 20 * 2**30
-    text = doctor(throwaway, "--model", str(tmp_path / "config.json"), *OF_SERVER).stdout
+    text = throwaway.command("doctor", "--model", str(tmp_path / "config.json"), *OF_SERVER).stdout
     assert f"--swa-full-tokens-ratio {hint['ratio']:.3f}" in text
     measure = f'bench server --b "--swa-full-tokens-ratio {hint["ratio"]:.3f}" -- COMMAND'
     assert text.endswith(f"measure: sglang-perf-patches {measure}\n")
-    half = doctor(throwaway, "--model", str(tmp_path), *OF_SERVER, "--tp-size", "2", "--json")
+    half = throwaway.command(
+        "doctor", "--model", str(tmp_path), *OF_SERVER, "--tp-size", "2", "--json"
+    )
     assert json.loads(half.stdout)["hint"]["full_stock"] == pytest.approx(
         2 * hint["full_stock"], abs=2
     )
@@ -467,10 +455,10 @@ def test_the_hint_stands_below_what_an_upgrade_changes(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**MODEL, "sliding_window": None}))
     words = ("--sglang-path", str(other), "--model", str(tmp_path), *OF_SERVER)
-    done = doctor(throwaway, *words)
+    done = throwaway.command("doctor", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == ("sliding-window pool: the model has no sliding window")
-    assert json.loads(doctor(throwaway, *words, "--json").stdout)["hint"]["ratio"] is None
+    assert json.loads(throwaway.command("doctor", *words, "--json").stdout)["hint"]["ratio"] is None
 
 
 HYBRID = {
@@ -494,7 +482,7 @@ def test_a_hybrid_model_gets_a_hint_on_its_states(throwaway: Throwaway, tmp_path
     """The throwaway has none of stock's switches; `tests/mamba` has the releases."""
     (tmp_path / "config.json").write_text(json.dumps(HYBRID))
     words = ("--model", str(tmp_path), *OF_HYBRID)
-    done = doctor(throwaway, *words, "--json")
+    done = throwaway.command("doctor", *words, "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["hint"]["ratio"] is None
@@ -509,12 +497,12 @@ def test_a_hybrid_model_gets_a_hint_on_its_states(throwaway: Throwaway, tmp_path
         f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}",
     ]
     assert (plain["in_flight"], fitted["in_flight"], alone["in_flight"]) == (89, 131, 245)
-    text = doctor(throwaway, *words).stdout
+    text = throwaway.command("doctor", *words).stdout
     most = f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}"
     assert f'bench server --b "{most} --max-running-requests 256" -- COMMAND' in text
     for give in list(lines)[1:]:
         assert f"  {give}\n" in text
-    done = doctor(throwaway, *words, "--disable-radix-cache", "--json")
+    done = throwaway.command("doctor", *words, "--disable-radix-cache", "--json")
     states = json.loads(done.stdout)["states"]
     assert [line["split"]["slots"] for line in states["lines"]] == [256, alone["slots"]]
 
@@ -524,11 +512,11 @@ def test_the_split_is_of_the_release_to_upgrade_to(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(HYBRID))
     words = ("--model", str(tmp_path), *OF_HYBRID)
-    done = doctor(throwaway, "--sglang-path", str(other), *words)
+    done = throwaway.command("doctor", "--sglang-path", str(other), *words)
     assert done.returncode == 0, done.stderr
     assert "\nstates and KV with sglang 2.0: " in done.stdout
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
-    done = doctor(throwaway, *words)
+    done = throwaway.command("doctor", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert "name the server's release with --sglang-version" in done.stderr
 
@@ -559,7 +547,7 @@ def test_a_model_that_says_too_little_is_exit_2(
 ) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    done = doctor(throwaway, "--model", str(tmp_path), *words)
+    done = throwaway.command("doctor", "--model", str(tmp_path), *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert said in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +110,7 @@ def verify(
     for name, value in values.items():
         text = text.replace(name, repr(value))
     throwaway.put("sitecustomize.py", text)
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_perf_patches", "verify", *words],
-        env=throwaway.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return throwaway.command("verify", *words)
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

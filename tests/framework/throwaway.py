@@ -272,6 +272,18 @@ class Throwaway:
                 kept[name] = value
         return kept
 
+    def command(
+        self, *words: str, python: str | Path = sys.executable, **variables: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command ``sglang-perf-patches`` with these words."""
+        return subprocess.run(
+            [python, "-m", "sglang_perf_patches", *words],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
     def process(
         self, script: str, *command: str, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:

@@ -47,10 +47,10 @@ def play(server: WindowServer) -> dict[str, Any]:
     server.check_drained()
     cache = server.runner.req_to_token_pool.mamba_pool.mamba_cache
     return {
-        "states": [held.clone() for held in (*cache.conv, cache.temporal)],
         "batches": server.batches,
         "tokens": {rid: server.tokens(rid) for rid in server.reqs},
         "logits": server.logits,
+        "states": [held.clone() for held in (*cache.conv, cache.temporal)],
     }
 
 

@@ -82,26 +82,24 @@ def table(
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)
     room = width()
-    lines = []
-    if below > 1 and room is not None and room - indent < _LEAST:
+    if room is not None and room - indent < _LEAST:
         return _stacked(rows, below, column, colours or {}, room)
+    lines = []
     for row in rows:
-        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
-        if 0 <= column < len(cells):
-            cells[column] = paint(cells[column], (colours or {}).get(row[column], ""))
-        last = [row[-1]]
-        if room is not None and room - indent >= _LEAST:
-            last = _wrapped(row[-1], room - indent)
-        elif room is not None:  # below the row
-            start = " " * 4
-            under = textwrap.wrap(
-                row[-1], max(_LEAST, room), initial_indent=start, subsequent_indent=start
-            )
-            lines += ["  ".join(cells).rstrip(), *under]
-            continue
-        lines.append("  ".join([*cells, last[0]]).rstrip())
+        last = [row[-1]] if room is None else _wrapped(row[-1], room - indent)
+        lines.append("  ".join([*_cells(row, widths, column, colours or {}), last[0]]).rstrip())
         lines += [" " * indent + text for text in last[1:]]
     return "\n".join(lines)
+
+
+def _cells(
+    row: Sequence[str], widths: Sequence[int], column: int, colours: Mapping[str, str]
+) -> list[str]:
+    """The first cells of a row, as wide as their columns."""
+    cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
+    if 0 <= column < len(cells):
+        cells[column] = paint(cells[column], colours.get(row[column], ""))
+    return cells
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
@@ -112,23 +110,21 @@ def _wrapped(text: str, columns: int) -> list[str]:
 def _stacked(
     rows: Sequence[Sequence[str]], below: int, column: int, colours: Mapping[str, str], room: int
 ) -> str:
-    """The last cells of each row below it, each with the heading of its column in small letters."""
+    """The last cells of each row below it; several have their columns' headings before them."""
     heads = [head.lower() for head in rows[0][-below:]]
     widths = [max(map(len, cells)) for cells in zip(*(row[:-below] for row in rows), strict=True)]
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
-        if 0 <= column < len(cells):
-            cells[column] = paint(cells[column], colours.get(row[column], ""))
-        lines.append("  ".join(cells).rstrip())
-        if number:
-            pairs = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
-            text = "; ".join(f"{head}: {cell}" for head, cell in pairs if len(head) <= _LABEL)
-            alone = [cell for head, cell in pairs if len(head) > _LABEL]
-            for each in [text, *alone]:
-                lines += textwrap.wrap(
-                    each, max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
-                )
+    lines = ["  ".join(_cells(rows[0], widths, column, colours)).rstrip()]
+    for row in rows[1:]:
+        lines.append("  ".join(_cells(row, widths, column, colours)).rstrip())
+        pairs = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
+        named = [pair for pair in pairs if below > 1 and len(pair[0]) <= _LABEL]
+        for each in [
+            "; ".join(map(": ".join, named)),
+            *(c for h, c in pairs if (h, c) not in named),
+        ]:
+            lines += textwrap.wrap(
+                each, max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
+            )
     return "\n".join(lines)
 
 

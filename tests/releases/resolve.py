@@ -2,7 +2,7 @@
 
 The release is on PYTHONPATH, HOW and GPU are those of `resolver`. Stdin has a JSON list of
 arguments a server; each is resolved in a fork of its own. Prints one JSON line a server: its
-``setup`` and ``arguments`` as resolved, or why it is ``refused``.
+``setup`` and ``arguments`` as resolved, or why it is ``refused`` or ``failed``.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def resolved(words: list[str]) -> dict[str, Any]:
             arguments = resolver.resolve(words)
         except SystemExit:
             return {"refused": said.getvalue().splitlines()[-1]}
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {error}"}
     server = published.published()
     values = {name: server.read(name) for name in type(arguments).__annotations__}
     setup = FEATURES.setup(server)

@@ -21,8 +21,6 @@ from throwaway import REPOSITORY, Throwaway, distribution
 import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.judge import downloads, source, verdict
-from sglang_perf_patches.judge.cache import Cache
-from sglang_perf_patches.model.patch import module_of
 
 _INJECT = Path(__file__).with_name("inject.py")
 _STATUS = (
@@ -614,72 +612,3 @@ def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> Non
 def judged_here(tree: str) -> dict[str, list[str]]:
     judged = verdict.judge_each(sets.load(), source.Tree(source.find(tree)))
     return {one.patch.id: [one.word, one.reason] for one in judged}
-
-
-# -- a tree with a file missing --------------------------------------------------------------------
-
-
-def test_a_tree_of_0_5_9_with_one_file_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that each file is parsed once
-    whole = source.Tree(source.find(downloads.tree("0.5.9")))
-    before = {v.patch.id: v for v in verdict.judge_each(sets.load(), whole)}
-    read = {module: path for module, path in whole._paths.items() if path}
-    for path in read.values():
-        copy = tmp_path / "tree" / path.relative_to(whole.root.parent)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
-    root = tmp_path / "tree" / "sglang"
-    (root / "__init__.py").touch()
-    again = source.Tree(root, Cache(root))
-    assert {v.patch.id: v.word for v in verdict.judge_each(sets.load(), again)} == {
-        id: judged.word for id, judged in before.items()
-    }
-    again.save()
-    applied = [judged for judged in before.values() if judged.word == "applies"]
-    assert applied
-
-    def read_of(name: str) -> tuple[str, ...]:
-        """A class or a re-export, and what that leads to."""
-        body = whole._class_body(name) if ":" in name else None
-        return (name, *(each for base in body.bases for each in read_of(base))) if body else ()
-
-    def with_required(judged: verdict.Verdict) -> Iterator[verdict.Verdict]:
-        yield judged
-        for id in judged.patch.requires:
-            if before[id].variant:
-                yield from with_required(before[id])
-
-    def needs(judged: verdict.Verdict) -> Iterator[str]:
-        for each in with_required(judged):
-            assert each.variant
-            yield from each.variant.targets + each.variant.depends
-            yield from (name for one in (each.definitions or {}).values() for name in one.imports)
-
-    def reads(judged: verdict.Verdict) -> Iterator[str]:
-        for each in with_required(judged):
-            for definition in (each.definitions or {}).values():
-                yield from (name for one in definition.classes for name in read_of(one))
-
-    needed_by = {judged.patch.id: set(map(module_of, needs(judged))) for judged in applied}
-    read_by = {judged.patch.id: set(map(module_of, reads(judged))) for judged in applied}
-    lost = enumerations = 0
-    for module, path in read.items():
-        missing = root / path.relative_to(whole.root)
-        missing.rename(tmp_path / "missing")
-        judged_again = verdict.judge_each(sets.load(), source.Tree(root, Cache(root)))
-        after = {judged.patch.id: judged for judged in judged_again}
-        for judged in applied:
-            needed = needed_by[judged.patch.id]
-            word = after[judged.patch.id].word
-            assert module in needed | read_by[judged.patch.id] or word == "applies", after[
-                judged.patch.id
-            ]
-            declared = {module_of(name) for name in judged.patch.references()}
-            assert module not in needed & declared or word in {"refused", "absent"}
-            lost += module in needed
-            enumerations += word == "refused" and module not in needed
-        (tmp_path / "missing").rename(missing)
-    assert lost >= len(applied)
-    assert enumerations  # such as `ForwardMode`, which a body reads but no patch declares

@@ -35,7 +35,6 @@ class Table:
     """
 
     def __init__(self) -> None:
-        """Show nothing."""
         self.shown: dict[Any, Any] = {}
         self.patches: frozenset[str] = frozenset()
 
@@ -63,7 +62,6 @@ class Board:
     """
 
     def __init__(self) -> None:
-        """Show nothing."""
         self.now: Any = Table()
         self.slots: dict[tuple[int, str], Any] = {}
 
@@ -92,7 +90,7 @@ class Board:
 
         def show() -> None:
             before()
-            self.now = table
+            self.now = table  # one statement: an interruption leaves all of it or nothing
             after()
 
         return at_rest(codes, show, is_due)
@@ -109,6 +107,9 @@ def at_rest(
     count, and is repeated. A generator and a coroutine count only while they run. While another
     thread compiles with torch, which notes what it has read and compares it at its end, nothing is
     done either.
+
+    With Python's own interval of 5 ms, others wait only for the slice. Where the host has set
+    a shorter interval, they take turns of 5 ms while the try takes the GIL again.
 
     Args:
         codes: the code objects; where there are none, no look is needed.

@@ -28,7 +28,6 @@ class Request:
     """
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        """Note what is to be done."""
         self.is_done = False
         self._work = work
         self._result: Any = None
@@ -62,7 +61,6 @@ class Executor:
     """
 
     def __init__(self) -> None:
-        """Have nothing to do."""
         self.afterwards: Callable[[], None] = lambda: None
         self.interrupted: Callable[[], None] = lambda: None
         self._requests: deque[Request] = deque()

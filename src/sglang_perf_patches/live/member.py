@@ -124,7 +124,6 @@ class Roster:
     """
 
     def __init__(self, patches: Iterable[Patch], board: Board) -> None:
-        """Change nothing yet."""
         self.board = board
         self.over = False
         self._members = {patch.id: Member(patch) for patch in patches}

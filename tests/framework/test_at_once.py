@@ -47,12 +47,13 @@ def call(number):
         longest[number] = max(longest[number], time.perf_counter() - began)
         calls[number] += 1
 
-threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(2)]
 for thread in threads:
     thread.start()
 def wait_for_calls():
     before = list(calls)
     while not all(now > then + 1 for now, then in zip(calls, before)):
+        assert all(thread.is_alive() for thread in threads), "a call has failed"
         time.sleep(1e-4)
 
 # How long a try keeps every other thread from running, in seconds of CPU: a busy machine makes any

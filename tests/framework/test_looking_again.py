@@ -278,3 +278,28 @@ def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -
         assert at > 3
         """
     )
+
+
+def test_a_dependency_is_verified_when_its_import_has_ended(throwaway: Throwaway) -> None:
+    """Also where it was being imported, and changed already, while the patch went live."""
+    throwaway.put("sglang/srt/c.py", "def relied_on():\n    return 1\nimport half\nhalf.look()\n")
+    throwaway.put("half.py", "look = lambda: None\n")
+    throwaway.run(
+        HEAD
+        + """
+import half, sglang.srt.a as a
+step = declare(
+    "one.step", install="step", targets=(f"{A}:Worker.step",), depends=("sglang.srt.c:relied_on",)
+)
+use(step)
+def look():
+    sys.modules["sglang.srt.c"].relied_on = lambda: 2
+    assert ours.activate("all").of("one.step").state == "live"
+half.look = look
+import sglang.srt.c as c
+engine.look_again()
+state = engine.report().of("one.step")
+assert state.state == "conflict" and "c:relied_on is replaced" in state.reason, state
+assert a.Worker().step(1) == 2
+"""
+    )

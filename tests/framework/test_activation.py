@@ -446,3 +446,21 @@ for patches in ((bad, needing), (needing, bad)):
     ours.deactivate()
 """
     )
+
+
+def test_what_a_cache_kept_of_a_patched_call_goes_with_the_patch(throwaway: Throwaway) -> None:
+    cached = "import functools\n@functools.cache\ndef size(x):\n    return x\n"
+    throwaway.put("sglang/srt/c.py", cached)
+    throwaway.run(
+        HEAD
+        + """
+import throwaway_installs, sglang.srt.c as c
+throwaway_installs.size = lambda patching: patching.override(
+    "sglang.srt.c:size", lambda inner: lambda x: inner(x) + 10
+)
+use(declare("one.size", install="size", targets=("sglang.srt.c:size",)))
+assert ours.activate("all").of("one.size").state == "live" and c.size(1) == 11
+ours.deactivate()
+assert c.size(1) == 1
+"""
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -73,20 +72,6 @@ def test_what_is_put_in_a_class_learns_its_name_as_in_a_class_statement() -> Non
     slot = Slot(Board(), owner, "extra", MISSING)
     put(slot, 0, "a", lambda _: value)
     assert value.place == (owner, "extra")
-
-
-def test_what_a_cache_kept_of_a_patched_call_goes_with_the_patch() -> None:
-    def size(x: int) -> int:
-        return x
-
-    owner = sample()
-    owner.size = staticmethod(functools.cache(size))
-    slot = Slot(Board(), owner, "size", size, size)
-    put(slot, 0, "a", adding(10))
-    assert owner.size(1) == 11
-    take(slot, "a")
-    slot.forget_results()
-    assert owner.size(1) == 1
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -108,6 +108,26 @@ assert a.Worker().step(1) == 102
     )
 
 
+def test_what_a_patch_that_holds_work_needs_stays_with_it(throwaway: Throwaway) -> None:
+    throwaway.run(
+        HEAD
+        + """
+targets = (f"{A}:Worker.step",)
+use(HELPER, declare("one.holds", install="holding", targets=targets, requires=("two.helper",)))
+assert {s.state for s in ours.activate("all").patches} == {"live"}
+held.append("a copy")
+engine._current[0].take_off("two.helper")
+state = engine.report().of("two.helper")
+assert state.state == "live" and "until the last copy is made" in state.reason, state
+assert a.helper(1) == 1001 and a.Worker().step(1) == 102
+held.clear()
+engine.look_again()
+assert [s.state for s in engine.report().patches] == ["off", "failed"], engine.report()
+assert a.helper(1) == 1 and a.Worker().step(1) == 2
+"""
+    )
+
+
 def test_a_drain_that_fails_keeps_the_patch_on(throwaway: Throwaway) -> None:
     throwaway.run(
         HEAD

@@ -4,7 +4,8 @@
 
 Prints a Markdown table. For each model and budget it makes the release's ``ModelConfig`` and its
 configurator of KV pools, with the server's arguments published, as stock, with swa.window-pool, and
-with swa.pool-ratio besides. No weights are loaded. The release and ``src`` are on PYTHONPATH.
+with swa.pool-ratio besides. No weights are loaded. The release, ``src`` and this
+checkout are on PYTHONPATH.
 """
 
 from __future__ import annotations

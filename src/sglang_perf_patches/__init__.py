@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from .judge.verdict import Verdict
+    from .compat.verdict import Verdict
     from .model.selection import SelectionError
     from .model.state import Report
 
@@ -94,7 +94,7 @@ def verdicts(path: str | Path | None = None) -> list[Verdict]:
         TreeError: there is no sglang tree.
     """
     from . import sets
-    from .judge import source, verdict
+    from .compat import source, verdict
 
     tree = source.at(path) if path is not None else source.installed()
     return verdict.judge_each(sets.load(), tree)

@@ -8,7 +8,7 @@ import pytest
 
 import few_flags
 from sglang_perf_patches.bench_server.flags import Flags, of
-from sglang_perf_patches.judge.source import Tree
+from sglang_perf_patches.compat.source import Tree
 
 
 @pytest.fixture(scope="module")

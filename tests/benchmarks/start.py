@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sglang_perf_patches import bootstrap
-from sglang_perf_patches.judge import downloads
+from sglang_perf_patches.compat import downloads
 from sglang_perf_patches.model import releases
 from tests.maintain import ROOT
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.judge import source
-from sglang_perf_patches.judge.definition import differing
+from sglang_perf_patches.compat import source
+from sglang_perf_patches.compat.definition import differing
 
 MODULE = """
 from sglang.srt.sizes import SIZE

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.judge import cache, parsing, shipped, source
+from sglang_perf_patches.compat import cache, parsing, shipped, source
 
 REFERENCE = "sglang.srt.work:Worker"
 TEXT = '''\
@@ -409,7 +409,7 @@ def test_a_relative_cache_folder_is_none_as_the_convention_has_it(
 WRITER = """
 import sys
 from pathlib import Path
-from sglang_perf_patches.judge import cache
+from sglang_perf_patches.compat import cache
 root, name = Path(sys.argv[1]), sys.argv[2]
 for number in range(30):
     mine = cache.Cache(root)

@@ -20,7 +20,7 @@ SETS = """
 import os
 import throwaway_patches as t
 from pathlib import Path
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
 built = t.declare("two.built", install="step", targets=(f"{t.A}:helper",),
     upstream=("sgl-project/sglang#1",), built_in_since="1.0",

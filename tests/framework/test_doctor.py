@@ -13,7 +13,7 @@ import pytest
 from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.cli.verbs import stock_switches
-from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.compat import downloads, source
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant
 from tests.maintain import fingerprints
@@ -136,7 +136,7 @@ def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
     throwaway.put(
         "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
+        SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
             "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
         ),
     )
@@ -153,7 +153,7 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
     (other / "srt" / "b.py").unlink()
     throwaway.put(
         "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
+        SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
             "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
         ),
     )
@@ -265,7 +265,7 @@ def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
 def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> None:
     """It judges the other one alone; exit code 1 if that one refuses a chosen patch."""
     other = other.parent.rename(throwaway.site.parent / "elsewhere") / "sglang"
-    sets = SETS.replace("t.use(", "from sglang_perf_patches.judge import source\nt.use(").replace(
+    sets = SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
         "built)", f"built, tree=source.Tree(source.find({str(other)!r})))"
     )
     throwaway.put("sitecustomize.py", sets)
@@ -367,7 +367,7 @@ def test_it_says_what_to_change(
         path.write_text(path.read_text().replace("return x + 1", "return 1 + x"))
         first = f"use(STEP, POLICY, tree=source.Tree(source.find({str(known)!r})))"
         with_known = HEALTH.replace(
-            "use(STEP, POLICY)", f"from sglang_perf_patches.judge import source\n{first}"
+            "use(STEP, POLICY)", f"from sglang_perf_patches.compat import source\n{first}"
         )
     else:
         with_known = HEALTH

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.judge import source
-from sglang_perf_patches.judge.definition import differing
+from sglang_perf_patches.compat import source
+from sglang_perf_patches.compat.definition import differing
 
 STEP = "sglang.srt.m:Worker.step"
 BODY = """

@@ -20,7 +20,7 @@ from throwaway import REPOSITORY, Throwaway, distribution
 
 import tiers
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source, verdict
+from sglang_perf_patches.compat import downloads, source, verdict
 
 _INJECT = Path(__file__).with_name("inject.py")
 _STATUS = (
@@ -71,7 +71,7 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
             "plugin,live/,seen/,model/",
             ("plugin", "model/switch", "live/activation", "live/entry", "live/swap", "seen/keeper"),
         ),
-        ("judge/,sets/", ("judge/cache", "judge/parsing", "judge/source", "judge/verdict")),
+        ("compat/,sets/", ("compat/cache", "compat/parsing", "compat/source", "compat/verdict")),
     ],
 )
 def test_a_fault_at_any_call_leaves_stock_or_patched(
@@ -92,7 +92,7 @@ def test_a_fault_at_any_call_leaves_stock_or_patched(
 @pytest.mark.parametrize(
     ("scenario", "folders", "modules"),
     [
-        ("imported before", "", ("judge/source", "live/swap", "seen/keeper")),
+        ("imported before", "", ("compat/source", "live/swap", "seen/keeper")),
         ("imported later", "live/", ("live/imports", "live/swap")),
         ("deactivating", "", ("live/removal", "live/swap", "seen/keeper")),
     ],
@@ -440,7 +440,7 @@ def test_fingerprints_that_are_missing_refuse(damaged: Path, throwaway: Throwawa
     tree = downloads.tree("0.5.23")
     script = (
         "from sglang_perf_patches import sets\n"
-        "from sglang_perf_patches.judge import source, verdict\n"
+        "from sglang_perf_patches.compat import source, verdict\n"
         f"tree = source.Tree(source.find({str(tree)!r}))\n"
         "print({v.word for v in verdict.judge_each([sets.declared('mamba')], tree)})\n"
     )
@@ -511,7 +511,7 @@ ours.deactivate()
 assert a.Worker().step(1) == 2 + 7 and b.use(3) == 6
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import source, verdict
+from sglang_perf_patches.compat import source, verdict
 import importlib, json, wrapt
 importlib.reload(sets)
 words = {}

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import main
-from sglang_perf_patches.judge import downloads, source, verdict
-from sglang_perf_patches.judge.cache import Cache
+from sglang_perf_patches.compat import downloads, source, verdict
+from sglang_perf_patches.compat.cache import Cache
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
 from sglang_perf_patches.model.selection import Selection, SelectionError, parse
 from sglang_perf_patches.model.switch import is_off

@@ -11,7 +11,7 @@ import pytest
 from throwaway import Throwaway
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads
+from sglang_perf_patches.compat import downloads
 
 LOADED = """
 import json, sys
@@ -24,7 +24,7 @@ WRAPT = "wrapt, asyncio"
 
 NETWORK = {"http", "urllib.request", "ftplib", "smtplib", "xmlrpc", "requests", "pip", "ensurepip"}
 PACKAGING = {"pip", "zipfile", "zipimport", "importlib.metadata", "importlib.resources", "shutil"}
-OURS_FOR_OTHERS = {"judge.downloads", "judge.upgrade", "cli", "verify", "bench_server", "worker"}
+OURS_FOR_OTHERS = {"compat.downloads", "compat.upgrade", "cli", "verify", "bench_server", "worker"}
 
 
 def loaded(throwaway: Throwaway, script: str, **variables: str | None) -> set[str]:
@@ -79,13 +79,13 @@ def test_a_server_loads_neither_networking_nor_packaging_nor_what_other_commands
     script += "import sglang_perf_patches; report = sglang_perf_patches.activate()\n"
     script += "assert 'pending' in {state.state for state in report.patches}"
     cold = loaded(throwaway, script, **variables)
-    no_table = "from sglang_perf_patches.judge import shipped; shipped._read = None\n"
+    no_table = "from sglang_perf_patches.compat import shipped; shipped._read = None\n"
     warm = loaded(throwaway, no_table + script, **variables)
     for names in (cold, warm):
         assert not below(names, NETWORK | PACKAGING)
         assert not below(ours(names), OURS_FOR_OTHERS)
         assert "live.engine" in ours(names)
-        assert not {"judge.parsing", "judge.surroundings"} & ours(names)
+        assert not {"compat.parsing", "compat.surroundings"} & ours(names)
     assert not {"difflib", "tokenize", "ast"} & (warm - cold)
 
 
@@ -101,13 +101,13 @@ def test_without_any_place_for_a_cache_nothing_is_parsed_and_one_line_says_so(
     )
     names = set(json.loads(done.stdout.splitlines()[-1]))
     assert "live.engine" in ours(names)
-    assert not {"ast", "sglang_perf_patches.judge.parsing"} & names
+    assert not {"ast", "sglang_perf_patches.compat.parsing"} & names
     assert done.stderr.count("nothing that is read of sglang is kept") == 1
 
 
 def test_what_is_not_chosen_is_not_judged(throwaway: Throwaway, newest: Path) -> None:
     script = """
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 looked = []
 first = source.Tree.definition
 def definition(self, reference):

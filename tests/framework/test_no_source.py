@@ -14,7 +14,7 @@ from throwaway import REPOSITORY, Throwaway
 
 SETS = """
 import throwaway_patches as t
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 call = t.declare("two.call", install="call", targets=(f"{{t.B}}:Caller.call",))
 t.use(t.STEP, t.HELPER, t.BOTH, call, tree=source.Tree(source.find({known!r})))
 """

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import main, page
-from sglang_perf_patches.judge import downloads
+from sglang_perf_patches.compat import downloads
 from sglang_perf_patches.model.patch import by_id
 
 TEXT = """# one.a

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 
 MODULE = '''\
 import os

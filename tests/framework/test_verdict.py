@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.judge.source import Definition, Tree
-from sglang_perf_patches.judge.verdict import judge, judge_each
+from sglang_perf_patches.compat.source import Definition, Tree
+from sglang_perf_patches.compat.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 ONE = "def f():\n    return 1\n\n\ndef g():\n    return 1\n"

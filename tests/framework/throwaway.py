@@ -15,7 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_perf_patches.judge import downloads
+from sglang_perf_patches.compat import downloads
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ PATCHES = '''
 """Declarations for the throwaway package, put in the place of the real sets."""
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 A, B = "sglang.srt.a", "sglang.srt.b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_perf_patches.bench_server import flags
-from sglang_perf_patches.judge.source import Tree
+from sglang_perf_patches.compat.source import Tree
 
 SOURCE = """
 BACKENDS = ["triton", "fa3"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.verdict import judge_each
+from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases
 
 

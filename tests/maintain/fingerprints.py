@@ -1,7 +1,7 @@
 """Takes the fingerprints that verdicts compare with from the released wheels.
 
 ``python3 -m tests.maintain.fingerprints [SET ...]`` rewrites the ``known.json`` of the sets from
-their declarations, and the table of what was read of the releases' files (``judge/releases.xz``).
+their declarations, and the table of what was read of the releases' files (``compat/releases.xz``).
 ``--check`` only says whether they are what the wheels give. Source builds
 (``git-…``) have no wheel, so their entries are carried over as they are. ``--origin NAME=DIR``
 takes them from a checkout.
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, shipped, source, verdict
-from sglang_perf_patches.judge.cache import NOTHING, Cache
+from sglang_perf_patches.compat import downloads, shipped, source, verdict
+from sglang_perf_patches.compat.cache import NOTHING, Cache
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet
 
@@ -79,7 +79,7 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
 
 
 def read_of_releases() -> dict[str, dict[str, Any]]:
-    """What the judge reads of the files of all releases for all sets, as `shipped` calls them."""
+    """What `compat` reads of the files of all releases for all sets, as `shipped` calls them."""
     found: dict[str, dict[str, Any]] = {}
     for release in releases.KNOWN:
         tree = source.Tree(source.find(downloads.tree(release)), recorder := _Recorder())

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.verdict import judge_each
+from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
 from tests.benchmarks import gains

@@ -13,7 +13,7 @@ from sglang_perf_patches.cli.sizing import split as state_split
 from sglang_perf_patches.cli.sizing import states
 from sglang_perf_patches.cli.sizing.split import Load, Split
 from sglang_perf_patches.cli.sizing.states import Way
-from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.compat import downloads, source
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.sets.mamba.host_split import Cells
 

@@ -8,7 +8,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.live import wrappers as objects
 from sglang_perf_patches.model.patch import module_of
 

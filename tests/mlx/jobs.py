@@ -874,7 +874,7 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     import sglang_perf_patches
 
     installed_release()
-    from sglang_perf_patches.judge import source
+    from sglang_perf_patches.compat import source
     from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, room
     from sglang_perf_patches.verify.mlx import models, rig
 
@@ -1341,7 +1341,7 @@ def installed_release() -> str:
     except metadata.PackageNotFoundError:
         import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
-        from sglang_perf_patches.judge import source
+        from sglang_perf_patches.compat import source
         from tests.proof import standalone
 
         standalone.lend()
@@ -1470,7 +1470,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def judge_as_before_23470() -> None:
     """Let the patches for code before #23470 take 0.5.11 for it, where it was undone in memory."""
     from sglang_perf_patches import sets
-    from sglang_perf_patches.judge import source
+    from sglang_perf_patches.compat import source
 
     tree = source.Tree(source.find_installed())
     (mlx,) = (patch_set for patch_set in sets.load() if patch_set.name == "mlx")

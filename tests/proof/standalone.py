@@ -45,7 +45,7 @@ def lend() -> None:
         TreeError: there is no sglang.
         RuntimeError: sglang is already imported in the normal way.
     """
-    from sglang_perf_patches.judge import source
+    from sglang_perf_patches.compat import source
 
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

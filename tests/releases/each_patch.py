@@ -19,7 +19,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import sglang_perf_patches as ours
-from sglang_perf_patches.judge.verdict import Verdict
+from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.live import engine, wrappers
 from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING

@@ -8,7 +8,7 @@ import pytest
 
 from arguments import arguments
 from sglang_perf_patches.bench_server import flags
-from sglang_perf_patches.judge import downloads, source
+from sglang_perf_patches.compat import downloads, source
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import flag
 

@@ -2,7 +2,7 @@
 
 So do the enumerations and settings that they name, and the constants of their classes' bases.
 
-Which these are is found here by other means than the judge's: by what the compiled code loads, and
+Which these are is found here by other means than `compat` has: by what the compiled code loads, and
 by the lines of the file.
 """
 
@@ -19,9 +19,9 @@ import pytest
 
 import tiers
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.definition import Definition
-from sglang_perf_patches.judge.verdict import judge, judge_each
+from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.compat.definition import Definition
+from sglang_perf_patches.compat.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of, room_of
 
 RELEASES = ("0.5.9", "0.5.17", "0.5.23")

@@ -1,13 +1,13 @@
-"""What the package brings along of the releases' files is what the judge reads in them."""
+"""What the package brings along of the releases' files is what is read in them."""
 
 from __future__ import annotations
 
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.judge import downloads, source
-from sglang_perf_patches.judge.cache import Cache
-from sglang_perf_patches.judge.verdict import judge_each
+from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.compat.cache import Cache
+from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases
 
 MOST_PARSED = 10

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ..judge import source
-from ..judge.source import Tree, TreeError
+from ..compat import source
+from ..compat.source import Tree, TreeError
 from ..model import setups
 from ..model.feature import flag
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..judge.source import Tree as Source
+from ..compat.source import Tree as Source
 from . import BenchError, UsageError, processes, secrets
 from .command import ServerCommand
 

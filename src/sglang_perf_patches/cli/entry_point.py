@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ..judge.source import Tree
+from ..compat.source import Tree
 
 GROUP = "sglang.srt.plugins"
 """The group of entry points that sglang loads, and the module that loads it."""

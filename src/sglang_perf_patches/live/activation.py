@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from ..judge.source import Tree
-from ..judge.verdict import Verdict
+from ..compat.source import Tree
+from ..compat.verdict import Verdict
 from ..model.feature import Features
 from ..model.patch import Patch, module_of
 from ..model.selection import Selection

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..judge.cache import NOTHING, Cache
-from ..judge.definition import OF_NAME
-from ..judge.source import Definition, TreeError, digest_of, lines_of, text_of
+from ..compat.cache import NOTHING, Cache
+from ..compat.definition import OF_NAME
+from ..compat.source import Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patch import qualname_of
 from ..model.patching import MISSING
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from .. import sets
-from ..judge import source
-from ..judge.verdict import judge_each
+from ..compat import source
+from ..compat.verdict import judge_each
 from ..model import selection, setups, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report

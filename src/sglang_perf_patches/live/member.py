@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..judge.source import Definition
-from ..judge.verdict import Verdict
+from ..compat.source import Definition
+from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import RunFlag, State
 from .board import Board, has_gil, is_alone, runs_here

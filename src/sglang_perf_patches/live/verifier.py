@@ -13,7 +13,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..judge.source import Definition
+from ..compat.source import Definition
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .board import Board

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import sglang_perf_patches
 
-from ..judge import source
+from ..compat import source
 from ..live import engine
 from ..model.state import Report
 from . import Different, Inputs, Missing

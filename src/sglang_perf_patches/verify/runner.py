@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any, Literal, get_args
 
 from .. import worker
-from ..judge.verdict import Verdict
-from ..judge.verdict import Word as Verdicts
+from ..compat.verdict import Verdict
+from ..compat.verdict import Word as Verdicts
 from ..live import gpu
 from . import NEEDS, Case, Device, case
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from sglang_perf_patches.judge import source
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.live import wrappers
 from sglang_perf_patches.seen import keeper
 from sglang_perf_patches.verify import Missing

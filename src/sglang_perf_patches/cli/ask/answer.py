@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import worker
-from ...judge.cache import user_folder
-from ...judge.source import Tree
-from ...judge.verdict import Verdict
+from ...compat.cache import user_folder
+from ...compat.source import Tree
+from ...compat.verdict import Verdict
 from ...model import private
 from ...model.errors import OperatorError
 from ...model.feature import Setup

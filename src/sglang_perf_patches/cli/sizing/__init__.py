@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...judge.source import Tree, TreeError
+from ...compat.source import Tree, TreeError
 from ...model.errors import OperatorError
 from ...sets.mamba.host_split import Cells
 from ..verbs import measured_by, tree_at

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...judge.source import Tree, TreeError
+from ...compat.source import Tree, TreeError
 from ...sets.mamba.host_split import Cells
 from .. import render
 from .split import Load, Split, fitted, stock, stock_without_cache

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ... import sets
-from ...judge import source, verdict
-from ...judge.verdict import Verdict
+from ...compat import source, verdict
+from ...compat.verdict import Verdict
 from ...model import selection, switch
 from ...model.patch import by_id
 from ...model.selection import Selection
@@ -38,7 +38,7 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
     if path is not None:
         return source.at(path)
     if version is not None:
-        from ...judge import downloads  # loaded only for a download
+        from ...compat import downloads  # loaded only for a download
 
         return source.at(downloads.tree(version))
     return source.installed()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...judge.source import Tree
+from ...compat.source import Tree
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection

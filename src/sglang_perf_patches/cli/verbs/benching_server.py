@@ -31,7 +31,7 @@ from ...bench_server.boot import Plan
 from ...bench_server.outcome import Outcome
 from ...bench_server.shown import WIDTH, to_text
 from ...bench_server.sides import Side
-from ...judge import source
+from ...compat import source
 from ...model.selection import Selection
 from .. import entry_point, interpreter, render
 from . import add_json, selected, tree_at

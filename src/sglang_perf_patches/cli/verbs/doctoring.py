@@ -7,9 +7,9 @@ import contextlib
 import json
 from typing import Any
 
-from ...judge import upgrade
-from ...judge.source import TreeError
-from ...judge.verdict import Verdict
+from ...compat import upgrade
+from ...compat.source import TreeError
+from ...compat.verdict import Verdict
 from .. import render, sizing
 from . import (
     add_json,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import sets
-from ...judge import source
-from ...judge.source import TreeError
-from ...judge.verdict import Verdict
+from ...compat import source
+from ...compat.source import TreeError
+from ...compat.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.selection import Selection, SelectionError

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from ... import __version__
-from ...judge.source import Tree
+from ...compat.source import Tree
 from ...model.feature import flag_in
 from ...model.selection import TROUBLE, Selection
 from ...seen import records, summary

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ... import sets
-from ...judge import source
-from ...judge.source import TreeError
-from ...judge.verdict import Verdict
+from ...compat import source
+from ...compat.source import TreeError
+from ...compat.verdict import Verdict
 from ...model.selection import Selection
 from .. import entry_point, machine, page, render
 from ..table import OFF, OPT_IN, READY, of_patches

@@ -20,8 +20,8 @@ from typing import Any, get_args
 
 from ... import __version__
 from ...bench_server import machine, public, secrets
-from ...judge.source import TreeError
-from ...judge.verdict import Verdict
+from ...compat.source import TreeError
+from ...compat.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.state import State
 from ...seen import procfs, records

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...judge.source import Tree, TreeError
+from ...compat.source import Tree, TreeError
 from .. import render
 from . import measured_by
 

@@ -110,17 +110,17 @@ def __getattr__(name: str) -> Any:
 
 
 def _import() -> tuple[Any, Any]:
-    """The engine and the keeper."""
+    """The engine and the recorder."""
     from .live import engine
-    from .seen import keeper
+    from .telemetry import recorder
 
-    return engine, keeper
+    return engine, recorder
 
 
 def _activate(text: str | None, strict: bool | None) -> Any:
     """Activate, inside of a request, so that what comes in between waits for the imports too."""
-    engine, keeper = _import()
-    engine.observe(keeper)
+    engine, recorder = _import()
+    engine.observe(recorder)
     happened = engine.activate_now(text, strict=strict)
-    keeper.resume()
+    recorder.resume()
     return happened

@@ -30,7 +30,7 @@ from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.shown import spread, to_text
 from sglang_perf_patches.bench_server.tokens import compare, prompts
 from sglang_perf_patches.bench_server.turns import Stopped, order
-from sglang_perf_patches.seen import procfs
+from sglang_perf_patches.telemetry import procfs
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
 

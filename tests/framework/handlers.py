@@ -1,6 +1,6 @@
-"""A script for `test_keeper`: signal handlers in the middle of the standard library's code.
+"""A script for `test_recorder`: signal handlers in the middle of the standard library's code.
 
-At each line of the keeper's, and of the threading module's, that an activation and its end run, a
+At each line of the recorder's, and of the threading module's, that an activation and its end run, a
 call of ours comes in between, as a signal handler's would. Each attempt is a forked child, which an
 alarm ends where it hangs. Prints how many there were; an attempt that fails says why.
 """
@@ -21,9 +21,9 @@ from throwaway_patches import STEP, use
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.seen import keeper
+from sglang_perf_patches.telemetry import recorder
 
-WATCHED = (keeper.__file__, threading.__file__)
+WATCHED = (recorder.__file__, threading.__file__)
 
 
 def again() -> None:
@@ -45,7 +45,7 @@ def attempt(happens: Callable[[], None], at: Run | None) -> str:
     ours.activate("all")
     assert engine.report().of("one.step").state == "live", engine.report()
     assert a.Worker().step(1) == 102
-    (of_now,) = keeper._keepers
+    (of_now,) = recorder._recorders
     deadline = time.monotonic() + 60
     while not of_now.path.exists():  # the tick brings back what an earlier end took
         assert time.monotonic() < deadline

@@ -27,7 +27,7 @@ from throwaway_patches import BOTH, HELPER, TEN, use
 import sglang_perf_patches as ours
 from sglang_perf_patches import plugin, sets  # noqa: F401
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.seen import records  # noqa: F401
+from sglang_perf_patches.telemetry import records  # noqa: F401
 
 PATCHES = (TEN, BOTH, HELPER)
 # What lets nothing out can't guard itself.

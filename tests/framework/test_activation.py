@@ -236,7 +236,7 @@ warnings.simplefilter("ignore")
 import sglang.srt.a as a
 use(STEP)
 ours.activate("all")
-from sglang_perf_patches.seen import records as record
+from sglang_perf_patches.telemetry import records as record
 look_nowhere_else()
 child = os.fork()
 if child == 0:

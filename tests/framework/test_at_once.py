@@ -200,8 +200,8 @@ def test_without_a_gil_a_patch_that_is_on_stays_on(throwaway: Throwaway) -> None
         from throwaway_patches import *
         import sglang_perf_patches as ours
         from sglang_perf_patches.live import engine
-        from sglang_perf_patches.seen import keeper
-        keeper.keep = lambda *_: None       # whose thread would be another one
+        from sglang_perf_patches.telemetry import recorder
+        recorder.keep = lambda *_: None       # whose thread would be another one
         import sglang.srt.a as a
         use(STEP)
         assert ours.activate("all").of("one.step").state == "live"

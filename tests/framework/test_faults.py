@@ -68,8 +68,15 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
     ("folders", "modules"),
     [
         (
-            "plugin,live/,seen/,model/",
-            ("plugin", "model/switch", "live/activation", "live/entry", "live/swap", "seen/keeper"),
+            "plugin,live/,telemetry/,model/",
+            (
+                "plugin",
+                "model/switch",
+                "live/activation",
+                "live/entry",
+                "live/swap",
+                "telemetry/recorder",
+            ),
         ),
         ("compat/,sets/", ("compat/cache", "compat/parsing", "compat/source", "compat/verdict")),
     ],
@@ -92,9 +99,9 @@ def test_a_fault_at_any_call_leaves_stock_or_patched(
 @pytest.mark.parametrize(
     ("scenario", "folders", "modules"),
     [
-        ("imported before", "", ("compat/source", "live/swap", "seen/keeper")),
+        ("imported before", "", ("compat/source", "live/swap", "telemetry/recorder")),
         ("imported later", "live/", ("live/imports", "live/swap")),
-        ("deactivating", "", ("live/removal", "live/swap", "seen/keeper")),
+        ("deactivating", "", ("live/removal", "live/swap", "telemetry/recorder")),
     ],
 )
 def test_an_interruption_at_any_line_leaves_everything_or_nothing(
@@ -187,7 +194,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
         return {str(path): path.read_bytes() for path in files}
 
     before = tree()
-    _, *outcomes = inject(throwaway, "kills", "live/,seen/", "8")
+    _, *outcomes = inject(throwaway, "kills", "live/,telemetry/", "8")
     # A call that only a slow machine makes may not be there again.
     killed = [outcome for outcome in outcomes if set(outcome) == {"killed"}]
     assert len(killed) > 0.9 * len(outcomes)

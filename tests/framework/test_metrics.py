@@ -99,7 +99,7 @@ def test_a_fault_of_the_exporter_does_not_reach_the_keeper(throwaway: Throwaway)
         import sys, time, types
         from throwaway_patches import *
         import sglang_perf_patches as ours
-        from sglang_perf_patches.seen import records
+        from sglang_perf_patches.telemetry import records
         look_nowhere_else()
         module = types.ModuleType("prometheus_client")
         def broken(*words, **more):

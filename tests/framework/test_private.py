@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.seen import records
+from sglang_perf_patches.telemetry import records
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")

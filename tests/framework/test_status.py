@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.seen import procfs, records
+from sglang_perf_patches.telemetry import procfs, records
 
 SERVE = """
 import os, sys
@@ -404,7 +404,7 @@ warnings.simplefilter("ignore")
 from throwaway_patches import *
 look_nowhere_else()
 import sglang_perf_patches as ours
-from sglang_perf_patches.seen import records
+from sglang_perf_patches.telemetry import records
 import sglang.srt.a as a
 use(STEP)
 ours.activate("all")
@@ -425,7 +425,7 @@ child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
 by_hand = os.fork()
 if by_hand == 0:
     os.execvp("sleep", ["sleep", "60"])
-time.sleep(2.5)                                     # for a keeper to start by itself
+time.sleep(2.5)                                     # for a recorder to start by itself
 try:
     assert files() == shown() == [os.getpid()], files()
 finally:
@@ -510,7 +510,7 @@ for _ in range(3000):
     if files() == [os.getpid()]:
         break
     time.sleep(0.1)
-assert files() == [os.getpid()], files()            # our own keeper has tidied up
+assert files() == [os.getpid()], files()            # our own recorder has tidied up
 """
     )
 
@@ -538,7 +538,7 @@ def test_a_server_is_seen_from_a_shell_that_names_no_folder(
         done = throwaway.run(
             f"""
             from throwaway_patches import *
-            from sglang_perf_patches.seen import records
+            from sglang_perf_patches.telemetry import records
             look_nowhere_else()
             assert records.read_all() == []
             records.{base} = {str(elsewhere)!r}
@@ -816,7 +816,7 @@ def test_status_where_all_but_the_runtime_folder_is_read_only(throwaway: Throwaw
             import resource
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no folder takes a file
             from throwaway_patches import *
-            from sglang_perf_patches.seen import records
+            from sglang_perf_patches.telemetry import records
             look_nowhere_else()
             print([data["pid"] for data in records.read_all()])     # a pipe is no file
             """

@@ -83,7 +83,7 @@ def declare(id, *, install, targets, releases=("1.0",), **more):
 
 def look_nowhere_else():
     """Let `status` see none of this machine's own servers: only what the environment names."""
-    from sglang_perf_patches.seen import records
+    from sglang_perf_patches.telemetry import records
 
     records._RUN = records._TEMPORARY = "/nowhere"
 

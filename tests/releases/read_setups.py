@@ -2,7 +2,7 @@
 
 The release is on PYTHONPATH. Prints one JSON line a server: its ``name``; the features that are
 ``on``; the uses that it is known to be ``having`` and ``lacking``; and how often the publication
-was ``seen``; or, where the release refuses its arguments, ``refused`` and why. At last a line for
+was ``telemetry``; or, where the release refuses its arguments, ``refused`` and why. At last a line for
 each of some models, with what is read of the release's ``model`` configuration.
 """
 

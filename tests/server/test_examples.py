@@ -27,7 +27,7 @@ from linux_mlx.environments import (
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import selection as selections
 from sglang_perf_patches.model.patch import by_id
-from sglang_perf_patches.seen import metrics
+from sglang_perf_patches.telemetry import metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIMS = Path(__file__).parents[1] / "harness" / "linux_mlx" / "shims"

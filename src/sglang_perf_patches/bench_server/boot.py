@@ -50,7 +50,7 @@ class Boot:
         side: the name of its side.
         figures: name → value, as `outcome.FIGURES` names them; what is unknown is left out.
         tokens: the greedy tokens.
-        records: those of the server's processes, as `seen.records` gives them.
+        records: those of the server's processes, as `telemetry.records` gives them.
         labels: what the server says about itself: model, sglang.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from ..seen.procfs import option
+from ..telemetry.procfs import option
 from . import UsageError, secrets
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to be reached locally

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.selection import Selection
-from ..seen import records
+from ..telemetry import records
 from . import BenchError, public, secrets
 from .sides import Side
 

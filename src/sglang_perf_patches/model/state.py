@@ -73,7 +73,7 @@ class Report:
 
 
 class Observer(Protocol):
-    """An observer of the patches of this process; `seen` registers one."""
+    """An observer of the patches of this process; `telemetry` registers one."""
 
     def keep(
         self, report: Callable[[], Report | None], look_again: Callable[[], None], of: object

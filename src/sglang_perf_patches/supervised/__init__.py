@@ -2,5 +2,5 @@
 
 `command` starts a `supervisor` in a process of its own, which starts the command and ends it, with
 all that came of it, when a pipe from the first process ends. The supervisor imports the standard
-library and `seen.procfs` alone.
+library and `telemetry.procfs` alone.
 """

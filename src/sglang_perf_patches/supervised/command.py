@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..seen import procfs
+from ..telemetry import procfs
 
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from ..seen import procfs
+from ..telemetry import procfs
 
 _ASK_REST_S = 3.0
 _KILL_S = 30.0

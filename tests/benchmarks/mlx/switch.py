@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.live import wrappers
-from sglang_perf_patches.seen import keeper
+from sglang_perf_patches.telemetry import recorder
 from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.mlx.models import RUNNER
 
@@ -45,7 +45,7 @@ class Switch:
         owners = [wrappers.owner_of(reference) for reference in targets]
         stock = [self._held(*owner) for owner in owners]
         report = sglang_perf_patches.activate(selection)
-        keeper.drop()  # it checks the live code, and would report a turn of stock's as a conflict
+        recorder.drop()  # it checks the live code, and would report a turn of stock's as a conflict
         self.names = [id for id, _ in applying if report.of(id).state == "live"]
         if not self.names:
             raise Missing(f"no patch of {selection} went live")

@@ -207,7 +207,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 def patches_here() -> dict[str, list[str]]:
     """The patches that ran in a process of this server, and those that stayed out, with why."""
-    from sglang_perf_patches.seen import records
+    from sglang_perf_patches.telemetry import records
 
     processes = [each for each in records.read_all() if each["server"] == os.getpid()]
     states: list[dict[str, Any]] = [one for each in processes for one in each["patches"]]

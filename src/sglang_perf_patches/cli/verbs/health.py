@@ -13,7 +13,7 @@ from ... import __version__
 from ...compat.source import Tree
 from ...model.feature import flag_in
 from ...model.selection import TROUBLE, Selection
-from ...seen import records, summary
+from ...telemetry import records, summary
 from .. import entry_point, machine, render
 from ..table import READY
 from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at

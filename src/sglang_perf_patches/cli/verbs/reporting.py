@@ -24,7 +24,7 @@ from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.state import State
-from ...seen import procfs, records
+from ...telemetry import procfs, records
 from .. import render
 from . import judged, selected, tree_at
 

@@ -11,7 +11,7 @@ from ... import sets
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import SelectionError
-from ...seen import procfs
+from ...telemetry import procfs
 
 _PORT = "30000"  # sglang's own default
 _ROLES = ("launcher", "scheduler", "tokenizer", "detokenizer", "data_parallel_controller")

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ...model.selection import TROUBLE
-from ...seen import records, summary
+from ...telemetry import records, summary
 from .. import render
 from ..table import COLOURS
 from . import add_json, servers

@@ -1,4 +1,4 @@
-"""The keeper goes on, whatever fails in it, and what it observes does not notice."""
+"""The recorder goes on, whatever fails in it, and what it observes does not notice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from throwaway_patches import *
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.seen import keeper, records
-keeper._TICK_S = 0.1
+from sglang_perf_patches.telemetry import recorder, records
+recorder._TICK_S = 0.1
 use(STEP)
 lines = []
 class Lines(logging.Handler):
@@ -28,7 +28,7 @@ class Lines(logging.Handler):
 logging.getLogger("sglang_perf_patches").addHandler(Lines())
 
 def record():
-    path = keeper._keepers[0].path
+    path = recorder._recorders[0].path
     return json.loads(path.read_text()) if path.exists() else None
 
 def wait_for(condition):
@@ -47,17 +47,19 @@ BROKEN = {
         "import types; sys.modules['multiprocessing'] = types.ModuleType('multiprocessing')"
     ),
     "a file with an odd name": (
-        "from sglang_perf_patches.seen import procfs\n"
-        "(keeper._keepers[0].path.parent / f'{procfs.namespace()}-\\u00b2-1.json').touch()"
+        "from sglang_perf_patches.telemetry import procfs\n"
+        "(recorder._recorders[0].path.parent / f'{procfs.namespace()}-\\u00b2-1.json').touch()"
     ),
     "a deep record": (
-        "import sglang_perf_patches.seen.procfs as p\n"
-        "(keeper._keepers[0].path.parent / f'{records.name_of(os.getppid())}.json')"
+        "import sglang_perf_patches.telemetry.procfs as p\n"
+        "(recorder._recorders[0].path.parent / f'{records.name_of(os.getppid())}.json')"
         ".write_text('[' * 100_000)"
     ),
-    "an announcement": "keeper._keepers[0].announce = lambda data: 1 / 0",
-    "metrics": "keeper._keepers[0].exporter.export = lambda data: sys.exit()",
-    "a sweep": ("keeper._keepers[0].sweep = lambda: 1 / 0; keeper._keepers[0].has_forked = True"),
+    "an announcement": "recorder._recorders[0].announce = lambda data: 1 / 0",
+    "metrics": "recorder._recorders[0].exporter.export = lambda data: sys.exit()",
+    "a sweep": (
+        "recorder._recorders[0].sweep = lambda: 1 / 0; recorder._recorders[0].has_forked = True"
+    ),
     "a fork": "child = os.fork()\nif not child: os._exit(0)\nos.waitpid(child, 0)",
 }
 
@@ -86,14 +88,14 @@ def test_looking_again_that_fails_is_said_and_tried_again(throwaway: Throwaway) 
         + """
 import sglang.srt.a as a
 ours.activate()
-look = keeper._keepers[0].look_again
+look = recorder._recorders[0].look_again
 def fails():
     raise MemoryError("no room")
-keeper._keepers[0].look_again = fails
+recorder._recorders[0].look_again = fails
 wait_for(lambda: lines)
 time.sleep(0.3)
 assert len(lines) == 1 and "MemoryError: no room" in lines[0], lines
-keeper._keepers[0].look_again = look
+recorder._recorders[0].look_again = look
 undone()
 """
     )
@@ -180,18 +182,18 @@ import os, sys, threading, time, warnings
 warnings.simplefilter("error")
 from types import SimpleNamespace
 from sglang_perf_patches.model.state import PatchState, Report
-from sglang_perf_patches.seen import keeper
-keeper._TICK_S, keeper._PAUSE_S = 0.2, 10.0
+from sglang_perf_patches.telemetry import recorder
+recorder._TICK_S, recorder._PAUSE_S = 0.2, 10.0
 looks = []
 report = Report("all", "1.0", (PatchState("one.step", "live", "", False),))
-keeper.keep(lambda: report, lambda: looks.append(1))
+recorder.keep(lambda: report, lambda: looks.append(1))
 for _ in range(8):
     child = os.fork()
     if not child:
         os._exit(threading.active_count() - 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     time.sleep(0.06)
-assert keeper._keepers[0].has_thread()
+assert recorder._recorders[0].has_thread()
 assert len(looks) >= 2, looks     # forks don't keep it from its work
 """
 

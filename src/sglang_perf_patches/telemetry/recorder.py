@@ -2,7 +2,7 @@
 
 Code on a hot path only sets a flag in memory; the thread looks at it once a second. A forked child
 gets no thread and no record by the fork alone, because most such children are about to become
-another program: its keeper starts when a patch changes there, when it activates, or when
+another program: its recorder starts when a patch changes there, when it activates, or when
 multiprocessing begins to work in it. The thread is away while its process forks.
 
 Nothing here raises: patches are live whether they are recorded or not. What fails is said once, in
@@ -51,22 +51,22 @@ def keep(
         look_again: called once a second without any lock, for what else is to be looked at.
         of: what is named to `drop`.
     """
-    keeper = _Keeper(report, look_again, of)
-    _keepers.append(keeper)
-    keeper.guarded(keeper.begin)
+    recorder = _Recorder(report, look_again, of)
+    _recorders.append(recorder)
+    recorder.guarded(recorder.begin)
 
 
 def changed() -> None:
-    """Notify the keeper of a change; nothing is read or written here."""
-    for keeper in list(_keepers):
-        keeper.guarded(keeper.begin, False)
-        keeper.wake()
+    """Notify the recorder of a change; nothing is read or written here."""
+    for recorder in list(_recorders):
+        recorder.guarded(recorder.begin, False)
+        recorder.wake()
 
 
 def resume() -> None:
     """Start a record in this process too, if it was forked from one that has a record."""
-    for keeper in list(_keepers):
-        keeper.guarded(keeper.begin)
+    for recorder in list(_recorders):
+        recorder.guarded(recorder.begin)
 
 
 def drop(of: object = None) -> None:
@@ -75,14 +75,14 @@ def drop(of: object = None) -> None:
     Args:
         of: as it was named to `keep`; None for whatever is kept.
     """
-    for keeper in list(_keepers):
-        if of is None or keeper.of is of:
+    for recorder in list(_recorders):
+        if of is None or recorder.of is of:
             with contextlib.suppress(ValueError):  # a signal handler did it
-                _keepers.remove(keeper)
-            keeper.guarded(keeper.stop)
+                _recorders.remove(recorder)
+            recorder.guarded(recorder.stop)
 
 
-class _Keeper:
+class _Recorder:
     """Keeps the record of one process."""
 
     def __init__(
@@ -301,10 +301,10 @@ class _Keeper:
         if register is None or self.is_known_to_multiprocessing:
             return
 
-        def begin_and_end(keeper: _Keeper) -> None:
-            keeper.guarded(keeper.begin)
+        def begin_and_end(recorder: _Recorder) -> None:
+            recorder.guarded(recorder.begin)
             stop: Any = util  # a multiprocessing child skips atexit
-            stop.Finalize(None, keeper.guarded, args=(keeper.stop,), exitpriority=0)
+            stop.Finalize(None, recorder.guarded, args=(recorder.stop,), exitpriority=0)
 
         register(self, begin_and_end)
         self.is_known_to_multiprocessing = True
@@ -319,29 +319,29 @@ class _Keeper:
 
 # One, but for the moment in which a signal handler begins anew; a container, so that nothing
 # rebinds it.
-_keepers: list[_Keeper] = []
+_recorders: list[_Recorder] = []
 
 
 def _before_fork() -> None:
-    for keeper in list(_keepers):
-        keeper.has_forked = True
-        keeper.guarded(keeper.tell_multiprocessing)
-        keeper.guarded(keeper.pause)
+    for recorder in list(_recorders):
+        recorder.has_forked = True
+        recorder.guarded(recorder.tell_multiprocessing)
+        recorder.guarded(recorder.pause)
 
 
 def _after_fork() -> None:
-    for keeper in list(_keepers):
-        keeper.guarded(keeper.go_on)
+    for recorder in list(_recorders):
+        recorder.guarded(recorder.go_on)
 
 
 def _after_fork_in_child() -> None:
-    for keeper in _keepers:
-        keeper.forget()
+    for recorder in _recorders:
+        recorder.forget()
 
 
 def _leave() -> None:
     """At the interpreter's end: a subinterpreter must have no thread then."""
-    threads = [keeper.thread for keeper in _keepers]
+    threads = [recorder.thread for recorder in _recorders]
     drop()
     for thread in threads:
         if thread is not None and thread is not threading.current_thread():

@@ -16,7 +16,11 @@ _FOLDER = os.path.dirname(ours.__file__) + os.sep
 _LATER = (2, 5, 17)
 _ALWAYS = (
     *("plugin.py:load", "model/switch.py"),  # before anything guards them
-    *("live/board.py:Board.exchange", "live/board.py:at_rest", "live/board.py:_in_one_slice"),
+    *(
+        "live/dispatch_table.py:DispatchTable.exchange",
+        "live/dispatch_table.py:at_rest",
+        "live/dispatch_table.py:_in_one_slice",
+    ),
     *("live/executor.py:Executor.go_on", "live/executor.py:Executor._work"),  # hold its lock
 )
 

@@ -13,7 +13,7 @@ faulthandler.dump_traceback_later(500, exit=True)
 from throwaway_patches import *
 import throwaway_installs
 import sglang_perf_patches as ours
-from sglang_perf_patches.live import board, engine
+from sglang_perf_patches.live import dispatch_table, engine
 import sglang.srt.a as a, sglang.srt.b as b
 
 cycles, least = int(sys.argv[1]), int(sys.argv[2])
@@ -58,14 +58,14 @@ def wait_for_calls():
 
 # How long a try keeps every other thread from running, in seconds of CPU: a busy machine makes any
 # call long, but not this.
-slices, in_one_slice = [], board._in_one_slice
+slices, in_one_slice = [], dispatch_table._in_one_slice
 def timed(is_safe, act):
     began = time.thread_time()
     try:
         return in_one_slice(is_safe, act)
     finally:
         slices.append(time.thread_time() - began)
-board._in_one_slice = timed
+dispatch_table._in_one_slice = timed
 done = 0
 while done < cycles or sum(calls) < least:
     while {s.state for s in engine.activate("all").patches} != {"live"}:

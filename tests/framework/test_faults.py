@@ -138,7 +138,7 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
     """
     apart = 0 if tiers.is_whole(pytestconfig) else 8
     _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
-    for outcome in struck(outcomes, "live/board", "live/removal", "live/swap"):
+    for outcome in struck(outcomes, "live/dispatch_table", "live/removal", "live/swap"):
         if fault == "fails" and scenario == "imported before":
             require_each_whole(outcome)
         else:

@@ -50,7 +50,11 @@ def test_off_loads_only_the_switch_and_the_queue(throwaway: Throwaway) -> None:
         "from sglang_perf_patches import plugin; plugin.load()",
         SGLANG_PERF_PATCHES="none",
     )
-    queue = {"live", "live.executor", "live.board"}  # in which calls of a signal handler wait
+    queue = {
+        "live",
+        "live.executor",
+        "live.dispatch_table",
+    }  # in which calls of a signal handler wait
     assert ours(names) == {"sglang_perf_patches", "plugin", "model", "model.switch", *queue}
     assert not names & {"dataclasses", "inspect", "logging", "pathlib", "wrapt"}
 

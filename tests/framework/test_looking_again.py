@@ -243,9 +243,9 @@ def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -
         """
         import sys
         from sglang_perf_patches.live import imports
-        from sglang_perf_patches.live.board import Board
+        from sglang_perf_patches.live.dispatch_table import DispatchTable
 
-        watch = imports.Watched(Board(), lambda: None)
+        watch = imports.Watched(DispatchTable(), lambda: None)
         during = []
         publish = watch._around(lambda: during.append(watch.is_under_way()))
         publish()

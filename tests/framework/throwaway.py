@@ -92,7 +92,7 @@ def wait_for_threads():
     """Until no other thread does requests, so that each has logged what came of its own."""
     import time
 
-    from sglang_perf_patches.live.board import runs_elsewhere
+    from sglang_perf_patches.live.dispatch_table import runs_elsewhere
     from sglang_perf_patches.live.executor import Executor
 
     while runs_elsewhere([Executor.go_on.__code__]):

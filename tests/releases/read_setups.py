@@ -2,7 +2,7 @@
 
 The release is on PYTHONPATH. Prints one JSON line a server: its ``name``; the features that are
 ``on``; the uses that it is known to be ``having`` and ``lacking``; and how often the publication
-was ``telemetry``; or, where the release refuses its arguments, ``refused`` and why. At last a line for
+was ``seen``; or, where the release refuses its arguments, ``refused`` and why. At last a line for
 each of some models, with what is read of the release's ``model`` configuration.
 """
 
@@ -23,7 +23,7 @@ lent.lend()
 
 from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
-from sglang_perf_patches.live.board import Board  # noqa: E402
+from sglang_perf_patches.live.dispatch_table import DispatchTable  # noqa: E402
 from sglang_perf_patches.live.imports import Watched  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 
@@ -72,7 +72,7 @@ def main() -> None:
     """Publish a plain server, and one for the example of each feature."""
     import sglang.srt.server_args  # noqa: F401
 
-    Watched(Board(), lambda: _seen.append(None)).begin(*published._publishing())
+    Watched(DispatchTable(), lambda: _seen.append(None)).begin(*published._publishing())
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         servers: dict[str, tuple[Any, Any]] = {

@@ -203,13 +203,13 @@ def test_the_servers_own_metrics_have_every_scheduler(many: tuple[str, Seen]) ->
 
 
 def must_be_in_metrics(seen: Seen) -> None:
-    info = [line for line in telemetry.metrics if line.startswith("sglang_perf_patches_info{")]
-    assert len(info) == 1, telemetry.metrics
+    info = [line for line in seen.metrics if line.startswith("sglang_perf_patches_info{")]
+    assert len(info) == 1, seen.metrics
     assert 'selection="all"' in info[0]
     for name in ("live", "ran"):
         names = {
             (int(match["pid"]), match["patch"]): float(match["value"])
-            for line in telemetry.metrics
+            for line in seen.metrics
             if (match := re.match(_SERIES.format(name), line))
         }
         expected = {

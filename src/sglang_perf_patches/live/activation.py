@@ -25,12 +25,12 @@ from ..model.feature import Features
 from ..model.patch import Patch, module_of
 from ..model.selection import Selection
 from ..model.state import PatchState, Report, State
-from .board import Board
 from .compiled import Compiled
+from .dispatch_table import DispatchTable
 from .entry import Entry, around
 from .executor import Executor
 from .imports import Imports, Watched
-from .member import WORKING, Notices, Roster
+from .patch_runtime import WORKING, Notices, Registry
 from .published import Gatekeeper
 from .removal import Removal
 from .verifier import Verifier
@@ -61,7 +61,7 @@ class Activation:
         *,
         strict: bool,
         features: Features,
-        board: Board,
+        dispatch: DispatchTable,
         executor: Executor,
         on_change: Callable[[], None],
         on_end: Callable[[Activation], None],
@@ -74,7 +74,7 @@ class Activation:
             selection: those that are to go live.
             strict: whether the loss of one that was chosen by name is more than a warning.
             features: what a server may have on that a patch was not proven with.
-            board: what this process shows.
+            dispatch: what this process shows.
             executor: does all that changes something.
             on_change: called when the state of a patch changed.
             on_end: called with this one when everything is off again.
@@ -87,17 +87,17 @@ class Activation:
         self._version = "unknown"
         self._executor = executor
         self._on_end = on_end
-        self._roster = Roster(patches, board)
+        self._registry = Registry(patches, dispatch)
         self._notices = Notices(selection.by_name if strict else (), on_change, on_loss)
         self._imports = Imports(self.look_again)
-        self._verifier = Verifier(board, self._imports, Compiled())
-        self._hooks = Watched(board, self.look_again)
-        self._removal = Removal(self._roster, self._notices)
+        self._verifier = Verifier(dispatch, self._imports, Compiled())
+        self._hooks = Watched(dispatch, self.look_again)
+        self._removal = Removal(self._registry, self._notices)
         self._gatekeeper = Gatekeeper(
-            *(features, board, self._roster, self._removal, self.look_again)
+            *(features, dispatch, self._registry, self._removal, self.look_again)
         )
         self._entry = Entry(
-            self._roster,
+            self._registry,
             self._imports,
             self._verifier,
             self._removal,
@@ -113,7 +113,7 @@ class Activation:
         self._version = tree.version
         self._verifier.compiled = Compiled(tree.cache)
         for verdict in verdicts:
-            member = self._roster[verdict.patch.id]
+            member = self._registry[verdict.patch.id]
             member.verdict = verdict
             if member.patch.id not in self.selection.ids:
                 continue
@@ -139,12 +139,12 @@ class Activation:
 
     def report(self) -> Report:
         """What happened to each patch."""
-        states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._roster)
+        states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._registry)
         return Report(self.selection.text, self._version, states)
 
     def stop(self) -> None:
         """Have the next look take everything off."""
-        self.is_stopping = self._roster.over = True
+        self.is_stopping = self._registry.over = True
 
     def leave(self, reason: str) -> None:
         """In a forked child that can't go on: every patch is to be taken off."""
@@ -153,7 +153,7 @@ class Activation:
 
     def take_off(self, patch: str) -> None:
         """Take one patch off, as soon as that is safe; for tests and measurements."""
-        self._request(partial(self._removal.lose, self._roster[patch], *_OFF))
+        self._request(partial(self._removal.lose, self._registry[patch], *_OFF))
 
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
@@ -162,7 +162,7 @@ class Activation:
     @property
     def over(self) -> bool:
         """Whether nothing goes live any more."""
-        return self._roster.over
+        return self._registry.over
 
     @property
     def is_preparing(self) -> bool:
@@ -200,7 +200,7 @@ class Activation:
 
     def _look(self) -> None:
         """Verify what is live and not as it was; those that are undone are to be taken off."""
-        for member in self._roster.working():
+        for member in self._registry.working():
             if self.over or member.state != "live" or member.end is not None:
                 continue
             if self._verifier.is_as_seen(member):
@@ -223,20 +223,20 @@ class Activation:
         self._advance()
         if self._removal.has_more:  # what failed to go live takes along what needs it
             self._removal.go_on()
-        if self.over and not self._roster.on():
+        if self.over and not self._registry.on():
             self._hooks.leave()
             self._gatekeeper.leave()
         # This also repairs what an interruption or a fault has left in memory. Nobody who calls
         # that meanwhile notices: what is inert calls stock's code.
-        self._roster.settle()
-        if self.is_stopping and not self.ended and self._roster.is_clear():
+        self._registry.settle()
+        if self.is_stopping and not self.ended and self._registry.is_clear():
             self.ended = True
             self._imports.leave()
             self._notices.tell(partial(self._on_end, self))
 
     def _advance(self) -> None:
         """Wait for imports, and put live what can be by now."""
-        working = [member for member in self._roster if member.state in WORKING]
+        working = [member for member in self._registry if member.state in WORKING]
         if self.over or not working:
             return
         names = [name for member in working for name in member.variant.modules()]
@@ -249,7 +249,7 @@ class Activation:
 
     def _abandon(self, reason: str) -> None:
         """After an unexpected fault: every patch is taken off, and the fault is logged."""
-        first, self._roster.over = not self.over, True
+        first, self._registry.over = not self.over, True
         self._removal.end_all("failed", reason)
         try:
             self._go_on()
@@ -258,5 +258,5 @@ class Activation:
         if first:
             failed = ("failed", reason)
             self._notices.lose_all(
-                reason, [each for each in self._roster if failed in (each.status, each.end)]
+                reason, [each for each in self._registry if failed in (each.status, each.end)]
             )

@@ -16,13 +16,13 @@ from ..model import selection, setups, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
 from .activation import Activation
-from .board import Board
+from .dispatch_table import DispatchTable
 from .ending import end_process
 from .executor import executor
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_board = Board()
+_dispatch = DispatchTable()
 _ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
@@ -120,7 +120,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
         features=setups.FEATURES,
-        board=_board,
+        dispatch=_dispatch,
         executor=executor,
         on_change=_tell_of_change,
         on_end=_tell_of_end,

@@ -2,7 +2,7 @@
 
 A patch waits until the last of its modules has been imported. Every definition that it changes or
 relies on is verified in memory. Its install function says what to change, and the new objects are
-made. They are put in place inert, and the board shows all of them at once.
+made. They are put in place inert, and the dispatch table shows all of them at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..model.patching import Gated, Make
 from ..model.state import RunFlag
 from .executor import Executor
 from .imports import Imports, is_loaded
-from .member import SERVING, Drain, Member, Notices, Roster
+from .patch_runtime import SERVING, Drain, Notices, PatchRuntime, Registry
 from .published import Gatekeeper
 from .removal import Removal
 from .swap import Layer
@@ -38,7 +38,7 @@ class Entry:
         is_preparing: code of ours is being imported or installed, by the thread that is at work.
     """
 
-    _roster: Roster
+    _registry: Registry
     _imports: Imports
     _verifier: Verifier
     _removal: Removal
@@ -49,13 +49,13 @@ class Entry:
 
     def advance(self) -> None:
         """Put live what can be by now."""
-        for member in self._roster:
-            if not self._roster.over and member.state == "pending" and member.end is None:
+        for member in self._registry:
+            if not self._registry.over and member.state == "pending" and member.end is None:
                 self._attempt(member)
 
-    def _attempt(self, member: Member) -> None:
+    def _attempt(self, member: PatchRuntime) -> None:
         """Advance a waiting patch as far as possible now."""
-        if self._roster.is_on(member):  # the thread that put it live did not come to say so
+        if self._registry.is_on(member):  # the thread that put it live did not come to say so
             self._notices.set_status(member, "live", "")
             return
         missing = [name for name in member.variant.modules() if not self._imports.is_ready(name)]
@@ -63,7 +63,7 @@ class Entry:
             self._notices.set_status(member, "pending", f"{missing[0]} is not imported yet")
             return
         for needed in member.patch.requires:
-            state = self._roster[needed].state
+            state = self._registry[needed].state
             if state not in SERVING:
                 self._removal.lose(member, "failed", f"it needs {needed}, which is {state}")
                 return
@@ -86,7 +86,7 @@ class Entry:
         finally:
             self.is_preparing = False
 
-    def _prepare(self, member: Member) -> list[str]:
+    def _prepare(self, member: PatchRuntime) -> list[str]:
         """Import and run install code, and note what it makes; what is seen stays as it is.
 
         Returns:
@@ -122,19 +122,21 @@ class Entry:
         member.slots = slots
         member.drains = tuple(patching.drains)
         # Makes the layers, which may import too, and keeps them.
-        self._roster.made_with(member)
+        self._registry.made_with(member)
         return found.wrappers
 
-    def _go_live(self, member: Member, wrappers: list[str]) -> None:
+    def _go_live(self, member: PatchRuntime, wrappers: list[str]) -> None:
         """Change everything that a patch wants changed, or nothing."""
-        roster = self._roster
-        if roster.over:
+        registry = self._registry
+        if registry.over:
             return
-        roster.board.slots |= {(id(slot.owner), slot.name): slot for slot in member.slots.values()}
+        registry.dispatch.slots |= {
+            (id(slot.owner), slot.name): slot for slot in member.slots.values()
+        }
         try:
-            is_shown = roster.show([*roster.on(), member])
+            is_shown = registry.show([*registry.on(), member])
         except Exception as error:
-            if not roster.is_on(member):
+            if not registry.is_on(member):
                 member.forget()
             self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
             return
@@ -148,7 +150,7 @@ class Entry:
             self._notices.set_status(member, "live", around(wrappers))
         member.seen = self._verifier.glimpse(member)
 
-    def _close(self, member: Member, reason: str) -> None:
+    def _close(self, member: PatchRuntime, reason: str) -> None:
         """A patch reports that it now runs only stock's code. On a hot path: nothing waits."""
         member.gate = reason
         if member.state == "live":

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .board import runs_here
+from .dispatch_table import runs_here
 
 _POLL_S = 0.001
 

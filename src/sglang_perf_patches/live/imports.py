@@ -9,7 +9,7 @@ from typing import Any
 
 import wrapt
 
-from .board import Board, runs_elsewhere, runs_here
+from .dispatch_table import DispatchTable, runs_elsewhere, runs_here
 from .swap import Layer, Slot
 from .wrappers import is_function, raw, underlying
 
@@ -68,9 +68,9 @@ def _finish(module: ModuleType) -> None:
 class Watched:
     """A call of ours after each call of a stock function, in whatever thread."""
 
-    def __init__(self, board: Board, after: Callable[[], None]) -> None:
+    def __init__(self, dispatch: DispatchTable, after: Callable[[], None]) -> None:
         """Change nothing yet; `after` is called when a call has returned."""
-        self._board = board
+        self._dispatch = dispatch
         self._after = after
         self._slot: Slot | None = None
 
@@ -79,8 +79,10 @@ class Watched:
         held = raw(owner, name)
         if self._slot is not None or not is_function(underlying(held)):
             return  # where it is another plugin's, the next look sees what it has done
-        slot = Slot(self._board, owner, name, held, held if isinstance(owner, ModuleType) else None)
-        self._slot = self._board.slots[id(owner), name] = slot
+        slot = Slot(
+            self._dispatch, owner, name, held, held if isinstance(owner, ModuleType) else None
+        )
+        self._slot = self._dispatch.slots[id(owner), name] = slot
         layer = Layer("", self._around)
         slot.made_of([layer])
         slot.place()

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..model.feature import MISSING, Features, Server, Setup
 from ..model.ruling import Ruling, ruling
-from .board import Board
+from .dispatch_table import DispatchTable
 from .imports import Imports, Watched, is_loaded
-from .member import Member, Roster
+from .patch_runtime import PatchRuntime, Registry
 from .removal import Removal
 
 ARGUMENTS = "sglang.srt.server_args"
@@ -140,21 +140,21 @@ class Gatekeeper:
     def __init__(
         self,
         features: Features,
-        board: Board,
-        roster: Roster,
+        dispatch: DispatchTable,
+        registry: Registry,
         removal: Removal,
         on_publication: Callable[[], None],
     ) -> None:
         """Gate none yet; `on_publication` is to have `act` called."""
         self._features = features
-        self._roster = roster
+        self._registry = registry
         self._removal = removal
         self._had: frozenset[str] = frozenset()
-        self._watched = Watched(board, on_publication)
+        self._watched = Watched(dispatch, on_publication)
 
     def watch(self, imports: Imports) -> None:
         """Wait for what publishes, and see publications from then on; may be repeated."""
-        if any(self._is_ruled(member) for member in self._roster.working()):
+        if any(self._is_ruled(member) for member in self._registry.working()):
             imports.wait_for(MODULES)
             if imports.is_ready(ARGUMENTS):
                 self._watched.begin(*_publishing())
@@ -173,10 +173,10 @@ class Gatekeeper:
         if self._watched.is_under_way():
             return
         setup: Setup | None = None
-        for member in self._roster.working():
+        for member in self._registry.working():
             if not self._is_ruled(member) or member.end is not None:
                 continue
-            if member.state == "gated" and not self._roster.is_on(member):
+            if member.state == "gated" and not self._registry.is_on(member):
                 continue
             setup = self._setup() if setup is None else setup
             ruled = self._rule(member, setup)
@@ -186,13 +186,13 @@ class Gatekeeper:
             elif ruled is not None:
                 self._removal.lose(member, *ruled)
 
-    def ruling(self, member: Member) -> Ruling | None:
+    def ruling(self, member: PatchRuntime) -> Ruling | None:
         """Why a patch may not go live here; None if it may."""
         if not self._is_ruled(member) or self._watched.is_under_way():
             return None
         return self._rule(member, self._setup())
 
-    def _is_ruled(self, member: Member) -> bool:
+    def _is_ruled(self, member: PatchRuntime) -> bool:
         has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
         return has_rule or member.state == "not needed"  # one that it requires is not
 
@@ -203,13 +203,13 @@ class Gatekeeper:
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
         return dataclasses.replace(setup, lacking=lacking)
 
-    def _rule(self, member: Member, setup: Setup) -> Ruling | None:
-        acting = [self._roster[needed].patch for needed in self._acting(member)]
+    def _rule(self, member: PatchRuntime, setup: Setup) -> Ruling | None:
+        acting = [self._registry[needed].patch for needed in self._acting(member)]
         return ruling(member.patch, acting, setup)
 
-    def _acting(self, member: Member) -> list[str]:
+    def _acting(self, member: PatchRuntime) -> list[str]:
         """The patches that it needs and that upstream does not have built in."""
-        needed = {name: self._roster[name].verdict for name in member.patch.requires}
+        needed = {name: self._registry[name].verdict for name in member.patch.requires}
         return [name for name, verdict in needed.items() if verdict and verdict.word == "applies"]
 
 

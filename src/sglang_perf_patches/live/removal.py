@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..model.state import State
-from .member import WORKING, Member, Notices, Roster, why_it_stays, with_dependents
+from .patch_runtime import WORKING, Notices, PatchRuntime, Registry, why_it_stays, with_dependents
 
 _RULED = frozenset({"gated", "not needed"})
 """States that are no fault of a patch."""
@@ -25,26 +25,26 @@ class Removal:
         has_more: a patch is to be taken off since the last `go_on`.
     """
 
-    _roster: Roster
+    _registry: Registry
     _notices: Notices
     has_more: bool = False
 
-    def lose(self, member: Member, state: State, reason: str) -> None:
+    def lose(self, member: PatchRuntime, state: State, reason: str) -> None:
         """Have a patch off for good, and log it: now, or by `go_on` if it is on."""
-        if self._roster.is_on(member):
+        if self._registry.is_on(member):
             self.has_more = self.has_more or member.end is None
             member.end = member.end or (state, reason)
         else:
             self._end({member: (state, reason)})
 
-    def revive(self, member: Member) -> None:
+    def revive(self, member: PatchRuntime) -> None:
         """Let a patch wait again that turned out to be needed."""
         self._notices.set_status(member, "pending", "")
 
     def end_all(self, state: State, reason: str) -> None:
         """Have every patch end so; to be taken off by the next `go_on`."""
-        for member in self._roster:
-            if self._roster.is_on(member):
+        for member in self._registry:
+            if self._registry.is_on(member):
                 member.end = (state, reason)
             elif member.end is None and member.state in WORKING:
                 member.forget()
@@ -53,8 +53,8 @@ class Removal:
     def go_on(self) -> None:
         """Take off what is to be, each group as a whole or not at all; each is tried once."""
         self.has_more = False
-        leaving = [member for member in self._roster if member.end is not None]
-        for group in _groups(with_dependents(leaving, self._roster.on())):
+        leaving = [member for member in self._registry if member.end is not None]
+        for group in _groups(with_dependents(leaving, self._registry.on())):
             if self._take_off(group):
                 self._end({each: each.end for each in group if each.end is not None})
                 continue
@@ -67,22 +67,22 @@ class Removal:
 
     def waits_for(self) -> str:
         """What must end before the patches that are to be taken off are off."""
-        leaving = [member for member in self._roster if member.end is not None]
-        groups = _groups(with_dependents(leaving, self._roster.on()))
+        leaving = [member for member in self._registry if member.end is not None]
+        groups = _groups(with_dependents(leaving, self._registry.on()))
         lines = {member.patch.id: why_it_stays(group) for group in groups for member in group}
         return "; ".join(f"{each.patch.id} until {lines[each.patch.id]}" for each in leaving)
 
-    def _take_off(self, going: Collection[Member]) -> bool:
-        """Take patches off the board, if that is safe now."""
-        roster = self._roster
+    def _take_off(self, going: Collection[PatchRuntime]) -> bool:
+        """Take patches off the dispatch table, if that is safe now."""
+        registry = self._registry
         slots = [slot for each in going for slot in each.slots.values()]
-        if not roster.show([each for each in roster.on() if each not in going]):
+        if not registry.show([each for each in registry.on() if each not in going]):
             return False
         for slot in slots:
             slot.forget_results()
         return True
 
-    def _end(self, ends: Mapping[Member, tuple[State, str]]) -> None:
+    def _end(self, ends: Mapping[PatchRuntime, tuple[State, str]]) -> None:
         """Note that patches are off for good, and end those that need them."""
         for member, (state, reason) in ends.items():
             member.forget()
@@ -91,7 +91,7 @@ class Removal:
             if state not in _RULED | {"off"}:
                 self._notices.complain(member)
         for member, (state, reason) in ends.items():
-            for other in self._roster.working():
+            for other in self._registry.working():
                 if member.patch.id in other.patch.requires:
                     is_ruled = state in _RULED
                     why = f": {reason}" if is_ruled else f", which is {state}"
@@ -99,9 +99,9 @@ class Removal:
                     self.lose(other, so, f"it needs {member.patch.id}{why}")
 
 
-def _groups(members: Iterable[Member]) -> list[list[Member]]:
+def _groups(members: Iterable[PatchRuntime]) -> list[list[PatchRuntime]]:
     """Members by what depends on each other: one needs the other, or they share a place."""
-    groups: list[list[Member]] = []
+    groups: list[list[PatchRuntime]] = []
     for member in members:
         linked = [group for group in groups if any(_are_linked(member, each) for each in group)]
         groups = [group for group in groups if group not in linked]
@@ -109,7 +109,7 @@ def _groups(members: Iterable[Member]) -> list[list[Member]]:
     return groups
 
 
-def _are_linked(one: Member, other: Member) -> bool:
+def _are_linked(one: PatchRuntime, other: PatchRuntime) -> bool:
     return (
         one.patch.id in other.patch.requires
         or other.patch.id in one.patch.requires

@@ -3,11 +3,11 @@
 A class's attribute is assigned. A function of a module, which others may have bound by
 ``from … import``, and a method that other code has wrapped, keep their identity and get another
 ``__code__`` instead; so nobody's binding goes stale and no wrapper is lost. What is put there is
-inert, and looks at the board (see `board`). A value that is no function can't be inert: it is
-assigned after the board has changed.
+inert, and looks at the dispatch table. A value that is no function can't be inert: it is assigned
+after the dispatch table has changed.
 
-The board says what is shown. `Slot.settle` makes memory agree with it, whatever an interruption
-has left, and may be repeated.
+The dispatch table says what is shown. `Slot.settle` makes memory agree with it, whatever an
+interruption has left, and may be repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any
 
 from ..model.patching import MISSING, Make
-from .board import Board, at_rest, runs_here
+from .dispatch_table import DispatchTable, at_rest, runs_here
 from .trampoline import (
     PREFIX,
     copy_of,
@@ -73,11 +73,11 @@ class Slot:
         original: what the lowest layer is given: what the owner held before the first change, or
             a copy of the stock function whose code is exchanged.
         inside: that function, where code is exchanged instead of the attribute, else None.
-        keys: of the board's table; none for a value that is no function.
+        keys: of the dispatch table; none for a value that is no function.
     """
 
     def __init__(
-        self, board: Board, owner: Any, name: str, original: Any, inside: Any = None
+        self, dispatch: DispatchTable, owner: Any, name: str, original: Any, inside: Any = None
     ) -> None:
         """Change nothing yet.
 
@@ -89,7 +89,7 @@ class Slot:
         self.original = original
         self.inside = inside
         self.keys: tuple[str, ...] = ()
-        self._board = board
+        self._dispatch = dispatch
         self._front: Any = MISSING  # what is inert, for a class's function
         self._assigned: list[Any] = []  # values of ours that were put there, noted in advance
         self._made: dict[tuple[Layer, ...], Any] = {}
@@ -100,7 +100,7 @@ class Slot:
             require_plain(inside)
             self._code: CodeType = inside.__code__
             self.original = copy_of(inside)
-            setattr(board.now, self._stem, self.original)  # which nothing calls yet
+            setattr(dispatch.now, self._stem, self.original)  # which nothing calls yet
             self.keys = (self._stem,)
             self._trampoline = exchangeable(inside, self._stem, self._stem)
 
@@ -112,8 +112,8 @@ class Slot:
 
     @property
     def shown(self) -> Change:
-        """What the board shows here."""
-        change: Change = self._board.now.shown.get(self) or self.made_of(())
+        """What the dispatch table shows here."""
+        change: Change = self._dispatch.now.shown.get(self) or self.made_of(())
         return change
 
     @property
@@ -150,7 +150,7 @@ class Slot:
         }
 
     def functions(self, change: Change) -> dict[str, Callable[..., Any]]:
-        """What the board's table holds for a change, by key."""
+        """What the dispatch table holds for a change, by key."""
         if not self.keys:
             return {}
         if self.inside is not None:
@@ -185,7 +185,7 @@ class Slot:
         parts = functions_in(value) | functions_in(like)
         try:
             fronts = {
-                part: front(function, self._board, f"{self._stem}{part}")
+                part: front(function, self._dispatch, f"{self._stem}{part}")
                 for part, function in parts.items()
             }
         except TypeError:
@@ -197,7 +197,7 @@ class Slot:
             look_like(function, parts[part])
         self.keys = tuple(f"{self._stem}{part}" for part in parts)
         for key, stock in self.functions(self.made_of(())).items():
-            setattr(self._board.now, key, stock)
+            setattr(self._dispatch.now, key, stock)
         self._front = inert
 
     def _inherited(self) -> Any:
@@ -214,19 +214,19 @@ class Slot:
     def place(self) -> None:
         """Put there what is inert; may be repeated."""
         if self._trampoline is not None:
-            self.inside.__globals__[self._stem] = self._board
+            self.inside.__globals__[self._stem] = self._dispatch
             if self.inside.__code__ is self._code:
                 self.inside.__code__ = self._trampoline
         elif self._front is not MISSING:
             self._assign(self._front)
 
     def show_alone(self, layers: Iterable[Layer]) -> None:
-        """Have the board show layers that are of no patch; whoever is in a call may see both."""
-        change, now = self.made_of(layers), self._board.now
-        self._board.now = now.replaced({self: change}, self.functions(change), now.patches)
+        """Show layers that are of no patch; whoever is in a call may see both."""
+        change, now = self.made_of(layers), self._dispatch.now
+        self._dispatch.now = now.replaced({self: change}, self.functions(change), now.patches)
 
     def settle(self, *, is_at_rest: bool = False) -> None:
-        """Make memory agree with the board; may be repeated.
+        """Make memory agree with the dispatch table; may be repeated.
 
         Args:
             is_at_rest: no thread is in what is inert here.

@@ -1,9 +1,9 @@
-"""Code that calls what the board shows at the moment (see `board`).
+"""Code that calls what the dispatch table shows at the moment (see `dispatch_table`).
 
 It has stock's own parameters, file, first line and name, so that signatures, tracebacks and
-compilers see the function that they know. A function of ours closes over the board. A stock
-function whose code is exchanged reads it from its module, under a private name, because a constant
-that is no literal is more than ``torch.compile`` can represent.
+compilers see the function that they know. A function of ours closes over the dispatch table. A
+stock function whose code is exchanged reads it from its module, under a private name, because a
+constant that is no literal is more than ``torch.compile`` can represent.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def exchangeable(function: FunctionType, board: str, key: str) -> CodeType:
-    """Code for `function` that passes every argument on to ``board.now.key``.
+def exchangeable(function: FunctionType, dispatch: str, key: str) -> CodeType:
+    """Code for `function` that passes every argument on to ``dispatch.now.key``.
 
     Args:
         function: a plain function, see `require_plain`.
-        board: the global of its module that holds the board.
-        key: the attribute of the board's table.
+        dispatch: the global of its module that holds the dispatch table.
+        key: the attribute of the dispatch table.
     """
     code = function.__code__
     # Python replaces a function's code only by code with as many free variables. Dead code names
     # them, at no cost per call.
     free = ", ".join(code.co_freevars)
     keep = f"  if False: ({free},)\n" if free else ""
-    return _inner(code, free, keep, f"{board}.now.{key}", code.co_freevars)
+    return _inner(code, free, keep, f"{dispatch}.now.{key}", code.co_freevars)
 
 
-def front(function: FunctionType, board: Any, key: str) -> FunctionType:
-    """A function like `function`, with its defaults, that calls ``board.now.key``.
+def front(function: FunctionType, dispatch: Any, key: str) -> FunctionType:
+    """A function like `function`, with its defaults, that calls ``dispatch.now.key``.
 
     Raises:
         TypeError: `function` is an asynchronous generator.
@@ -51,7 +51,7 @@ def front(function: FunctionType, board: Any, key: str) -> FunctionType:
         function.__globals__,
         function.__name__,
         function.__defaults__,
-        (_cell(board),),
+        (_cell(dispatch),),
     )
     calling.__kwdefaults__ = function.__kwdefaults__
     return calling
@@ -70,15 +70,15 @@ def require_plain(function: FunctionType) -> None:
 def callee_of(function: FunctionType) -> Any:
     """What a function calls whose code is of this kind, of this copy or another; else None."""
     code = function.__code__
-    # The board's own name and the key may be one: Python keeps a name once.
+    # The dispatch table's own name and the key may be one: Python keeps a name once.
     names = [name for name in code.co_names if name.startswith(PREFIX)]
     if not names:
         return None
     if code.co_freevars == (PREFIX,) and function.__closure__:
-        board = function.__closure__[0].cell_contents
+        dispatch = function.__closure__[0].cell_contents
     else:
-        board = function.__globals__.get(names[0])
-    return getattr(getattr(board, "now", None), names[-1], None)
+        dispatch = function.__globals__.get(names[0])
+    return getattr(getattr(dispatch, "now", None), names[-1], None)
 
 
 def _inner(code: CodeType, outer: str, keep: str, callee: str, free: tuple[str, ...]) -> CodeType:

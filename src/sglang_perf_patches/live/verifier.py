@@ -16,10 +16,10 @@ from typing import Any
 from ..compat.source import Definition
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
-from .board import Board
 from .compiled import Compiled, changed_default, is_at
+from .dispatch_table import DispatchTable
 from .imports import Imports
-from .member import Member
+from .patch_runtime import PatchRuntime
 from .swap import Slot
 from .wrappers import (
     Foreign,
@@ -70,11 +70,11 @@ class Verifier:
         compiled: tells what code is stock's.
     """
 
-    _board: Board
+    _dispatch: DispatchTable
     _imports: Imports
     compiled: Compiled
 
-    def verify(self, member: Member) -> Found:
+    def verify(self, member: PatchRuntime) -> Found:
         """Check every definition of a patch in memory, each once.
 
         Raises:
@@ -113,7 +113,7 @@ class Verifier:
             TypeError: its code can't be exchanged.
         """
         owner, name = owner_of(reference)
-        slot: Slot | None = self._board.slots.get((id(owner), name))
+        slot: Slot | None = self._dispatch.slots.get((id(owner), name))
         if slot is not None and (slot.layers or slot.stands()):
             return slot
         stock = found.stock.get(reference)
@@ -123,14 +123,14 @@ class Verifier:
         # What is inert is made once: who has kept it calls the same one later.
         if slot is not None and slot.is_for(held, inside):
             return slot
-        return Slot(self._board, owner, name, held, inside)
+        return Slot(self._dispatch, owner, name, held, inside)
 
-    def is_as_seen(self, member: Member) -> bool:
+    def is_as_seen(self, member: PatchRuntime) -> bool:
         """Whether all that a patch touches and relies on is as it was when it was seen last."""
         now = self.glimpse(member)
         return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
 
-    def glimpse(self, member: Member) -> list[Any]:
+    def glimpse(self, member: PatchRuntime) -> list[Any]:
         """Objects that stay the same ones while what a patch touches and relies on does."""
         variant = member.variant
         read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
@@ -142,10 +142,10 @@ class Verifier:
             *map(self._imports.is_ready, dict.fromkeys(map(module_of, names))),
         ]
 
-    def _is_ours(self, member: Member, reference: str) -> bool:
+    def _is_ours(self, member: PatchRuntime, reference: str) -> bool:
         return self._placed(member, reference) is not None
 
-    def _placed(self, member: Member, reference: str) -> Slot | None:
+    def _placed(self, member: PatchRuntime, reference: str) -> Slot | None:
         """The slot that a reference leads to, where something of ours stands there.
 
         Raises:
@@ -158,7 +158,7 @@ class Verifier:
                 f"{reference} is stock's own again: its class was defined again, "
                 f"for example by a reload of {module_of(reference)}"
             )
-        slot: Slot | None = self._board.slots.get((id(owner), name))
+        slot: Slot | None = self._dispatch.slots.get((id(owner), name))
         if slot is None:
             return None
         return slot if slot.layers or slot.stands() else None

@@ -1,6 +1,7 @@
 """Stock's code by turns with ours, in all threads of one process, for measurements.
 
-What is paused stays `live`: the board shows stock's code in its place, and later the same objects.
+What is paused stays `live`: the dispatch table shows stock's code in its place, and later the same
+objects.
 """
 
 import contextlib
@@ -23,29 +24,29 @@ def paused(*names, wait_s=20.0):
         TimeoutError: there was no such moment.
     """
     from sglang_perf_patches.live import engine  # the other sides of a rig run without
-    from sglang_perf_patches.live.member import with_dependents
+    from sglang_perf_patches.live.patch_runtime import with_dependents
 
-    roster = engine._present()._roster
-    before = roster.on()
+    registry = engine._present()._registry
+    before = registry.on()
     off = with_dependents([each for each in before if each.patch.id in names or not names], before)
-    _show(roster, [each for each in before if each not in off], off, wait_s)
+    _show(registry, [each for each in before if each not in off], off, wait_s)
     try:
         yield frozenset(each.patch.id for each in off)
     finally:
-        _show(roster, [each for each in before if each.slots], off, wait_s)  # less what was lost
+        _show(registry, [each for each in before if each.slots], off, wait_s)  # less what was lost
 
 
-def _show(roster, members, changed, wait_s):
+def _show(registry, members, changed, wait_s):
     from sglang_perf_patches.live.executor import executor
 
     slots = [slot for each in changed for slot in each.slots.values()]
 
     def exchange():
-        held = {each: each.drains for each in roster}
+        held = {each: each.drains for each in registry}
         try:
             for each in held:
                 each.drains = ()
-            is_shown = roster.show(members)
+            is_shown = registry.show(members)
         finally:
             for each, drains in held.items():
                 each.drains = drains

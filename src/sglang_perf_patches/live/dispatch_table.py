@@ -2,7 +2,7 @@
 
 What stands in a stock place is *inert*: it calls what the table shows at that moment (see
 `trampoline`), stock's own function at first. So every place of a patch changes with one assignment,
-``Board.now = table``, and a thread sees all of a patch or nothing.
+``DispatchTable.now = table``, and a thread sees all of a patch or nothing.
 
 A call that has begun continues with what it began with. So the table is exchanged only while no
 thread is in a call that the exchange concerns: see `at_rest`. If a thread is, nothing happens, and
@@ -53,7 +53,7 @@ class Table:
         return table
 
 
-class Board:
+class DispatchTable:
     """The table of this process.
 
     Attributes:

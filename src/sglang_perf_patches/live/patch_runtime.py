@@ -1,7 +1,7 @@
 """The patches of this process: one, all together, and what is reported of them.
 
-The board shows the layers of the patches that are on: `Roster.show` is the one function that
-changes which those are.
+The dispatch table shows the layers of the patches that are on. `Registry.show` is the one function
+that changes which those are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import RunFlag, State
-from .board import Board, has_gil, is_alone, runs_here
+from .dispatch_table import DispatchTable, has_gil, is_alone, runs_here
 from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -41,7 +41,7 @@ class Drain:
 
 
 @dataclass(eq=False)
-class Member:
+class PatchRuntime:
     """One patch in this process.
 
     Attributes:
@@ -115,41 +115,41 @@ class Member:
         self.slots, self.layers = {}, {}
 
 
-class Roster:
+class Registry:
     """Every patch there is, in declared order, and what they show.
 
     Attributes:
-        board: what this process shows.
+        dispatch: what this process shows.
         over: nothing goes live any more.
     """
 
-    def __init__(self, patches: Iterable[Patch], board: Board) -> None:
-        self.board = board
+    def __init__(self, patches: Iterable[Patch], dispatch: DispatchTable) -> None:
+        self.dispatch = dispatch
         self.over = False
-        self._members = {patch.id: Member(patch) for patch in patches}
+        self._members = {patch.id: PatchRuntime(patch) for patch in patches}
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[PatchRuntime]:
         """Each member, in declared order."""
         return iter(self._members.values())
 
-    def __getitem__(self, patch: str) -> Member:
+    def __getitem__(self, patch: str) -> PatchRuntime:
         """The member of a patch, by its id."""
         return self._members[patch]
 
-    def is_on(self, member: Member) -> bool:
-        """Whether the board shows a patch, whatever its state says so far."""
-        return member.patch.id in self.board.now.patches
+    def is_on(self, member: PatchRuntime) -> bool:
+        """Whether the dispatch table shows a patch, whatever its state says so far."""
+        return member.patch.id in self.dispatch.now.patches
 
-    def on(self) -> list[Member]:
-        """Those that the board shows."""
+    def on(self) -> list[PatchRuntime]:
+        """Those that the dispatch table shows."""
         return [member for member in self if self.is_on(member)]
 
-    def working(self) -> list[Member]:
+    def working(self) -> list[PatchRuntime]:
         """Those that are live, or may be."""
         return [member for member in self if member.state in WORKING]
 
-    def show(self, members: Collection[Member]) -> bool:
-        """Have the board show exactly these patches, all at once, if that is safe now.
+    def show(self, members: Collection[PatchRuntime]) -> bool:
+        """Have the dispatch table show exactly these patches, all at once, if that is safe now.
 
         It is while no thread is in a call that this concerns, and while no patch holds work that
         shows something in a place that changes. May be repeated.
@@ -176,36 +176,36 @@ class Roster:
         functions: dict[str, Callable[..., Any]] = {}
         for change in changes:
             functions |= change.slot.functions(change)
-        table = self.board.now.replaced(
+        table = self.dispatch.now.replaced(
             {change.slot: change for change in changes},
             functions,
             frozenset(member.patch.id for member in after),
         )
-        return self.board.exchange(
+        return self.dispatch.exchange(
             *(table, codes),
             is_due=lambda: not any(member.waits_for() for member in holding),
             before=lambda: _each(slot.place for slot in coming),
             after=lambda: _each(partial(slot.settle, is_at_rest=True) for slot in slots),
         )
 
-    def made_with(self, member: Member) -> None:
-        """Make what the board would show with one more patch; it is kept."""
+    def made_with(self, member: PatchRuntime) -> None:
+        """Make what the dispatch table would show with one more patch; it is kept."""
         with_it = [each for each in self if each is member or self.is_on(each)]
         for slot in member.slots.values():
             slot.made_of(_layers(with_it, slot))
 
     def settle(self) -> None:
-        """Take what the board does not show out of memory.
+        """Take what the dispatch table does not show out of memory.
 
         Raises:
             Exception: of the first slot where that failed; the others were settled.
         """
-        _each(slot.settle for slot in self.board.slots.values() if not slot.layers)
+        _each(slot.settle for slot in self.dispatch.slots.values() if not slot.layers)
 
     def is_clear(self) -> bool:
         """Whether nothing of ours is shown, nor left in stock's places."""
         return not self.on() and all(
-            slot.layers or slot.is_left() for slot in self.board.slots.values()
+            slot.layers or slot.is_left() for slot in self.dispatch.slots.values()
         )
 
 
@@ -221,17 +221,19 @@ def _each(steps: Iterable[Callable[[], None]]) -> None:
         raise failed
 
 
-def _slots(members: Iterable[Member]) -> dict[Slot, None]:
+def _slots(members: Iterable[PatchRuntime]) -> dict[Slot, None]:
     """The places in which members show something, each once."""
     return dict.fromkeys(slot for member in members for slot in member.slots.values())
 
 
-def _layers(members: Iterable[Member], slot: Slot) -> list[Layer]:
+def _layers(members: Iterable[PatchRuntime], slot: Slot) -> list[Layer]:
     """What members make of a slot, the one that is nearest to stock first."""
     return [layer for member in members for layer in member.layers_at(slot)]
 
 
-def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
+def with_dependents(
+    members: Iterable[PatchRuntime], among: Collection[PatchRuntime]
+) -> list[PatchRuntime]:
     """Some members, and those among others that need any of them, directly or not."""
     together = list(dict.fromkeys(members))
     for member in together:  # which grows
@@ -240,7 +242,7 @@ def with_dependents(members: Iterable[Member], among: Collection[Member]) -> lis
     return together
 
 
-def why_it_stays(members: Iterable[Member]) -> str:
+def why_it_stays(members: Iterable[PatchRuntime]) -> str:
     """What must end before members can come off together, after "until"."""
     waits = next(filter(None, (member.waits_for() for member in members)), "")
     if not waits and not has_gil() and not is_alone():
@@ -271,7 +273,7 @@ class Notices:
         self._loss = ""
         self._is_ending = False
 
-    def set_status(self, member: Member, state: State, reason: str) -> None:
+    def set_status(self, member: PatchRuntime, state: State, reason: str) -> None:
         """Note what became of a patch."""
         if member.status != (state, reason):
             member.status = (state, reason)
@@ -286,7 +288,7 @@ class Notices:
         except Exception:
             logger.debug("an observer failed", exc_info=True)
 
-    def complain(self, member: Member) -> None:
+    def complain(self, member: PatchRuntime) -> None:
         """Say that a patch is lost, and why."""
         state, reason = member.end or member.status
         line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
@@ -295,7 +297,7 @@ class Notices:
         else:
             self._messages.append((logging.WARNING, line))
 
-    def lose_all(self, reason: str, lost: Collection[Member]) -> None:
+    def lose_all(self, reason: str, lost: Collection[PatchRuntime]) -> None:
         """Say that every patch is removed; of those that are demanded too."""
         for member in lost:
             if member.patch.id in self._demanded:

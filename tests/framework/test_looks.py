@@ -289,9 +289,9 @@ def test_a_patch_stays_on_while_a_caller_is_compiled(
 
 
 RELEASED = """
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import importlib, json, torch
 from sglang_perf_patches.live import engine

@@ -1,4 +1,4 @@
-"""Stock's code by turns with ours, as measurements show them (`rig/inside/pausing.py`)."""
+"""Stock's code by turns with ours, as measurements show them (`rig/injected/pausing.py`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from throwaway import Throwaway
 
-INSIDE = Path(__file__).parents[1] / "benchmarks" / "rig" / "inside"
+INJECTED = Path(__file__).parents[1] / "benchmarks" / "rig" / "injected"
 START = f"""
 import sys, threading
-sys.path.append({str(INSIDE)!r})
+sys.path.append({str(INJECTED)!r})
 from pausing import paused
 from throwaway_patches import *
 import throwaway_installs as installs

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 BEGINNINGS = {
-    "lent": (
+    "stubs": (
         *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
         *("transformers.modeling_utils", "transformers.processing_utils", "torchvision"),
         *("openai.types.responses", "fastapi", "aiohttp", "scipy.stats", "hypothesis"),
@@ -38,7 +38,7 @@ BEGINNINGS = {
 }
 """By the way that a script begins, what takes long of what it and sglang import of other packages.
 
-``lent``: with ``lent.lend()``. ``mlx``: with nothing, or with ``standalone.lend()``.
+``stubs``: with ``stubs.lend()``. ``mlx``: with nothing, or with ``standalone.lend()``.
 """
 
 
@@ -48,10 +48,10 @@ def serve(beginning: str, listening: socket.socket) -> None:
     for number in range(3):  # a fork's standard streams are its own
         os.dup2(nothing, number)
     before = dict(os.environ)
-    if beginning == "lent":
-        from tests.proof import lent
+    if beginning == "stubs":
+        from tests.proof import stubs
 
-        lent.lend()
+        stubs.lend()
     for name in BEGINNINGS[beginning]:
         with contextlib.suppress(ModuleNotFoundError):  # not every environment has them all
             importlib.import_module(name)

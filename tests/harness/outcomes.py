@@ -43,9 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--stand-ins"):
-        from tests.proof import lent
+        from tests.proof import stubs
 
-        lent.lend()
+        stubs.lend()
         # Of no device. `lend` leaves it empty, where upstream's tests take the first digit.
         os.environ["CUDA_VISIBLE_DEVICES"] = "9"
 

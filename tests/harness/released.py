@@ -38,7 +38,7 @@ class Place:
     beginning: str = ""
 
 
-def tree(release: str, *, beginning: str = "lent") -> Place:
+def tree(release: str, *, beginning: str = "stubs") -> Place:
     """The release's Python files alone, with what they import on a CPU."""
     python = environment(_HERE / "cpu.txt").python
     return Place(python, (downloads.tree(release), _SOURCE, _HERE, _ROOT), beginning=beginning)

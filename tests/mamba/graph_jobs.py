@@ -18,9 +18,9 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import numpy as np
 import torch
@@ -40,12 +40,12 @@ from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays, replays_of
-from sglang_perf_patches.verify.mamba.play import alike
+from sglang_perf_patches.verify.mamba.harness import alike
 from sglang_perf_patches.verify.mamba.rig import Rig, called
 from sglang_perf_patches.verify.mamba.runner import Runner
 from tests.proof.mamba import flashinfer
 from tests.proof.mamba.gdn_prefill_graph import with_breaks
-from tests.proof.mamba.play import Counted, counted_gdn
+from tests.proof.mamba.harness import Counted, counted_gdn
 
 PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"

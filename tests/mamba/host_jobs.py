@@ -15,9 +15,9 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import sglang_perf_patches
 from sglang_perf_patches.sets.mamba import host_split

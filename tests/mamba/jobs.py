@@ -22,9 +22,9 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import sglang
 import torch
@@ -36,13 +36,13 @@ from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
 from sglang_perf_patches.verify.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays
+from sglang_perf_patches.verify.mamba.harness import alike, is_old, source_has
 from sglang_perf_patches.verify.mamba.kinds import Lightning
 from sglang_perf_patches.verify.mamba.lightning_rows import PATCH as ROWS
 from sglang_perf_patches.verify.mamba.lightning_rows import waits_of_metadata
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH as CHUNKS
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import mixed, mixed_of
-from sglang_perf_patches.verify.mamba.play import alike, is_old, source_has
-from tests.proof.mamba import play
+from tests.proof.mamba import harness
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
@@ -52,7 +52,7 @@ def passes() -> Any:
     """What each part finds on stock, with the patches, and on stock again."""
     results: dict[str, Any] = {
         "sglang": sglang.__version__,
-        "layers": len(play.counted_gdn().rig.layers),
+        "layers": len(harness.counted_gdn().rig.layers),
     }
     parts = (forwards, fallbacks, mamba2, idle)
     for number, selection in enumerate(("none", "mamba", "none")):
@@ -77,7 +77,7 @@ def passes() -> Any:
 
 def forwards() -> Any:
     """The waits of whole forwards, by place; the kernels, in which none waits, do not run."""
-    gdn = play.counted_gdn()
+    gdn = harness.counted_gdn()
     with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
         return {
             name: dict(Counter(place for _, places in gdn.each(FORWARDS[name]) for place in places))
@@ -87,10 +87,10 @@ def forwards() -> Any:
 
 def fallbacks() -> Any:
     """Metadata and waits of batches that the host does not know, and of a mixed one it does."""
-    gdn = play.counted_gdn()
-    changes: tuple[Callable[[Any, Any], None], ...] = play.UNKNOWN
+    gdn = harness.counted_gdn()
+    changes: tuple[Callable[[Any, Any], None], ...] = harness.UNKNOWN
     results = {change.__name__: _found(gdn.changed(change)) for change in changes}
-    of_both = Batch(play.CHANGED.requests, mode="MIXED")
+    of_both = Batch(harness.CHANGED.requests, mode="MIXED")
     return results | {"mixed": _found(gdn.metadata(of_both))}
 
 
@@ -111,7 +111,7 @@ def idle() -> Any:
     with mock.patch.object(host, "is_busy", return_value=False):
         return {
             "forwards": forwards(),
-            "metadata": [_found(play.counted_gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "metadata": [_found(harness.counted_gdn().metadata(batch)) for batch in EXAMPLES[:12]],
             "mamba2": mamba2(),
         }
 
@@ -123,7 +123,7 @@ def debug() -> Any:
         *("extend_seq_lens", "extend_prefix_lens"),
         *("mamba_track_mask", "mamba_track_seqlens"),
     )
-    gdn = play.counted_gdn()
+    gdn = harness.counted_gdn()
     results = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
         mixed_of(prefill, gdn.batch(prefill))
@@ -175,7 +175,7 @@ def busy() -> dict[str, bool]:
 
 def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
-    gdn = play.counted_gdn()
+    gdn = harness.counted_gdn()
     zero = ("mamba.zero-sync",)
     right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
 
@@ -217,7 +217,7 @@ def broken() -> Any:
         ),
     }
     if source_has("linear.lightning_backend", "mamba_track"):
-        rig = play.Counted(Lightning("seg_la"))
+        rig = harness.Counted(Lightning("seg_la"))
         breaks["no rows"] = (
             lightning_rows,
             "_kept",

@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)

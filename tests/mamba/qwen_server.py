@@ -1,8 +1,8 @@
 """A small Qwen3.5 with experts behind a real scheduler on the CPU, with and without prefill graphs.
 
 Model, scheduler, pools, attention and the runner of prefill graphs are the release's; weights are
-random. Stand-ins: `tests.proof.mamba.tape` for CUDA graphs, and the experts, which the release
-picks on a CPU by the numbers of a batch, as no capture can.
+random. Stand-ins: `tests.proof.mamba.fake_cuda_graph` for CUDA graphs, and the experts, which the
+release picks on a CPU by the numbers of a batch, as no capture can.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from tests.proof.mamba import tape
+from tests.proof.mamba import fake_cuda_graph
 from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
 
@@ -105,7 +105,7 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     with mock.patch.object(hybrid, "check_cuda_graph_backend", return_value=bool(buckets)):
         server = WindowServer(NAME, **settings)
     try:
-        with tape.on_cpu():
+        with fake_cuda_graph.on_cpu():
             if buckets:
                 _capture(server.runner, buckets)
             yield server
@@ -144,15 +144,15 @@ def _capture(model_runner: Any, buckets: Sequence[int]) -> None:
     config.backend, config.bs = kinds.BREAKABLE, list(buckets)
 
     def capture(self: Any) -> None:
-        tape.without_kernels(True)
+        fake_cuda_graph.without_kernels(True)
         try:
             with self.backend.replay_session():
                 for tokens in reversed(self.capture_num_tokens):
                     self.capture_one_shape(tokens)
         finally:
-            tape.without_kernels(False)
+            fake_cuda_graph.without_kernels(False)
 
-    tape.note_kernels()
+    fake_cuda_graph.note_kernels()
     with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):
         model_runner.init_prefill_cuda_graph()
     made = model_runner.prefill_cuda_graph_runner

@@ -19,9 +19,9 @@ from unittest import mock
 
 warnings.simplefilter("ignore")
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import quick_pages
 import sglang

@@ -25,9 +25,9 @@ from tests.proof import requests
 
 warnings.simplefilter("ignore")
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import torch
 

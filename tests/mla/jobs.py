@@ -6,9 +6,9 @@ import importlib
 import traceback
 from typing import Any
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 from prove import drawn  # noqa: E402
 from tests import proof  # noqa: E402

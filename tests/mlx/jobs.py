@@ -356,21 +356,21 @@ def restless_stock() -> dict[str, str]:
 
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
     from sglang_perf_patches.verify import Different, Missing
-    from sglang_perf_patches.verify.mlx import alike, cases, models, rig
     from sglang_perf_patches.verify.mlx import batched_prefill as prompts
+    from sglang_perf_patches.verify.mlx import cases, equivalence, models, rig
     from sglang_perf_patches.verify.mlx.batches import play
 
     digest, numbers = rig.digest, count()
 
     def same(model: Any) -> None:
-        alike.same("mlx.last-row", model, [cases.SCRIPTED])
+        equivalence.same("mlx.last-row", model, [cases.SCRIPTED])
 
     def near(model: Any) -> None:
-        alike.near("mlx.last-row", model, lambda: [play(model, prompts.SCRIPTED[:2])], 1 / 20)
+        equivalence.near("mlx.last-row", model, lambda: [play(model, prompts.SCRIPTED[:2])], 1 / 20)
 
     restless = (rig, "digest", lambda array: f"{digest(array)}{next(numbers)}")
     broken = (last_row, "_Trunk", trunk_of_the_first_row())
-    elsewhere = (alike, "on_cpu", lambda: False)
+    elsewhere = (equivalence, "on_cpu", lambda: False)
     found = {}
     for what, compare, *changes in (
         ("stock differs", same, restless, elsewhere),
@@ -384,7 +384,7 @@ def restless_stock() -> dict[str, str]:
             for change in changes:
                 stack.enter_context(mock.patch.object(*change))
             model = stack.enter_context(models.model("qwen3", "float32"))
-            alike._STOCK.clear()
+            equivalence._STOCK.clear()
             try:
                 compare(model)
                 found[what] = "equal"
@@ -392,7 +392,7 @@ def restless_stock() -> dict[str, str]:
                 found[what] = "different"
             except Missing as error:
                 found[what] = str(error)
-    alike._STOCK.clear()
+    equivalence._STOCK.clear()
     return found
 
 
@@ -816,7 +816,7 @@ def broken_prefill() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
     from sglang_perf_patches.sets.mlx.pool_write import room
-    from sglang_perf_patches.verify.mlx import alike, cases, models
+    from sglang_perf_patches.verify.mlx import cases, equivalence, models
     from sglang_perf_patches.verify.mlx import first_buffer as buffer
     from sglang_perf_patches.verify.mlx import last_row as row
     from sglang_perf_patches.verify.mlx import pool_write as pool
@@ -838,9 +838,9 @@ def broken_prefill() -> dict[str, Any]:
         patching.ran.seen = True
 
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
-        """What `alike.episodes` plays, of which a part tells the broken ones."""
+        """What `equivalence.episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as model:
-            return alike.same(patch, model, [cases.HITTING], radix=True)
+            return equivalence.same(patch, model, [cases.HITTING], radix=True)
 
     broken = {
         "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
@@ -953,7 +953,7 @@ def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
 
     from sglang_perf_patches.sets.mlx.pool_write import body
 
-    sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "rig" / "inside"))
+    sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "rig" / "injected"))
     from pausing import paused  # type: ignore[import-not-found]
 
     chance, (layers, heads, size) = Random(seed), (3, 2, 4)

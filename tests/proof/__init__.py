@@ -2,7 +2,7 @@
 
 ``tests/proof/SET/PATCH.py`` holds the checks of a patch that need no device: ``CHECKS``, a name for
 each scenario → what compares it. The checks of ``verify/SET/PATCH.py`` run here too, on what
-`lent` stands in for a GPU. Everything runs in a process beside one release.
+`stubs` stands in for a GPU. Everything runs in a process beside one release.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sglang_perf_patches.verify import Check, Inputs, child
 
 def prepare(set_name: str) -> None:
     """Make this process fit for the checks of a set, before sglang is imported."""
-    from tests.proof import lent, standalone
+    from tests.proof import standalone, stubs
 
-    (standalone if set_name == "mlx" else lent).lend()
+    (standalone if set_name == "mlx" else stubs).lend()
 
 
 def checks(patch_id: str) -> dict[str, Check]:

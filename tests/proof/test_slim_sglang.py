@@ -150,7 +150,7 @@ def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
 
 def proved(source: Path, set_name: str, patches: list[str]) -> dict[str, Any]:
     """The line of each of a set's patches, with a folder's package."""
-    beginning = "mlx" if set_name == "mlx" else "lent"
+    beginning = "mlx" if set_name == "mlx" else "stubs"
     place = released.tree("0.5.23", beginning=beginning)
     search = (place.search[0], source, *place.search[2:])
     # Nothing forks: a fork has imported this checkout's package.

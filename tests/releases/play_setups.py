@@ -20,9 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 from read_setups import MODEL, fields  # noqa: E402
 

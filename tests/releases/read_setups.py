@@ -17,9 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402

@@ -11,9 +11,9 @@ import importlib
 import json
 import sys
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 
 import sglang_perf_patches as ours  # noqa: E402
 from sglang_perf_patches import sets  # noqa: E402

@@ -22,8 +22,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 SAYS = """
 import json, os, sys
-from tests.proof import lent
-lent.lend()
+from tests.proof import stubs
+stubs.lend()
 print("to stderr", file=sys.stderr)
 print(json.dumps({
     "words": sys.argv[1:],

@@ -19,9 +19,9 @@ from sglang_perf_patches.sets.swa.growth import (
 )
 from sglang_perf_patches.verify.stock import NoneByDefault
 from tests.proof.swa.cases import admitted, alone_without_limit, history, pressed
+from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
-from tests.proof.swa.witness import Witness
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:

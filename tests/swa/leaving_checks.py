@@ -9,9 +9,9 @@ from typing import Any
 
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
+from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
-from tests.proof.swa.witness import Witness
 
 
 def a_long_request_is_served_to_its_end(page_size: int) -> None:

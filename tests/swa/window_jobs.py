@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tests.proof import lent
+from tests.proof import stubs
 
-lent.lend()
+stubs.lend()
 warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -18,11 +18,11 @@ import zlib
 
 warnings.simplefilter("ignore")
 
-from tests.proof import lent
+from tests.proof import stubs
 
 os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for each rank
 
-lent.lend()
+stubs.lend()
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 

@@ -205,7 +205,7 @@ class Activation:
                 continue
             if self._verifier.is_as_seen(member):
                 continue
-            now = self._verifier.glimpse(member)
+            now = self._verifier.identity_snapshot(member)
             try:
                 found = self._verifier.verify(member)
             except Foreign as foreign:
@@ -227,7 +227,7 @@ class Activation:
             self._hooks.leave()
             self._gatekeeper.leave()
         # This also repairs what an interruption or a fault has left in memory. Nobody who calls
-        # that meanwhile notices: what is inert calls stock's code.
+        # that meanwhile notices: a forwarder calls stock's code.
         self._registry.settle()
         if self.is_stopping and not self.ended and self._registry.is_clear():
             self.ended = True

@@ -1,6 +1,6 @@
 """One table for all that this process shows in stock's places, exchanged in one step.
 
-What stands in a stock place is *inert*: it calls what the table shows at that moment (see
+What stands in a stock place is a *forwarder*: it calls what the table shows at that moment (see
 `trampoline`), stock's own function at first. So every place of a patch changes with one assignment,
 ``DispatchTable.now = table``, and a thread sees all of a patch or nothing.
 
@@ -81,7 +81,7 @@ class DispatchTable:
             table: made from `now`.
             codes: what a thread executes that is in a call that the exchange concerns.
             is_due: whether it may be done; asked while no thread is in such a call.
-            before: puts there what is inert.
+            before: puts the forwarders there.
             after: makes memory agree with what is shown.
 
         Returns:

@@ -2,7 +2,7 @@
 
 A patch waits until the last of its modules has been imported. Every definition that it changes or
 relies on is verified in memory. Its install function says what to change, and the new objects are
-made. They are put in place inert, and the dispatch table shows all of them at once.
+made. Forwarders are put in place, and the dispatch table shows all of them at once.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Entry:
         member.forget()
         install = member.variant.load()
         found = self._verifier.verify(member)
-        member.seen = self._verifier.glimpse(member)
+        member.seen = self._verifier.identity_snapshot(member)
         member.gate = ""
         patching = Patching(
             member.patch.id,
@@ -148,7 +148,7 @@ class Entry:
             self._notices.set_status(member, "gated", member.gate)
         else:
             self._notices.set_status(member, "live", around(wrappers))
-        member.seen = self._verifier.glimpse(member)
+        member.seen = self._verifier.identity_snapshot(member)
 
     def _close(self, member: PatchRuntime, reason: str) -> None:
         """A patch reports that it now runs only stock's code. On a hot path: nothing waits."""

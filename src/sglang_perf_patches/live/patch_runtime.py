@@ -168,10 +168,10 @@ class Registry:
         coming = _slots(member for member in after if member not in before)
         slots = _slots(member for member in before if member not in after) | coming
         changes = [slot.made_of(_layers(after, slot)) for slot in slots]
-        inert = [code for slot in slots for code in slot.inert_codes()]
-        if runs_here(inert):
+        forwarders = [code for slot in slots for code in slot.forwarder_codes()]
+        if runs_here(forwarders):
             return False
-        codes = [*inert, *(code for slot in coming for code in slot.codes())]
+        codes = [*forwarders, *(code for slot in coming for code in slot.codes())]
         holding = [each for each in before if not slots.keys().isdisjoint(each.slots.values())]
         functions: dict[str, Callable[..., Any]] = {}
         for change in changes:

@@ -3,8 +3,8 @@
 A class's attribute is assigned. A function of a module, which others may have bound by
 ``from … import``, and a method that other code has wrapped, keep their identity and get another
 ``__code__`` instead; so nobody's binding goes stale and no wrapper is lost. What is put there is
-inert, and looks at the dispatch table. A value that is no function can't be inert: it is assigned
-after the dispatch table has changed.
+a *forwarder*, which looks at the dispatch table. A value that is no function can't be one: it is
+assigned after the dispatch table has changed.
 
 The dispatch table says what is shown. `Slot.settle` makes memory agree with it, whatever an
 interruption has left, and may be repeated.
@@ -24,7 +24,7 @@ from .trampoline import (
     PREFIX,
     copy_of,
     exchangeable,
-    front,
+    forwarder,
     functions_in,
     is_of_kind,
     of_kind,
@@ -90,7 +90,7 @@ class Slot:
         self.inside = inside
         self.keys: tuple[str, ...] = ()
         self._dispatch = dispatch
-        self._front: Any = MISSING  # what is inert, for a class's function
+        self._forwarder: Any = MISSING  # for a class's function
         self._assigned: list[Any] = []  # values of ours that were put there, noted in advance
         self._made: dict[tuple[Layer, ...], Any] = {}
         self._stem = f"{PREFIX}{name}_{next(_numbers)}"
@@ -161,22 +161,22 @@ class Slot:
         }
 
     def codes(self) -> list[CodeType]:
-        """The code of what is inert here, and of what stood here before."""
+        """The code of the forwarders here, and of what stood here before."""
         if self._trampoline is not None:
             return [self._trampoline, self._code]
         stock = functions_in(self.original).values()
-        return self.inert_codes() + [each.__code__ for each in stock if is_function(each)]
+        return self.forwarder_codes() + [each.__code__ for each in stock if is_function(each)]
 
-    def inert_codes(self) -> list[CodeType]:
-        """The code of what is inert here."""
+    def forwarder_codes(self) -> list[CodeType]:
+        """The code of the forwarders here."""
         if self._trampoline is not None:
             return [self._trampoline]
-        return [each.__code__ for each in self._inert() if is_function(each)]
+        return [each.__code__ for each in self._forwarders() if is_function(each)]
 
     def _fit(self, value: Any) -> None:
-        """Make what is inert, the first time, for a value of the kind that stands here."""
+        """Make the forwarder, the first time, for a value of the kind that stands here."""
         like = value if self.original is MISSING else self.original
-        if self._front is not MISSING or self._assigned:
+        if self._forwarder is not MISSING or self._assigned:
             if bool(self.keys) != is_of_kind(value, like):
                 raise TypeError(f"{self.name} was {type(like).__name__}, not a {type(value)}")
             return
@@ -184,21 +184,21 @@ class Slot:
             return
         parts = functions_in(value) | functions_in(like)
         try:
-            fronts = {
-                part: front(function, self._dispatch, f"{self._stem}{part}")
+            forwarders = {
+                part: forwarder(function, self._dispatch, f"{self._stem}{part}")
                 for part, function in parts.items()
             }
         except TypeError:
             return
         self._parts = tuple(parts)
-        inert = of_kind(like, fronts)
-        look_like(inert, like)
-        for part, function in fronts.items():
+        whole = of_kind(like, forwarders)
+        look_like(whole, like)
+        for part, function in forwarders.items():
             look_like(function, parts[part])
         self.keys = tuple(f"{self._stem}{part}" for part in parts)
         for key, stock in self.functions(self.made_of(())).items():
             setattr(self._dispatch.now, key, stock)
-        self._front = inert
+        self._forwarder = whole
 
     def _inherited(self) -> Any:
         """What an attribute that is not there does: what the next class has."""
@@ -212,13 +212,13 @@ class Slot:
     # -- showing it ------------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Put there what is inert; may be repeated."""
+        """Put the forwarder there; may be repeated."""
         if self._trampoline is not None:
             self.inside.__globals__[self._stem] = self._dispatch
             if self.inside.__code__ is self._code:
                 self.inside.__code__ = self._trampoline
-        elif self._front is not MISSING:
-            self._assign(self._front)
+        elif self._forwarder is not MISSING:
+            self._assign(self._forwarder)
 
     def show_alone(self, layers: Iterable[Layer]) -> None:
         """Show layers that are of no patch; whoever is in a call may see both."""
@@ -229,26 +229,26 @@ class Slot:
         """Make memory agree with the dispatch table; may be repeated.
 
         Args:
-            is_at_rest: no thread is in what is inert here.
+            is_at_rest: no thread is in a forwarder here.
         """
         shown = self.shown
         if self._trampoline is not None:
             if shown.layers:
                 return
             self._take_out(is_at_rest)
-        elif self._front is not MISSING:
+        elif self._forwarder is not MISSING:
             if not shown.layers:
                 self._assign(self.original)
         else:
             self._assign(shown.value)
 
     def stands(self) -> bool:
-        """Whether the name leads to something of ours, shown or inert."""
+        """Whether the name leads to something of ours, or to a forwarder."""
         if self._trampoline is not None:
             return self.inside.__code__ is self._trampoline
         held = raw(self.owner, self.name)
-        inert = self._inert()
-        return self._is_ours(held) or any(link is each for link in chain(held) for each in inert)
+        ours = self._forwarders()
+        return self._is_ours(held) or any(link is each for link in chain(held) for each in ours)
 
     def is_left(self) -> bool:
         """Whether there is nothing of ours that `settle` could take away."""
@@ -266,7 +266,7 @@ class Slot:
         if self.inside is not None:
             ours = self.inside.__code__ is self._trampoline
             return wrappers_around(held, self.inside, decorators) if ours else None
-        value = self.shown.value if self._front is MISSING else self._front
+        value = self.shown.value if self._forwarder is MISSING else self._forwarder
         return () if held is value else wrappers_around(held, value)
 
     def forget_results(self) -> None:
@@ -276,26 +276,26 @@ class Slot:
             if clear is not None:
                 clear()
 
-    def _inert(self) -> list[Any]:
-        """The functions in what is inert here, for a class's function."""
-        return [] if self._front is MISSING else [*functions_in(self._front).values()]
+    def _forwarders(self) -> list[Any]:
+        """The functions in the forwarder here, for a class's function."""
+        return [] if self._forwarder is MISSING else [*functions_in(self._forwarder).values()]
 
     def _is_ours(self, held: Any) -> bool:
-        """Whether what the owner holds is inert, or a value that was put there."""
-        ours = (self._front, *self._assigned)
+        """Whether what the owner holds is the forwarder, or a value that was put there."""
+        ours = (self._forwarder, *self._assigned)
         return held is not MISSING and any(held is each for each in ours)
 
     def _assign(self, value: Any) -> None:
         held = raw(self.owner, self.name)
         if held is value:
             return
-        ours = held is self._front or self._is_ours(held)
+        ours = held is self._forwarder or self._is_ours(held)
         if held is not self.original and not ours:
-            return  # other code has replaced it, and may still call what is inert
+            return  # other code has replaced it, and may still call the forwarder
         if value is MISSING:
             delattr(self.owner, self.name)
             return
-        if value is not self.original and value is not self._front:
+        if value is not self.original and value is not self._forwarder:
             self._assigned.append(value)
         setattr(self.owner, self.name, value)
         set_name = getattr(type(value), "__set_name__", None)

@@ -39,7 +39,7 @@ def exchangeable(function: FunctionType, dispatch: str, key: str) -> CodeType:
     return _inner(code, free, keep, f"{dispatch}.now.{key}", code.co_freevars)
 
 
-def front(function: FunctionType, dispatch: Any, key: str) -> FunctionType:
+def forwarder(function: FunctionType, dispatch: Any, key: str) -> FunctionType:
     """A function like `function`, with its defaults, that calls ``dispatch.now.key``.
 
     Raises:
@@ -150,7 +150,7 @@ def functions_in(value: Any) -> dict[str, Any]:
 
 
 def is_of_kind(value: Any, like: Any) -> bool:
-    """Whether one inert attribute can stand for both."""
+    """Whether one forwarder can stand for both."""
     if not all(type(function) is FunctionType for function in functions_in(like).values()):
         return False
     if type(like) is FunctionType:

@@ -120,24 +120,24 @@ class Verifier:
         held, inside = raw(owner, name), None
         if stock and (stock.wrappers or isinstance(owner, ModuleType)):
             held = inside = stock.function
-        # What is inert is made once: who has kept it calls the same one later.
+        # A forwarder is made once: who has kept it calls the same one later.
         if slot is not None and slot.is_for(held, inside):
             return slot
         return Slot(self._dispatch, owner, name, held, inside)
 
     def is_as_seen(self, member: PatchRuntime) -> bool:
         """Whether all that a patch touches and relies on is as it was when it was seen last."""
-        now = self.glimpse(member)
+        now = self.identity_snapshot(member)
         return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
 
-    def glimpse(self, member: PatchRuntime) -> list[Any]:
+    def identity_snapshot(self, member: PatchRuntime) -> list[Any]:
         """Objects that stay the same ones while what a patch touches and relies on does."""
         variant = member.variant
         read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
         members = [each.reference for own in member.definitions.values() for each in own.members]
         names = (*variant.targets, *variant.adds, *variant.depends, *members, *read)
         return [
-            *glimpse(names),
+            *identity_snapshot(names),
             *(getattr(slot.inside, "__code__", None) for slot in member.slots.values()),
             *map(self._imports.is_ready, dict.fromkeys(map(module_of, names))),
         ]
@@ -189,7 +189,7 @@ class Verifier:
         raise Foreign(f"{reference} is replaced by {describe(held)}")
 
 
-def glimpse(references: Iterable[str]) -> list[Any]:
+def identity_snapshot(references: Iterable[str]) -> list[Any]:
     """Objects that are the same ones as before unless something was changed; costs little."""
     objects: list[Any] = []
     for reference in references:

@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     os.environ["SGLANG_PERF_PATCHES"] = "none"
-    from tests.proof import lent
+    from tests.proof import stubs
 
-    lent.lend_beside_wheels() if given.device == "cuda" else lent.lend()
+    stubs.lend_beside_wheels() if given.device == "cuda" else stubs.lend()
     for steps, count in _CASES:
         tokens = given.tokens or (80_000 if count == 1 else 32_768)
         told = {"steps": steps, "requests": count, "tokens": tokens}

@@ -57,9 +57,9 @@ def one(case: str, side: str) -> None:
 
     from sglang_perf_patches.live import engine
     from sglang_perf_patches.verify.comparing import installed
-    from tests.proof import lent
+    from tests.proof import stubs
 
-    lent.lend_beside_wheels()
+    stubs.lend_beside_wheels()
     from sglang_perf_patches.verify.mla import flash
     from sglang_perf_patches.verify.mla.rig import furnished
 

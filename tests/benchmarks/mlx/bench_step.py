@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[3]
-_PAUSING = _ROOT / "tests" / "benchmarks" / "rig" / "inside"
+_PAUSING = _ROOT / "tests" / "benchmarks" / "rig" / "injected"
 _WARM_UP = 3
 _SHORTEST, _LONGEST, _EQUAL = 16, 256, 128
 

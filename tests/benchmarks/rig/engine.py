@@ -1,7 +1,7 @@
 """A real Engine of the sglang on PYTHONPATH, and what is asked of it.
 
 `Server` boots it with a shape of `shapes`, and asks the processes of the server to show stock's
-code or ours (see ``inside/``). What a release's Engine does not know is left out, and printed.
+code or ours (see ``injected/``). What a release's Engine does not know is left out, and printed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Server:
         *,
         asks: bool = True,
     ) -> None:
-        """Boot it, and wait for what ``inside/`` prepares.
+        """Boot it, and wait for what ``injected/`` prepares.
 
         Args:
             shape: see `shapes.write`.
@@ -261,7 +261,7 @@ def _path() -> list[str]:
     """
     from sglang_perf_patches import bootstrap
 
-    ours = [str(_HERE / "inside"), str(_PROBE)]
+    ours = [str(_HERE / "injected"), str(_PROBE)]
     path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     path = [each for each in path if each not in ours]
     first = 1 if path[:1] == [os.fspath(bootstrap.FOLDER)] else 0

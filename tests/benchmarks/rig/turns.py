@@ -8,7 +8,7 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 - SHAPE: a name in ``shapes.py``, or the folder of a model with weights.
 - SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
   one on, ``-PATCH`` all but that one, ``PATCH+PATCH`` these alone. ``flashinfer`` and ``unwaited``
-  are further sides of `mamba.gdn-prefill-graph` (``inside/gdn_graphs.py``).
+  are further sides of `mamba.gdn-prefill-graph` (``injected/gdn_graphs.py``).
 - PART: names in `PARTS`; without one `USUAL`. ``prefills`` and ``decodes`` are profiles, of a GPU.
 - NAME=VALUE: fields of ServerArgs, or of the model's configuration with ``model.`` in front. An
   empty VALUE takes an option of the shape's away.
@@ -326,9 +326,9 @@ def main(words: Sequence[str]) -> int:
         print(f"turns: no part {min(unknown)!r}: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     if os.environ.get("LENT_NAMES"):
-        from tests.proof import lent
+        from tests.proof import stubs
 
-        lent.lend_beside_wheels()
+        stubs.lend_beside_wheels()
     options, model = parsed(word for word in rest if "=" in word)
     try:
         server = Server(shape, options, model)

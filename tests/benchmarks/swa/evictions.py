@@ -43,9 +43,9 @@ def main(releases: list[str]) -> int:
 
 def here() -> None:
     """Measure the release on PYTHONPATH; print a JSON line for each number of leaves."""
-    from tests.proof import lent
+    from tests.proof import stubs
 
-    lent.lend()
+    stubs.lend()
     import gc
     import logging
 

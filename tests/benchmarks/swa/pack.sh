@@ -10,7 +10,7 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT; cd "$work"
 install="python3 -m pip install -q --no-deps --no-compile --only-binary=:all: --python-version 3.12 --implementation cp"
 for glibc in 34 31 28 27 24 17 12 5; do install+=" --platform manylinux_2_${glibc}_x86_64"; done
 install+=" --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64"
-# torch and what comes with it is there; the rest is lent on a CPU (tests.proof.lent).
+# torch and what comes with it is there; the rest is lent on a CPU (tests.proof.stubs).
 left_out='torch|triton|torchvision|torchao|xgrammar|outlines|outlines_core|llguidance|scipy|timm|networkx|sympy'
 left_out+='|hf-xet|uvloop|pytest|jedi|mpmath|ninja|pluggy|iniconfig|genson|openai-harmony'
 grep -vE "^(#|($left_out)==)" "$here/../../harness/cpu.txt" >site.txt

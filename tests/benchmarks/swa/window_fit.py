@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 warnings.simplefilter("ignore")
 
-from tests.proof import lent  # noqa: E402
+from tests.proof import stubs  # noqa: E402
 
-lent.lend()
+stubs.lend()
 logging.disable(logging.ERROR)
 
 import shapes  # noqa: E402

@@ -138,7 +138,7 @@ def short_of_tokens(tree: str, tracked: bool) -> HybridServer:
 
 
 def drained(server: HybridServer) -> Told:
-    """Drain a server; see `play`."""
+    """Drain a server; see `harness`."""
     try:
         server.drain()
     except AssertionError as error:
@@ -155,7 +155,7 @@ def alike(
     Args:
         seeds: of the episodes.
         beside: ids of patches that are live too.
-        more: see `play`.
+        more: see `harness`.
 
     Raises:
         Different: patched, an episode goes another way than stock while that lives, or breaks.

@@ -6,9 +6,9 @@ from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import some
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import OVERFULL, PATCH, Captured, replays_of
-from sglang_perf_patches.verify.mamba.play import alike
+from sglang_perf_patches.verify.mamba.harness import alike
 from tests.proof.mamba import flashinfer
-from tests.proof.mamba.play import Counted, counted_gdn
+from tests.proof.mamba.harness import Counted, counted_gdn
 
 BREAKS = (
     # many requests, then one: the kernel's call is of the batch, whatever the tables held

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from sglang_perf_patches.verify.mamba.cases import SCHEDULED
+from sglang_perf_patches.verify.mamba.harness import source_has
 from sglang_perf_patches.verify.mamba.lightning_rows import MODULE, PATCH
-from sglang_perf_patches.verify.mamba.play import source_has
-from tests.proof.mamba.play import counted_gdn
+from tests.proof.mamba.harness import counted_gdn
 
 
 def knowledge(_: Inputs) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_perf_patches.verify.mamba.harness import Played, alike
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH, mixed_of
-from sglang_perf_patches.verify.mamba.play import Played, alike
-from tests.proof.mamba.play import CHANGED, UNKNOWN, Counted, counted_gdn
+from tests.proof.mamba.harness import CHANGED, UNKNOWN, Counted, counted_gdn
 
 
 def mixed_changed(change: Callable[[Counted, Any], None]) -> Played:

@@ -19,9 +19,9 @@ from sglang_perf_patches.verify.mamba.cases import (
     draw,
     draw_decode,
 )
-from sglang_perf_patches.verify.mamba.play import alike, attention_module
+from sglang_perf_patches.verify.mamba.harness import alike, attention_module
 from sglang_perf_patches.verify.mamba.rig import ATTENTION, Rig
-from tests.proof.mamba.play import UNKNOWN, Counted, counted_gdn
+from tests.proof.mamba.harness import UNKNOWN, Counted, counted_gdn
 
 PATCH = "mamba.zero-sync"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_perf_patches.verify.comparing import require
+from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
-from tests.proof.swa.witness import Witness
 
 PROMPTS = (5, 300, 64, 65, 1000, 1, 129, 500, 17)
 

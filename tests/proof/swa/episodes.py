@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 
 from sglang_perf_patches.verify.comparing import require
+from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
-from tests.proof.swa.witness import Witness
 
 PAGES = (1, 4, 16, 64)
 WINDOWS = (1, 7, 32, 100)

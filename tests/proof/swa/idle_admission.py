@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require
-from tests.proof.swa.alike import PAGED, live_throughout, random_episodes, with_room
 from tests.proof.swa.cases import alone_without_limit
+from tests.proof.swa.equivalence import PAGED, live_throughout, random_episodes, with_room
 
 PATCH = "swa.idle-admission"
 

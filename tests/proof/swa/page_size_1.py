@@ -1,6 +1,6 @@
 """Tails are reserved at page size 1: no fewer requests are admitted, and all else is stock's."""
 
-from tests.proof.swa.alike import random_episodes, with_room, without_room
+from tests.proof.swa.equivalence import random_episodes, with_room, without_room
 
 PATCH = "swa.page-size-1"
 

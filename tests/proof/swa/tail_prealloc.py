@@ -1,6 +1,6 @@
 """Tails are reserved at page sizes above 1: no fewer requests are admitted, all else is stock's."""
 
-from tests.proof.swa.alike import PAGED, random_episodes, with_room, without_room
+from tests.proof.swa.equivalence import PAGED, random_episodes, with_room, without_room
 
 PATCH = "swa.tail-prealloc"
 

@@ -23,7 +23,7 @@ from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
 from .. import Inputs, Missing, stock
 from ..comparing import some
 from .cases import Batch, Request, draw
-from .play import Play, Played, alike, gdn, plain
+from .harness import Play, Played, alike, gdn, plain
 from .rig import ATTENTION
 from .runner import Runner
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from .. import Inputs
 from ..comparing import some
-from . import play
+from . import harness
 from .cases import FORWARDS, PREFIX, Batch
+from .harness import Play, alike, prefills
 from .kinds import Lightning
-from .play import Play, alike, prefills
 
 PATCH = "mamba.lightning-rows"
 MODULE = "linear.lightning_backend"
@@ -30,7 +30,7 @@ def minimax(_: Inputs) -> int:
 
 
 def _forwards(kernel: str, scenarios: Sequence[tuple[Batch, ...]], own: int) -> int:
-    rig = play.of(Lightning(kernel))
+    rig = harness.of(Lightning(kernel))
     return alike((PATCH,), rig.forwards, scenarios, most=waits_of_metadata(rig, own))
 
 

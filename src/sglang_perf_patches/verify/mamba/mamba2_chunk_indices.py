@@ -10,10 +10,10 @@ import torch
 
 from .. import Inputs
 from ..stock import called
-from . import play
+from . import harness
 from .cases import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
+from .harness import Played, alike, gdn
 from .kinds import Mamba2
-from .play import Played, alike, gdn
 
 PATCH = "mamba.mamba2-chunk-indices"
 
@@ -27,9 +27,9 @@ def metadata(inputs: Inputs) -> int:
 
 def forwards(_: Inputs) -> int:
     """Outputs and states; on an old release mamba.zero-sync spares the other waits."""
-    scenarios = play.prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
-    run = play.of(Mamba2()).forwards
-    if play.is_old():
+    scenarios = harness.prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
+    run = harness.of(Mamba2()).forwards
+    if harness.is_old():
         return alike((PATCH, "mamba.zero-sync"), run, scenarios)
     return alike((PATCH,), run, scenarios, most=None)
 
@@ -41,7 +41,7 @@ def mixed(wanted: Batch) -> Played:
 
 def mixed_of(wanted: Batch, batch: Any) -> Played:
     """As `mixed`, of a batch that is there."""
-    module = importlib.import_module(play.METADATA)
+    module = importlib.import_module(harness.METADATA)
     device = gdn().rig.device
     lens = [request.new for request in wanted.requests]
     start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=device)

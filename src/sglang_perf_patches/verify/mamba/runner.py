@@ -17,7 +17,7 @@ import torch
 
 from .. import stock
 from ..stock import NoneByDefault, called
-from .play import Play
+from .harness import Play
 from .rig import Rig
 
 _EXECUTOR = "sglang.srt.model_executor"

@@ -10,8 +10,8 @@ from ...sets.mlx.batched_prefill.body import COUNTS
 from .. import Inputs
 from ..comparing import require, some
 from . import models
-from .alike import FEW, can_sample, further_models, near
 from .batches import Batch, Batches, play
+from .equivalence import FEW, can_sample, further_models, near
 
 PATCH = "mlx.batched-prefill"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import Inputs
 from ..comparing import some
 from . import cases, models
-from .alike import further_models, same
+from .equivalence import further_models, same
 
 PATCH = "mlx.decode-context"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import Inputs
 from ..comparing import live, require
 from . import cases, models
-from .alike import episodes, same
+from .equivalence import episodes, same
 from .rig import Player
 
 PATCH = "mlx.first-buffer"

@@ -18,9 +18,9 @@ from ...sets.mlx.kv_arena import body
 from ...sets.mlx.kv_arena.choice import COUNTS
 from .. import Inputs
 from ..comparing import live, require, require_same, some
-from . import alike, cases, models
-from .alike import FEW, after_failures, can_sample, further_models
+from . import cases, equivalence, models
 from .cases import Step
+from .equivalence import FEW, after_failures, can_sample, further_models
 from .models import Model
 from .rig import Player
 
@@ -106,7 +106,7 @@ def unproven_device(inputs: Inputs) -> int:
         models.model("qwen3", "float32") as model,
         mock.patch.object(body, "is_proven", return_value=False),
     ):
-        compared = alike.same(PATCH, model, schedules, radix=True)
+        compared = equivalence.same(PATCH, model, schedules, radix=True)
     tried = COUNTS["tried steps"] and COUNTS["steps"]
     require(tried, f"{PATCH}: on an unproven device {dict(COUNTS)}")
     return compared
@@ -114,7 +114,7 @@ def unproven_device(inputs: Inputs) -> int:
 
 def _same(model: Model, schedules: Sequence[Sequence[Step]], **kwargs: bool) -> int:
     served = ("steps", "stock steps")
-    return alike.same(PATCH, model, schedules, counts=COUNTS, served=served, **kwargs)
+    return equivalence.same(PATCH, model, schedules, counts=COUNTS, served=served, **kwargs)
 
 
 def _settling(inputs: Inputs) -> list[tuple[Step, ...]]:

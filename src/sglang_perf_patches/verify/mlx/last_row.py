@@ -6,7 +6,7 @@ from ...sets.mlx.last_row.body import COUNTS
 from .. import Inputs
 from ..comparing import require
 from . import cases, models
-from .alike import can_sample, episodes, same
+from .equivalence import can_sample, episodes, same
 
 PATCH = "mlx.last-row"
 

@@ -19,8 +19,8 @@ from ...sets.mlx.grouping import COUNTS
 from .. import Inputs
 from ..comparing import require, some
 from . import cases, models
-from .alike import FEW, after_failures, can_sample, further_models, near
 from .cases import Step, schedule
+from .equivalence import FEW, after_failures, can_sample, further_models, near
 from .models import Model
 from .rig import Player
 

@@ -14,8 +14,8 @@ from ...sets.mlx.next_turn.body import COUNTS
 from .. import Inputs
 from ..comparing import live, require
 from . import cases, models
-from .alike import FEW, can_sample, same
 from .cases import Step, schedule
+from .equivalence import FEW, can_sample, same
 from .models import Model
 from .rig import Player
 

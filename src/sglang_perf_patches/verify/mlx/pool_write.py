@@ -10,7 +10,7 @@ import mlx.core as mx
 from .. import Inputs
 from ..comparing import live, require
 from . import models
-from .alike import episodes
+from .equivalence import episodes
 from .models import Model
 from .rig import Player
 

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.sets.mamba import host
-from sglang_perf_patches.verify.mamba import play
+from sglang_perf_patches.verify.mamba import harness
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
-from sglang_perf_patches.verify.mamba.play import Play, Played, gdn, plain
+from sglang_perf_patches.verify.mamba.harness import Play, Played, gdn, plain
 from sglang_perf_patches.verify.mamba.rig import Rig
-from tests.proof.mamba import loads, scheduling, tape, waits
+from tests.proof.mamba import fake_cuda_graph, loads, scheduling, waits
 
 
 @cache
@@ -79,10 +79,10 @@ class Counted(Play):
         return loads.loading(self.rig.pool, batch, self.counter)
 
     def graphs(self) -> AbstractContextManager[None]:
-        return tape.on_cpu()
+        return fake_cuda_graph.on_cpu()
 
     def capturing(self, backend: Any) -> AbstractContextManager[None]:
-        return tape.capturing(backend)
+        return fake_cuda_graph.capturing(backend)
 
     def metadata(self, wanted: Batch) -> Played:
         """Every field of a forward's metadata, and the chunk indices that its layers ask for."""
@@ -214,4 +214,4 @@ def _chunk_functions() -> list[Any]:
     raise RuntimeError("no FLA index module has been imported")
 
 
-play.KINDS.append(Counted)
+harness.KINDS.append(Counted)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import page
+from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.model.patch import by_id
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
@@ -97,8 +97,8 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
             assert gain.face is not None
             assert gain.face.patch in gain.patches
             (line,) = (line for line in table if f"{gain.source}#{gain.rows[0]})" in line)
-            expect, cost = (page.plain(cell) for cell in line.strip("| ").split(" | ")[2:])
-            short = page.read(gain.face.patch).short
+            expect, cost = (patch_page.plain(cell) for cell in line.strip("| ").split(" | ")[2:])
+            short = patch_page.read(gain.face.patch).short
             assert short is not None
             assert cost == short.cost
             assert f"{gain.release} on {gain.hardware}" in expect

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import page
+from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.model.patch import Patch, by_id
 from tests.maintain import ROOT, pages, quotes, tested
 from tests.maintain.pages import Section
@@ -28,7 +28,7 @@ KNOWN = {
 
 
 def text_of(patch: Patch) -> str:
-    return page.path(patch.id).read_text(encoding="utf-8")
+    return patch_page.path(patch.id).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=lambda patch: patch.id)
@@ -41,8 +41,9 @@ def test_every_figure_of_a_page_is_in_a_committed_row_of_that_patch(patch: Patch
 def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     text = text_of(patch)
     assert text.count("\n") <= 80
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*page.SECTIONS]
-    parsed = page.parse(text)
+    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [*patch_page.SECTIONS]
+    parsed = patch_page.parse(text)
     assert parsed.condition
     assert parsed.short is not None
     assert all(parsed.short)
@@ -60,7 +61,7 @@ _MEASURED = re.compile(r".+ \(([\w.]+), (?:MLX for CUDA, )?([^,()]+)\)")
 def test_the_gain_that_list_shows_names_its_release_and_machine(patch: Patch) -> None:
     line = text_of(patch).partition("| if you use | gain | cost |\n")[2].splitlines()[1]
     quoted = [ROWS[key] for _, key in quotes._quoted(line.split(" | ")[1], pages.file(patch.id))]
-    short = page.read(patch.id).short
+    short = patch_page.read(patch.id).short
     assert short is not None
     assert bool(quoted) == bool(re.match(r"\d", short.gain))
     for row in quoted:

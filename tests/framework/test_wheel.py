@@ -18,12 +18,12 @@ SCRIPT = """
 import json
 import re
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import page
+from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.model.patch import by_id
 print(json.dumps({
-    "from": page.FOLDER.as_posix(),
+    "from": patch_page.FOLDER.as_posix(),
     "known": {each.name: len(each.known) for each in sets.load()},
-    "pages": {id: page.path(id).read_text("utf-8") for id in by_id(sets.load())},
+    "pages": {id: patch_page.path(id).read_text("utf-8") for id in by_id(sets.load())},
 }))
 """
 

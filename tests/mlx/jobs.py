@@ -630,8 +630,8 @@ def queued_faults() -> dict[str, Any]:
     waits for every step that it compares.
     """
     import sglang_perf_patches
+    from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.sets.mlx.kv_arena import trial as arena_trial
     from sglang_perf_patches.verify.mlx import cases, models, rig
 
     short: list[cases.Step] = [
@@ -641,7 +641,7 @@ def queued_faults() -> dict[str, Any]:
         ("chain", "cab", 22),
     ]
     longer: list[cases.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
-    end_step = arena_trial.Trial.end_step
+    end_step = arena_self_check.ArenaSelfCheck.end_step
 
     def waits(self: Any) -> None:
         import mlx.core as mx
@@ -666,7 +666,7 @@ def queued_faults() -> dict[str, Any]:
             player = rig.Player(model)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
-            with device.faulty(fault), replaced(arena_trial.Trial, "end_step", ends):
+            with device.faulty(fault), replaced(arena_self_check.ArenaSelfCheck, "end_step", ends):
                 results[what] = {
                     "played": [asdict(player.play(each)) for each in schedules],
                     "counts": dict(kv_arena.COUNTS),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.sets.mlx.kv_arena.trial import PHASES, STEPS
+from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS
 
 pytestmark = pytest.mark.bodies_of("mlx.kv-arena")
 

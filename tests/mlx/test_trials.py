@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_perf_patches.sets.mlx.batched_prefill.grouping import MOST_PROMPTS, MOST_TOKENS, Shape
-from sglang_perf_patches.sets.mlx.kv_arena.trial import PHASES, STEPS, TRIES, Kind
+from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS, TRIES, Kind
 from sglang_perf_patches.sets.mlx.self_check import SelfCheck
 
 Found = Callable[..., Any]

@@ -13,7 +13,7 @@ import pytest
 import released
 import tiers
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import page
+from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.sets.swa.window_pool import body
 
@@ -106,7 +106,7 @@ def test_beam_search_is_refused_as_the_page_and_the_log_say(answers: dict[str, A
     assert "SWA/mamba" in patched["message"]
     (line,) = lines
     assert line.startswith("swa.window-pool: this server answers 400 to requests with beam_width")
-    assert "`beam_width`" in page.path(PATCH.id).read_text(encoding="utf-8")
+    assert "`beam_width`" in patch_page.path(PATCH.id).read_text(encoding="utf-8")
 
 
 def test_small_pools_serve_what_stock_serves(answers: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..model.selection import TROUBLE
-from . import page, render
+from . import patch_page, render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
 _FIRST = (LIVE, READY, "gated", "refused", "off", OFF, OPT_IN)
@@ -33,7 +33,7 @@ def of_patches(
     lines = [["PATCH", where, "GAIN", *["COST"] * with_cost, *headings]]
     colours = {}
     for patch, state, more in sorted(rows, key=lambda row: _place(*row[:2])):
-        short = page.read(patch).short
+        short = patch_page.read(patch).short
         word = f"{state}, if you use {short.uses}" if short and state == READY else state
         colours[word] = COLOURS.get(state, "")
         gain, cost = (short.gain, short.cost) if short else ("-", "-")
@@ -42,6 +42,6 @@ def of_patches(
 
 
 def _place(patch: str, state: str) -> tuple[int, float]:
-    short = page.read(patch).short
+    short = patch_page.read(patch).short
     at = _FIRST.index(state) if state in _FIRST else len(_FIRST)
     return at, short.ratio if short else 1.0

@@ -1,6 +1,6 @@
 """What a patch is: frozen declarations that `list`, `explain`, the docs and the tests all read.
 
-What a person wants to know of it, why, how and for whom, is on its page (see `cli.page`).
+What a person wants to know of it, why, how and for whom, is on its page (see `cli.patch_page`).
 
 A declaration names *definitions* by reference, ``"package.module:Qual.name"``, and never imports
 what it names. The code that changes them is named by reference too, so that a verdict costs no

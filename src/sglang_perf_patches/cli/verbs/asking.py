@@ -16,7 +16,7 @@ from ...compat.source import Tree
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from .. import entry_point, page, render
+from .. import entry_point, patch_page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
 from ..table import LIVE, OPT_IN, of_patches
@@ -113,7 +113,7 @@ def _text(
 def _table(shown: Sequence[Fate], *, in_short: bool) -> str:
     rows = []
     for one in shown:
-        short = page.read(one.patch).short
+        short = patch_page.read(one.patch).short
         why = one.reason or (f"if you use {short.uses}" if short else "")
         rows.append((one.patch, one.state, (why,)))
     return of_patches(rows, "WHY", with_cost=not in_short)
@@ -127,7 +127,7 @@ def _data(
     setup: Setup,
     found: Sequence[Fate],
 ) -> Mapping[str, Any]:
-    shorts = {one.patch: page.read(one.patch).short for one in found}
+    shorts = {one.patch: patch_page.read(one.patch).short for one in found}
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         "selection": selection.text,

@@ -18,7 +18,7 @@ from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.selection import Selection, SelectionError
 from ...model.switch import is_off
-from .. import page, render
+from .. import patch_page, render
 from . import (
     add_json,
     add_tree,
@@ -124,7 +124,7 @@ def _choice(selection: Selection, patch: Patch) -> str:
 
 def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
-    written = page.read(patch.id)
+    written = patch_page.read(patch.id)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         **verdict_data(selection, judged),
@@ -176,7 +176,7 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
 
 def _said(patch: Patch, here: str = "") -> list[str]:
     """What the page and the declaration say, whatever the sglang; `here` is a note on this one."""
-    written = page.read(patch.id)
+    written = patch_page.read(patch.id)
     parts = []
     for title, text in (
         ("Use it if", written.condition),

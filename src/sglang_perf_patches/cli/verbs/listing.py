@@ -14,7 +14,7 @@ from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...model.selection import Selection
-from .. import entry_point, machine, page, render
+from .. import entry_point, machine, patch_page, render
 from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
 
@@ -71,7 +71,7 @@ def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
         "upstream": list(patch.upstream),
         "built_in_since": patch.built_in_since,
         "targets": list(variant.targets + variant.adds) if variant else [],
-        "short": short._asdict() if (short := page.read(patch.id).short) else None,
+        "short": short._asdict() if (short := patch_page.read(patch.id).short) else None,
     }
 
 

@@ -28,13 +28,13 @@ from ..device import is_proven
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
 from . import CHAINED, RELEASE
 from .arena import Rows
+from .arena_self_check import ArenaSelfCheck
 from .buffer_growth import growing
 from .choice import COUNTS, Choice, Groups
 from .layer_step import Fast, OfAll
 from .moves import Moves
 from .padding import PaddingAndMask
 from .step import GroupedStep, Step, StepApart
-from .trial import Trial
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -64,7 +64,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
     rows = Rows(core, patching.get(cache_class))
     moves = Moves(rows)
     choice = Choice(rows, moves)
-    trial = None if is_proven(core) else Trial(rows, choice, moves, patching.gate)
+    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patching.gate)
     ran = patching.ran
     # Stock would write and read row by row, and MLX copies a shared buffer each time. In the
     # middle of a step the layers' lengths would differ.
@@ -120,7 +120,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
 
 def _begin(
-    choice: Choice, trial: Trial | None, core: Any, ctx: Any, field: str
+    choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
 ) -> Step | StepApart | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
@@ -150,7 +150,7 @@ def _begin(
 
 
 def _tried(
-    trial: Trial, core: Any, ctx: Any, field: str, groups: Groups
+    trial: ArenaSelfCheck, core: Any, ctx: Any, field: str, groups: Groups
 ) -> Step | StepApart | None:
     """A step that stock serves, and that copies compute too; None if only stock computes it."""
     tried = trial.begin(getattr(ctx, field), list(ctx.seq_lens), groups)

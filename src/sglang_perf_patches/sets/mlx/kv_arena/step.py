@@ -14,9 +14,9 @@ from typing import Any
 
 from ..device import has_cuda
 from .arena import CUDNN_STEP, Arena
+from .arena_self_check import ArenaSelfCheck
 from .choice import COUNTS, Groups
 from .layer_step import InGroups, LayerStep, WrapperOf
-from .trial import Trial
 
 
 class Writer:
@@ -92,7 +92,12 @@ class Step:
     """
 
     def __init__(
-        self, core: Any, ctx: Any, arenas: Sequence[Arena], field: str, trial: Trial | None = None
+        self,
+        core: Any,
+        ctx: Any,
+        arenas: Sequence[Arena],
+        field: str,
+        trial: ArenaSelfCheck | None = None,
     ) -> None:
         """Set up the step of a context that has the caches in `field`; it has one arena."""
         self._writers = [Writer(core, arena) for arena in arenas]
@@ -159,7 +164,7 @@ class GroupedStep(Step):
         arenas: Sequence[Arena],
         field: str,
         groups: Groups,
-        trial: Trial | None = None,
+        trial: ArenaSelfCheck | None = None,
     ) -> None:
         """`groups` names the batch's rows in each arena, in order."""
         super().__init__(core, ctx, arenas, field, trial)
@@ -228,7 +233,9 @@ class StepApart:
         trial: compares the two.
     """
 
-    def __init__(self, ctx: Any, caches: list[list[Any]], field: str, trial: Trial) -> None:
+    def __init__(
+        self, ctx: Any, caches: list[list[Any]], field: str, trial: ArenaSelfCheck
+    ) -> None:
         """`caches` are the rows, by layer, then by request; other caches where there are none."""
         self.trial = trial
         self._index = getattr(ctx, "attention_pool_index_by_layer", None)

@@ -108,7 +108,7 @@ class Pass:
     caches: list[list[Any]]
 
 
-class Trial:
+class ArenaSelfCheck:
     """Computes steps with copies and compares them with stock's.
 
     Attributes:

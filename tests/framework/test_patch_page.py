@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import main, page
+from sglang_perf_patches.cli import main, patch_page
 from sglang_perf_patches.compat import downloads
 from sglang_perf_patches.model.patch import by_id
 
@@ -77,9 +77,9 @@ all
 
 
 def test_the_prose_of_a_page_is_plain_text() -> None:
-    assert page.parse(TEXT) == page.Page(
+    assert patch_page.parse(TEXT) == patch_page.Page(
         condition="you run --a b or that.",
-        short=page.Short("--a b", "2 ms → 1 ms first token", "none known"),
+        short=patch_page.Short("--a b", "2 ms → 1 ms first token", "none known"),
         gain="Much, on one machine. It varies.",
         figures=(
             ("measured", "stock", "patched"),
@@ -106,24 +106,24 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
     ],
 )
 def test_gains_have_an_order(gain: str, ratio: float) -> None:
-    assert page.Short("x", gain, "y").ratio == ratio
+    assert patch_page.Short("x", gain, "y").ratio == ratio
 
 
 def test_no_page_and_no_text_are_an_empty_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "FOLDER", tmp_path)
-    assert page.read("one.a") == page.Page()
+    monkeypatch.setattr(patch_page, "FOLDER", tmp_path)
+    assert patch_page.read("one.a") == patch_page.Page()
     (tmp_path / "one" / "a").mkdir(parents=True)
-    page.path("one.a").write_bytes(b"\xff\xfe")
-    assert page.read("one.a") == page.Page()
-    page.path("one.a").write_text(TEXT, encoding="utf-8")
-    assert page.read("one.a").why == "Stock waits."
+    patch_page.path("one.a").write_bytes(b"\xff\xfe")
+    assert patch_page.read("one.a") == patch_page.Page()
+    patch_page.path("one.a").write_text(TEXT, encoding="utf-8")
+    assert patch_page.read("one.a").why == "Stock waits."
 
 
 @pytest.mark.parametrize("patch_id", ["swa.page-size-1", "mamba.gdn-prefill-graph"])
 def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parsed = page.read(patch_id)
+    parsed = patch_page.read(patch_id)
     tree = ["--sglang-path", str(downloads.tree("0.5.23"))]
     assert main(["explain", patch_id, "--json", *tree]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -139,5 +139,7 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
 
 
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:
-    pages = {path.relative_to(page.FOLDER) for path in page.FOLDER.rglob("*.md")}
-    assert pages == {page.path(id).relative_to(page.FOLDER) for id in by_id(sets.load())}
+    pages = {path.relative_to(patch_page.FOLDER) for path in patch_page.FOLDER.rglob("*.md")}
+    assert pages == {
+        patch_page.path(id).relative_to(patch_page.FOLDER) for id in by_id(sets.load())
+    }

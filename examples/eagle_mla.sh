@@ -1,6 +1,6 @@
 #!/bin/sh
-# Speculative decoding of a small model with multi-head latent attention on a Hopper GPU, where
-# mla.draft-extend-metadata gains with FlashAttention 3. STRICT: rather no server than one without a
+# Speculative decoding on a Hopper GPU with FlashAttention 3, where mla.page-table-bound keeps the
+# server alive near its context limit. STRICT: rather no server than one without a
 # patch that was named. So install sglang with its version pinned: a newer one may have code that a
 # patch does not know, and then this does not start.
 #

@@ -56,11 +56,6 @@ BREAKS = {
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
     ),
-    "mla.draft-extend-metadata": (
-        "mla/draft_extend_metadata/body.py",
-        "metadata.max_seq_len_k = backend.max_context_len",
-        "metadata.max_seq_len_k = 1",
-    ),
     "mla.page-table-bound": (
         "mla/page_table_bound/body.py",
         "return whole[:, :width]",

@@ -54,7 +54,7 @@ def example(
         ("pinned_release.sh", "0.5.10.post1", "mamba.zero-sync"),
         ("pd_decode_swa.sh", "0.5.23", "swa.page-size-1"),
         pytest.param(
-            *("eagle_mla.sh", "0.5.23", "mla.draft-extend-metadata"), marks=pytest.mark.whole_matrix
+            *("eagle_mla.sh", "0.5.23", "mla.page-table-bound"), marks=pytest.mark.whole_matrix
         ),
         pytest.param(
             *("mlx_on_a_mac.sh", "0.5.23", "mlx.kv-arena"), marks=pytest.mark.whole_matrix

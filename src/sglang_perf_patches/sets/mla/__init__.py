@@ -1,16 +1,10 @@
 """Speculative decoding with MLA, and the attention backends that draft and verify for it."""
 
 from ...model.patch import Patch
-from .draft_extend_metadata import PATCH as DRAFT_EXTEND_METADATA
 from .draft_metadata import PATCH as DRAFT_METADATA
 from .page_table_bound import PATCH as PAGE_TABLE_BOUND
 from .sync_opt_out import PATCH as SYNC_OPT_OUT
 
 SUMMARY = "host syncs and dead metadata work in speculative decoding"
 
-PATCHES: tuple[Patch, ...] = (
-    DRAFT_METADATA,
-    SYNC_OPT_OUT,
-    DRAFT_EXTEND_METADATA,
-    PAGE_TABLE_BOUND,
-)
+PATCHES: tuple[Patch, ...] = (DRAFT_METADATA, SYNC_OPT_OUT, PAGE_TABLE_BOUND)

@@ -4,12 +4,12 @@
 server (``tests/releases/test_played.py``).
 """
 
-SPECULATION = (
+METADATA = (
     *("eagle", "standalone", "pages", "tensor-parallel", "data-parallel"),
     *("no-overlap", "no-cuda-graphs", "no-radix-cache", "no-window-pool", "whole-prefills"),
     *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions"),
     *("decode-server", "retracted-in-tensors", "deterministic"),
     "other-gpu",  # lengths and tables, which no GPU computes otherwise: `verify` needs none
+    *("hierarchical-cache", "returned-insides", "draft-vocabulary"),
 )
-METADATA = (*SPECULATION, "hierarchical-cache", "returned-insides", "draft-vocabulary")
 """Of what is made of lengths and tables alone: no layer runs in it."""

@@ -43,7 +43,6 @@ def arguments(page: int) -> NoneByDefault:
 def runner_of(
     page: int,
     *,
-    mla: bool = False,
     context: int = CONTEXT,
     requests: int = REQUESTS,
     device: str | None = None,
@@ -51,7 +50,6 @@ def runner_of(
     """A draft's runner whose request pool has room past the context, as stock's has."""
     runner = model_runner(
         arguments(page),
-        mla=mla,
         context=-(-(context + EXTRA) // page) * page,
         requests=requests,
         device=device,

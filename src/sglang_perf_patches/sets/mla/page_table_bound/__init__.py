@@ -3,7 +3,7 @@
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
 from ..proven import METADATA
-from ..references import ATTENTION, BEFORE_GRAPH, EXTEND_KERNEL, FLASH, FLASH_MODULE
+from ..references import ATTENTION, FLASH, FLASH_MODULE
 
 FITS = f"{ATTENTION}.utils:assert_buffer_fits"
 
@@ -14,12 +14,14 @@ _DEPENDS = (
     _EAGER,
     f"{FLASH}.init_forward_metadata_capture_cuda_graph",
     f"{FLASH}.init_forward_metadata_replay_cuda_graph",
-    *BEFORE_GRAPH,
+    f"{FLASH}.init_forward_metadata_out_graph",
+    f"{FLASH}._bind_metadata_buffers",
+    f"{FLASH}._apply_cuda_graph_metadata",
     f"{FLASH}.init_forward_metadata_in_graph",
     f"{ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
     f"{ATTENTION}.triton_ops.{_MHA_TABLE}",
     "sglang.kernels.ops.attention.metadata:normal_decode_set_metadata",
-    EXTEND_KERNEL,
+    "sglang.kernels.ops.attention.metadata:draft_extend_set_metadata",
     f"sglang.kernels.ops.kvcache.{_MHA_TABLE}",
 )
 

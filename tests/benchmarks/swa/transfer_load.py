@@ -107,7 +107,6 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     two_gpus.FULL, two_gpus.SWA = FULL, int(FULL * RATIO)
     two_gpus.CONTEXT = 32_768 if "longest" in parts else CONTEXT
-    two_gpus.AT_ONCE = (REQUESTS,)
     for number, name in enumerate(("prefill", *SIDES)):
         PORTS[name] = given.ports + 2000 * number
     two_gpus.BOOTSTRAP = given.ports - 500

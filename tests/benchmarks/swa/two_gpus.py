@@ -1,21 +1,11 @@
-"""Outputs of a real disaggregated pair of servers, stock and patched, over a real KV transfer.
+"""A disaggregated pair of servers on two GPUs, as `transfer_load.py` boots it.
 
-usage: python two_gpus.py OUT.json [--page-size 64] [--gpus 0,1] [--backend nixl] [--seconds 240]
-
-Boots one stock prefill server on the first GPU and two decode servers on the second, one stock and
-one with the exact swa patches, of the sglang on PYTHONPATH. All have the same small GPT-OSS with
-the same random weights, and a sliding-window pool of 6,144 tokens. Each prompt goes to the prefill
-server and to one of the decode servers: some at once, then more, then one by one around the window
-and the page.
-
-The script compares tokens and their log-probabilities. It writes what `probe/sitecustomize.py`
-counted in each decode server: most requests in flight, retractions, and whether both pools are
-whole after the drain. OUT.json is written after each part, and after S seconds the run ends with
-what is there. It returns 0 if every part was played, every output is equal and the pools are whole.
+A stock prefill server on the first GPU and two decode servers on the second, one stock and one with
+the exact swa patches, of the sglang on PYTHONPATH. All have the same small GPT-OSS with the same
+random weights. `probe/sitecustomize.py` counts in each decode server.
 
 The servers run with deterministic inference, so that a request's output does not depend on what
-else is in its batch. Where a release can't boot with it here, they run without it; then what is
-sent at once is compared but decides nothing.
+else is in its batch. Where a release can't boot with it here, they run without it.
 """
 
 from __future__ import annotations
@@ -28,14 +18,12 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,14 +31,10 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE))
 
-from engines import CONFIG, live  # noqa: E402
+from engines import CONFIG  # noqa: E402
 
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
-ALONE = (1, 63, 64, 65, 127, 129, 193, 1000)
-AT_ONCE = (8, 24, 48)
-"""How many prompts are sent at once: in the first part, in the second, …"""
-LONGEST, OUTPUT = 1500, 96
 FULL, SWA = 1_048_576, 6144
 CONTEXT = 32_768
 GRAPHS = (1, 2, 4, 8, 16, 32, 64)
@@ -79,9 +63,6 @@ _ROOMS = itertools.count(1001)
 _POOLS = ("swa_size", "swa_free", "full_size", "full_free", "still_mapped")
 _RETRACTED = ("retractions", "kept_in_tensors", "tokens_in_tensors", "aborted_retracting")
 
-Output = tuple[list[int], list[float]]
-"""Token ids, and the log-probability of each."""
-
 
 @dataclass
 class Side:
@@ -108,48 +89,12 @@ class Side:
             Path(f"{each}.reset").touch()
 
 
-def main() -> int:
-    """Boot, send, compare and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--page-size", type=int, default=64)
-    parser.add_argument("--gpus", default="0,1")
-    parser.add_argument("--backend", default="nixl")
-    parser.add_argument("--seconds", type=float, default=240.0)
-    given = parser.parse_args()
-    result: dict[str, Any] = {"page_size": given.page_size, "backend": given.backend}
-    signal.signal(signal.SIGALRM, _late)
-    signal.setitimer(signal.ITIMER_REAL, given.seconds)
-    until = time.monotonic() + given.seconds
-    try:
-        if given.backend == "nixl":
-            result["transfer"] = _choose_way(given.gpus.split(","))
-        for deterministic in (True, False):
-            try:
-                with _servers(given, deterministic, until) as sides:
-                    result["deterministic"] = deterministic
-                    _measure(sides, result, given.out)
-                break
-            except _DidNotBoot as error:
-                print(f"did not boot, deterministic={deterministic}: {error}", flush=True)
-                result["error"] = str(error)[-1500:]
-    except _Late:
-        result["error"] = f"no end after {given.seconds:g} s"
-    _write(result, given.out)
-    print(json.dumps(result, indent=1), flush=True)
-    return 0 if result.get("equal") else 1
-
-
 class _Late(Exception):
     """The time is over."""
 
 
 def _late(*_: Any) -> None:
     raise _Late
-
-
-def _write(result: dict[str, Any], out: Path) -> None:
-    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _choose_way(gpus: Sequence[str]) -> dict[str, Any]:
@@ -193,61 +138,6 @@ class _DidNotBoot(Exception):
     """A server ended, or did not answer in time."""
 
 
-def _measure(sides: dict[str, Side], result: dict[str, Any], out: Path) -> None:
-    result["patches"] = live(sides["patched"].process.pid)
-    for side in ("stock", "patched"):  # kernels compile
-        _send(sides[side], _prompt(900, 300), 8)
-    parts: list[dict[str, Any]] = []
-    result["parts"] = parts
-    for requests in AT_ONCE:
-        prompts = [_prompt(100 + n, LONGEST - 16 * n) for n in range(requests)]
-        # What a request answers alone is what it must answer in company.
-        some = range(0, requests, max(1, requests // 3))
-        part: dict[str, Any] = {"at_once": requests}
-        parts.append(part)
-        given = {side: _at_once(sides[side], prompts, part) for side in ("stock", "patched")}
-        part |= _compare(given["stock"], given["patched"])
-        lonely = [_send(sides["stock"], prompts[n], OUTPUT) for n in some]
-        part["as_alone"] = _compare(lonely, [given["patched"][n] for n in some])
-        print(json.dumps(part), flush=True)
-        _write(result, out)
-    alone = {
-        side: [_send(sides[side], _prompt(number, n), OUTPUT) for number, n in enumerate(ALONE)]
-        for side in ("stock", "patched")
-    }
-    parts.append({"lengths": ALONE} | _compare(alone["stock"], alone["patched"]))
-    decisive = [parts[-1]]
-    if result["deterministic"]:
-        decisive = [*parts, *(part["as_alone"] for part in parts if "as_alone" in part)]
-    whole = all(
-        part[side]["pools_whole"]
-        for part in parts
-        for side in ("stock", "patched")
-        if "at_once" in part
-    )
-    result["equal"] = whole and all(part["equal"] == part["compared"] for part in decisive)
-
-
-def _at_once(side: Side, prompts: Sequence[list[int]], part: dict[str, Any]) -> list[Output]:
-    """Send all prompts at once; the answers, and in `part` what the probe counted meanwhile."""
-    _settled(side)
-    side.reset()
-    began = time.monotonic()
-    pool = ThreadPoolExecutor(len(prompts))
-    try:
-        outputs = list(pool.map(lambda ids: _send(side, ids, OUTPUT), prompts))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # a server that hangs ends with its process
-    told = {"seconds": round(time.monotonic() - began, 1)} | _settled(side)
-    told["pools_whole"] = (
-        told["swa_free"] == told["swa_size"]
-        and told["full_free"] == told["full_size"]
-        and told["still_mapped"] == 0
-    )
-    part[side.name] = told
-    return outputs
-
-
 def _prompt(number: int, length: int) -> list[int]:
     """Token ids that differ from prompt to prompt and have no period."""
     state, ids = 12345 + 7919 * number, []
@@ -257,60 +147,12 @@ def _prompt(number: int, length: int) -> list[int]:
     return ids
 
 
-def _send(side: Side, ids: list[int], output: int) -> Output:
-    """Send a request to the prefill server and to a decode server; what the latter answers."""
-    body = json.dumps(
-        {
-            "input_ids": ids,
-            "sampling_params": {"temperature": 0, "max_new_tokens": output, "ignore_eos": True},
-            "return_logprob": True,
-            "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": BOOTSTRAP,
-            "bootstrap_room": next(_ROOMS),
-        }
-    ).encode()
-    pool = ThreadPoolExecutor(1)
-    try:
-        prefill = pool.submit(_post, PORTS["prefill"], body)
-        answer = _post(side.port, body)
-        prefill.result()
-    finally:
-        pool.shutdown(wait=False)
-    told = answer["meta_info"]["output_token_logprobs"]
-    reason = answer["meta_info"]["finish_reason"]
-    assert reason["type"] == "length", reason
-    tokens = [int(entry[1]) for entry in told]
-    assert len(tokens) == output, (len(tokens), output)
-    return tokens, [float(entry[0]) for entry in told]
-
-
 def _post(port: int, body: bytes) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=160) as answer:
         return json.load(answer)
-
-
-def _compare(first: Sequence[Output], second: Sequence[Output]) -> dict[str, Any]:
-    """How many outputs are equal in all tokens and bits, and how far apart the others are."""
-    equal = sum(a == b for a, b in zip(first, second, strict=True))
-    same = sum(a[0] == b[0] for a, b in zip(first, second, strict=True))
-    apart = [
-        abs(x - y)
-        for a, b in zip(first, second, strict=True)
-        for s, t, x, y in zip(a[0], b[0], a[1], b[1], strict=True)
-        if s == t
-    ]
-    different = {tuple(output[0]) for output in first}
-    return {
-        "compared": len(first),
-        "equal": equal,
-        "same_tokens": same,
-        "largest_logprob_difference": max(apart, default=None),
-        "different_outputs": len(different),
-        "tokens_in_an_output": statistics.mean(len(set(output[0])) for output in first),
-    }
 
 
 @contextlib.contextmanager
@@ -393,7 +235,7 @@ def _arguments(
         "num-reserved-decode-tokens": 32,
         "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
         "context-length": CONTEXT,
-        "max-running-requests": max(AT_ONCE),
+        "max-running-requests": 64,
         "mem-fraction-static": 0.8,
         "disable-radix-cache": True,
         "disable-cuda-graph": True,
@@ -472,7 +314,3 @@ def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         told[name] = max(state[name] for state in states)
     told["least_swa_free"] = min(state["least_swa_free"] for state in states)
     return told if len(states) == 1 else told | {"ranks": list(states)}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ import pytest
 from throwaway import Throwaway
 
 SERVER = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, re, sys, time
 from throwaway_patches import *
 import sglang_perf_patches as ours
 
@@ -32,10 +32,14 @@ if __name__ == "__main__":
     workers = [context.Process(target=serve, args=(queue, end)) for _ in range(2)]
     [worker.start() for worker in workers]
     print("pids", os.getpid(), *(queue.get() for _ in workers))
-    time.sleep(4)
-    registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)
-    print(generate_latest(registry).decode())
+    deadline, text = time.monotonic() + 300, ""
+    while len(re.findall(r"_(?:live|ran)[{].* 1[.]0", text)) < 6:  # two processes and patches
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        text = generate_latest(registry).decode()
+    print(text)
     end.set()
     [worker.join() for worker in workers]
 """
@@ -82,8 +86,10 @@ def test_without_metrics_nothing_is_loaded_or_written(
             import prometheus_client
         use(STEP)
         import sglang.srt.a
+        from sglang_perf_patches.telemetry import recorder
+        recorder._TICK_S = 0.1
         ours.activate()
-        time.sleep(3)
+        time.sleep(0.5)
         assert ("prometheus_client" in sys.modules) == {has == "library"}
         if {has == "library"}:
             assert "sglang_perf" not in prometheus_client.generate_latest().decode()
@@ -107,12 +113,15 @@ def test_a_fault_of_the_exporter_does_not_reach_the_keeper(throwaway: Throwaway)
         module.Gauge = broken
         sys.modules["prometheus_client"] = module
         use(STEP)
+        from sglang_perf_patches.telemetry import recorder
+        recorder._TICK_S = 0.1
         ours.activate()
-        time.sleep(2)
+        time.sleep(0.5)
         import sglang.srt.a
-        time.sleep(2)
-        (data,) = records.read_all()
-        assert data["patches"][0]["state"] == "live"
+        deadline = time.monotonic() + 300
+        while records.read_all()[0]["patches"][0]["state"] != "live":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         """,
         PROMETHEUS_MULTIPROC_DIR="/nowhere",
     )

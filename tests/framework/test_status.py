@@ -27,6 +27,8 @@ how = os.environ.get("BAD", "breaks")
 use(STEP, declare("one.bad", install=how, targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
 import logging
 logging.basicConfig(level=logging.INFO)
+from sglang_perf_patches.telemetry import recorder
+recorder._TICK_S = 0.1
 ours.activate()
 import sglang.srt.a as a, sglang.srt.b
 print("up", flush=True)
@@ -390,7 +392,7 @@ def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path:
     log = tmp_path / "log"
     with log.open("w") as file, serving(throwaway, stderr=file) as process:
         wait_for(lambda: "live on" in log.read_text())
-        time.sleep(3)  # for a line too many
+        time.sleep(0.5)  # for a line too many
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches" in line]
     assert len(ours) == 2, ours
     assert "one.bad is failed" in ours[0]
@@ -614,7 +616,7 @@ def test_a_record_that_cannot_be_written_is_said_once(throwaway: Throwaway, tmp_
     log = tmp_path / "log"
     with log.open("w") as file, serving(throwaway, stderr=file) as process:
         wait_for(lambda: "`status` will not show" in log.read_text())
-        time.sleep(3)  # for a line too many
+        time.sleep(0.5)  # for a line too many
     ours = [line for line in log.read_text().splitlines() if "`status` will not show" in line]
     assert len(ours) == 1, log.read_text()
     assert ours[0].startswith("WARNING:sglang_perf_patches:")
@@ -749,20 +751,22 @@ sys.modules[http.__name__] = http
 sys.argv = ["sglang", "serve"]
 import __main__
 __main__.__file__ = "/usr/bin/sglang"
+from sglang_perf_patches.telemetry import recorder
+recorder._TICK_S = 0.1
 ours.activate()
-time.sleep(3)
+time.sleep(0.5)
 import sglang.srt.a
 class Up: name = "Starting"
 class State: tokenizer_manager = types.SimpleNamespace(server_status=Up)
 http._global_state = State
-time.sleep(7)
+time.sleep(1)
 print("READY", file=sys.stderr, flush=True)
 Up.name = "Up"
 assert logged.wait(300)
 Up.name = "UnHealthy"
-time.sleep(2)                                       # for a line too many
+time.sleep(0.5)                                     # for a line too many
 Up.name = "Up"
-time.sleep(2)
+time.sleep(0.5)
 """
 
 

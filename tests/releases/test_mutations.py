@@ -26,7 +26,7 @@ from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_
 
 RELEASES = ("0.5.9", "0.5.17", "0.5.23")
 BUILD = "git-5b9fbc51dcff"
-APART = 5
+APART = 12
 """The default tier plays one change of so many."""
 
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}

@@ -158,16 +158,20 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """In each definition; in the default tier in one of each patch, the next one each time."""
-    checked = 0
     whole_matrix = tiers.is_whole(pytestconfig)
+    by_release: dict[str, list[tuple[int, PatchSet, Verdict]]] = {}
     for number, (patch_set, verdict) in enumerate(applying(whole=whole_matrix)):
         assert verdict.definitions
         assert verdict.release
-        original = source.find(downloads.tree(verdict.release))
-        copy = tmp_path / str(number) / "sglang"
+        by_release.setdefault(verdict.release, []).append((number, patch_set, verdict))
+    assert by_release
+    for release, judged_there in by_release.items():
+        original = source.find(downloads.tree(release))
+        copy = tmp_path / release / "sglang"
         (copy / "srt").mkdir(parents=True)
         whole = source.at(original)  # what was read of it is kept; of the copies nothing is
-        judge(verdict.patch, patch_set.known, whole)
+        for _, patch_set, verdict in judged_there:
+            judge(verdict.patch, patch_set.known, whole)
         files = {path for path in whole._paths.values() if path}
         for path in [original / "__init__.py", original / "_version.py", *files]:
             there = copy / path.relative_to(original)
@@ -176,31 +180,31 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
         texts = {path: path.read_text(encoding="utf-8") for path in copy.rglob("*.py")}
         for there, text in texts.items():
             there.write_text("# a comment elsewhere\n" + text + "\n# and here\n", encoding="utf-8")
-        again = judge(verdict.patch, patch_set.known, source.Tree(copy))
-        assert again.word == "applies", (verdict.patch.id, again.reason)
+        commented = source.Tree(copy)
+        for _, patch_set, verdict in judged_there:
+            again = judge(verdict.patch, patch_set.known, commented)
+            assert again.word == "applies", (verdict.patch.id, again.reason)
         for there, text in texts.items():
             there.write_text(text, encoding="utf-8")
         restored = source.Tree(copy)
-        assert judge(verdict.patch, patch_set.known, restored).word == "applies"
-
-        definitions = list(verdict.definitions.items())
-        if not whole_matrix:
-            definitions = [definitions[number % len(definitions)]]
-        for reference, definition in definitions:
-            there = copy / definition.path.relative_to(original)
-            lines = texts[there].split("\n")
-            lines[definition.lines[-1][1] - 1] += "; pass"
-            there.write_text("\n".join(lines), encoding="utf-8")
-            changed_tree = source.Tree(copy)  # the other files are parsed already
-            changed_tree._modules = {
-                module: parsed
-                for module, parsed in restored._modules.items()
-                if module != module_of(reference)
-            }
-            changed = judge(verdict.patch, patch_set.known, changed_tree)
-            assert changed.word in {"refused", "built-in"}, reference
-            if changed.word == "refused":
-                assert reference in changed.unknown, (reference, changed.reason)
-            there.write_text(texts[there], encoding="utf-8")
-            checked += 1
-    assert checked
+        for number, patch_set, verdict in judged_there:
+            assert judge(verdict.patch, patch_set.known, restored).word == "applies"
+            definitions = list((verdict.definitions or {}).items())
+            if not whole_matrix:
+                definitions = [definitions[number % len(definitions)]]
+            for reference, definition in definitions:
+                there = copy / definition.path.relative_to(original)
+                lines = texts[there].split("\n")
+                lines[definition.lines[-1][1] - 1] += "; pass"
+                there.write_text("\n".join(lines), encoding="utf-8")
+                changed_tree = source.Tree(copy)  # the other files are parsed already
+                changed_tree._modules = {
+                    module: parsed
+                    for module, parsed in restored._modules.items()
+                    if module != module_of(reference)
+                }
+                changed = judge(verdict.patch, patch_set.known, changed_tree)
+                assert changed.word in {"refused", "built-in"}, reference
+                if changed.word == "refused":
+                    assert reference in changed.unknown, (reference, changed.reason)
+                there.write_text(texts[there], encoding="utf-8")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import shapes
@@ -24,7 +26,8 @@ SHIMS = ROOT / "tests" / "harness" / "linux_mlx" / "shims"
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
 
-def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+def measured(tmp_path: Path, *words: str, **more: str) -> Any:
+    """What the rig finds out about a small model on this CPU."""
     environment = sglang_environment(releases.KNOWN[-1])
     python: list[str | Path] = [environment.python, "-W", "ignore"]
     settings = variables(
@@ -37,25 +40,22 @@ def rig(tmp_path: Path, *words: str | Path, **more: str) -> subprocess.Completed
         XDG_RUNTIME_DIR=tmp_path,
         **more,
     )
-    return subprocess.run(
-        [*python, "-m", "sglang_perf_patches", "run", *python, RIG / "turns.py", *words],
+    model = write_model(environment, tmp_path)
+    out = tmp_path / "out.json"
+    options = ("device=cpu", "max_total_tokens=16384", f"nccl_port={free_port()}")
+    run = [*python, "-m", "sglang_perf_patches", "run", *python, RIG / "turns.py"]
+    done = subprocess.run(
+        [*run, out, model, *words, *options],
         env=settings,
         capture_output=True,
         text=True,
         timeout=900,
     )
-
-
-def measured(tmp_path: Path, *words: str, **more: str) -> Any:
-    """What the rig finds out about a small model on this CPU."""
-    model = write_model(sglang_environment(releases.KNOWN[-1]), tmp_path)
-    out = tmp_path / "out.json"
-    options = ("device=cpu", "max_total_tokens=16384", f"nccl_port={free_port()}")
-    done = rig(tmp_path, out, model, *words, *options, **more)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.whole_matrix  # an Engine
 def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
     measurement = measured(
         tmp_path,
@@ -81,14 +81,17 @@ def test_an_engine_shows_stock_and_ours_by_turns(tmp_path: Path) -> None:
     assert measurement["patches"]["left out"] == []
 
 
-def test_what_can_t_be_measured_is_bad_usage(tmp_path: Path) -> None:
+def test_what_can_t_be_measured_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for words, says in (
         (("out.json", "no-such-shape", "all"), "no shape or model 'no-such-shape'"),
         (("out.json", "gdn-24", "all", "tofu"), "no part 'tofu'"),
     ):
-        done = rig(tmp_path, *words)
-        assert done.returncode == 2
-        assert says in done.stderr
+        with mock.patch.dict(os.environ):
+            assert turns.main(words) == 2
+        assert says in capsys.readouterr().err
 
 
 class Asked:

@@ -43,7 +43,7 @@ from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays
 from sglang_perf_patches.verify.mamba.harness import alike
 from sglang_perf_patches.verify.mamba.rig import Rig, called
 from sglang_perf_patches.verify.mamba.runner import Runner
-from tests.proof.mamba import flashinfer
+from tests.proof.mamba import fake_cuda_graph, flashinfer
 from tests.proof.mamba.gdn_prefill_graph import with_breaks
 from tests.proof.mamba.harness import Counted, counted_gdn
 
@@ -63,7 +63,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 def parts() -> dict[str, Any]:
     """What each part finds."""
-    chosen = (tables, tiles, gates, chunks, kernels, waits, buckets, leaving, broken, broken_breaks)
+    at_boot = (tables, tiles, gates, chunks, kernels, buckets, pools)
+    chosen = (*at_boot, waits, leaving, broken, broken_breaks)
     return {part.__name__: part() for part in chosen}
 
 
@@ -195,6 +196,22 @@ def buckets() -> dict[str, Any]:
             results[str(size)] = held is not None
         results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
     return results
+
+
+def pools() -> dict[str, bool]:
+    """Runners whose graphs are freed before the next one's are captured, and what a pool is then.
+
+    On a GPU the second capture failed with "use_count > 0", as a tape does.
+    """
+    first = _runner(1).stocks.backend._pool
+    gc.collect()
+    second = _runner(1).stocks.backend._pool
+    gc.collect()
+    try:
+        fake_cuda_graph.Tape().capture_begin(pool=first)
+    except AssertionError:
+        return {"has a new pool": first is not second, "a pool without graphs is refused": True}
+    raise ValueError("captured into a pool whose graphs were freed")
 
 
 # -- what a replay does ----------------------------------------------------------------------------

@@ -75,6 +75,15 @@ def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
 
 @pytest.mark.whole_matrix  # the proof has as many requests as tables of two rows need
 @EACH
+def test_each_runner_captures_into_a_pool_of_its_own(found: Found, release: str) -> None:
+    """A GPU refuses the pool of graphs that were freed."""
+    assert found(release, "graph_jobs", "parts")["pools"] == {
+        "has a new pool": True,
+        "a pool without graphs is refused": True,
+    }
+
+
+@EACH
 def test_more_requests_than_tables_hold_replay_stocks_graph(found: Found, release: str) -> None:
     assert found(release, "graph_jobs", "many") == 1
 

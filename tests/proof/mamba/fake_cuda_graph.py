@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -30,6 +31,8 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
     """Has as much of ``torch.cuda.CUDAGraph`` as stock's captures use."""
 
     recording: Tape | None = None
+    users: ClassVar[dict[Any, weakref.WeakSet[Tape]]] = {}
+    """The tapes that were captured into each memory pool and are alive."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         """Nothing is captured yet."""
@@ -37,9 +40,16 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         assert not keep_graph
         self.steps: list[Callable[[], None]] = []
 
-    def capture_begin(self, **_: Any) -> None:
-        """Note what is launched from now on."""
+    def capture_begin(self, pool: Any, **_: Any) -> None:
+        """Note what is launched from now on.
+
+        Raises:
+            AssertionError: all graphs of the pool were freed, after which PyTorch's allocator
+                takes its handle no more (``create_or_incref_pool``).
+        """
         assert Tape.recording is None
+        assert pool not in Tape.users or Tape.users[pool], "use_count > 0: no graph of the pool"
+        Tape.users.setdefault(pool, weakref.WeakSet()).add(self)
         Tape.recording = self
         self.__enter__()
 
@@ -157,7 +167,7 @@ def capturing(backend: Any) -> Iterator[None]:
     note_kernels()
     without_kernels(True)
     try:
-        with on_cpu(), backend.replay_session():
+        with on_cpu(), backend.capture_session(None):
             yield
     finally:
         without_kernels(False)

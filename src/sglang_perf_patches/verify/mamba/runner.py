@@ -97,6 +97,11 @@ class Runner:
         return most is None or requests <= most
 
     def _captured(self, stocks: Any) -> None:
+        # The release captures all graphs of a process into one pool and keeps its handle. Once the
+        # graphs of the runner before are freed, PyTorch refuses that handle: "use_count > 0". The
+        # release's `drop_elastic_cuda_graph_state` forgets the handle for the same reason.
+        pools = importlib.import_module(f"{_EXECUTOR}.runner_utils.pool")
+        pools.set_global_graph_memory_pool(None)
         with self.play.capturing(stocks.backend):
             stocks.capture_one_shape(self.bucket)
 
@@ -136,7 +141,7 @@ def _hybrid(rig: Rig) -> Any:
 def _graph_backend(runner: Any) -> Any:
     """The release's."""
     module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
-    idle = SimpleNamespace(synchronize=lambda: None)
+    idle = SimpleNamespace(synchronize=lambda: None, graph_pool_handle=object)
     runner.device_module = torch.cuda if stock.device() == "cuda" else idle
     group = SimpleNamespace(barrier=lambda: None, ranks=[0])
     parallel = SimpleNamespace(tp_group=group)

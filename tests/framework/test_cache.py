@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches.compat import cache, parsing, shipped, source
+from tests.maintain import fingerprints
 
 REFERENCE = "sglang.srt.work:Worker"
 TEXT = '''\
@@ -365,7 +366,7 @@ def ship(root: Path, monkeypatch: pytest.MonkeyPatch, table: Path) -> None:
     assert definition
     stamp = hashlib.sha256((root / "srt" / "work.py").read_bytes()).hexdigest()
     values = {f"definition:{REFERENCE}": source._to_keep(definition)}
-    table.write_bytes(shipped.render({shipped.key(stamp, "srt/work.py"): values}))
+    table.write_bytes(fingerprints.render_table({shipped.key(stamp, "srt/work.py"): values}))
     monkeypatch.setattr(shipped, "TABLE", table)
 
 

@@ -68,10 +68,10 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         needed = [(name, set(each.releases)) for each in patch.variants for name in each.targets]
         for name, where in needed:
             if missing := where - there.get(name, set()):
-                raise DeclarationError(f"{name} is not in {releases.as_spans(missing)}")
+                raise DeclarationError(f"{name} is not in {as_spans(missing)}")
         for name in patch.references():
             if not served & there.get(name, set()):
-                raise DeclarationError(f"{name} is not in {releases.as_spans(served)}")
+                raise DeclarationError(f"{name} is not in {as_spans(served)}")
     return {
         reference: {digest: tuple(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
@@ -154,12 +154,46 @@ def write(name: str, known: Known) -> None:
 def render(known: Known) -> str:
     """The text of a ``known.json``: one line a digest, with the spans of its releases."""
     spans = {
-        reference: {digest: releases.as_spans(where) for digest, where in hashes.items()}
+        reference: {digest: as_spans(where) for digest, where in hashes.items()}
         for reference, hashes in known.items()
     }
     text = json.dumps(spans, indent=1, ensure_ascii=False)
     # A definition that never changed has a line alone.
     return re.sub(r"\{\n {2}(.*[^,])\n \}", r"{\1}", text) + "\n"
+
+
+def as_spans(names: Iterable[str]) -> str:
+    """Releases and source builds in one line: source builds first, then releases by age.
+
+    >>> as_spans(["0.5.13", "0.5.9", "0.5.10", "0.5.10.post1", "git-5b9fbc51dcff"])
+    'git-5b9fbc51dcff, 0.5.9 … 0.5.10.post1, 0.5.13'
+
+    Raises:
+        ValueError: a name is neither a known release nor a source build.
+    """
+    builds, places = [], []
+    for name in names:
+        if name.startswith(releases.SOURCE_BUILD):
+            builds.append(name)
+        else:
+            places.append(releases.KNOWN.index(name))
+    spans: list[tuple[int, int]] = []
+    for place in sorted(places):
+        if spans and place == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], place
+        else:
+            spans.append((place, place))
+    ends = [(releases.KNOWN[first], releases.KNOWN[last]) for first, last in spans]
+    return ", ".join([*sorted(builds), *(releases.TO.join(dict.fromkeys(each)) for each in ends)])
+
+
+def render_table(files: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The table of files by `shipped.key`; those of one place stand together, which is small."""
+    lines = [shipped.makers()]
+    for name in sorted(files, key=lambda each: each.split(" ")[::-1]):
+        lines.append(f"{name} {json.dumps(files[name], separators=(',', ':'))}")
+    best = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 22}
+    return lzma.compress("\n".join(lines).encode(), filters=[best])
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -193,7 +227,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
             if not options.check:
                 write(name, known)
     sets.load.cache_clear()
-    table = shipped.render(read_of_releases())
+    table = render_table(read_of_releases())
     if lzma.decompress(table) != lzma.decompress(shipped.TABLE.read_bytes()):
         stale = True
         print(f"{shipped.TABLE.name} {'is stale' if options.check else 'is written'}")

@@ -21,7 +21,7 @@ from sglang_perf_patches.model.patch import PatchSet, by_id
 from tests.benchmarks import gains
 from tests.benchmarks.gains import Gain
 
-from . import ROOT, pages, tested, upstream
+from . import ROOT, fingerprints, pages, tested, upstream
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
@@ -73,7 +73,7 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
     )
     rows = [["patch", "what it does", "releases"]]
     for patch in patches:
-        applies = releases.as_spans(
+        applies = fingerprints.as_spans(
             release for release, word in words[patch.id].items() if word == "applies"
         )
         built = [name for variant in patch.variants for name in variant.releases]

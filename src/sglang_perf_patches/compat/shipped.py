@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +47,6 @@ class Shipped:
         if self._lines is None:
             self._lines = _read()
         return dict(json.loads(self._lines.get(key(stamp, place), "{}")))
-
-
-def render(files: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """The table of files by `key`; those of one place stand together, which makes it small."""
-    import lzma
-
-    lines = [makers()]
-    for name in sorted(files, key=lambda each: each.split(" ")[::-1]):
-        lines.append(f"{name} {json.dumps(files[name], separators=(',', ':'))}")
-    best = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 22}
-    return lzma.compress("\n".join(lines).encode(), filters=[best])
 
 
 def _read() -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 KNOWN = (
     "0.5.9",
     "0.5.10",
@@ -30,7 +28,8 @@ KNOWN = (
 SOURCE_BUILD = "git-"
 """How the name of a source build begins; the commit follows."""
 
-_TO = " … "
+TO = " … "
+"""Between the first release of a span and its last."""
 
 
 def between(first: str, last: str) -> tuple[str, ...]:
@@ -42,37 +41,8 @@ def between(first: str, last: str) -> tuple[str, ...]:
     return KNOWN[KNOWN.index(first) : KNOWN.index(last) + 1]
 
 
-def as_spans(names: Iterable[str]) -> str:
-    """Releases and source builds in one line: source builds first, then releases by age.
-
-    >>> as_spans(["0.5.13", "0.5.9", "0.5.10", "0.5.10.post1", "git-5b9fbc51dcff"])
-    'git-5b9fbc51dcff, 0.5.9 … 0.5.10.post1, 0.5.13'
-
-    Raises:
-        ValueError: a name is neither a known release nor a source build.
-    """
-    builds, places = [], []
-    for name in names:
-        if name.startswith(SOURCE_BUILD):
-            builds.append(name)
-        else:
-            places.append(KNOWN.index(name))
-    spans: list[tuple[int, int]] = []
-    for place in sorted(places):
-        if spans and place == spans[-1][1] + 1:
-            spans[-1] = spans[-1][0], place
-        else:
-            spans.append((place, place))
-    return ", ".join(
-        [
-            *sorted(builds),
-            *(KNOWN[a] if a == b else f"{KNOWN[a]}{_TO}{KNOWN[b]}" for a, b in spans),
-        ]
-    )
-
-
 def from_spans(text: str) -> tuple[str, ...]:
-    """The names that `as_spans` wrote.
+    """The names in a line of ``known.json``: source builds, releases, and spans of them.
 
     >>> from_spans("git-5b9fbc51dcff, 0.5.9 … 0.5.10.post1, 0.5.13")
     ('git-5b9fbc51dcff', '0.5.9', '0.5.10', '0.5.10.post1', '0.5.13')
@@ -85,7 +55,7 @@ def from_spans(text: str) -> tuple[str, ...]:
         if part.startswith(SOURCE_BUILD):
             names.append(part)
             continue
-        first, to, last = part.partition(_TO)
+        first, to, last = part.partition(TO)
         within = between(first, last if to else first)
         if not within:
             raise ValueError(f"{part!r} ends before it starts")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from ..model import releases
 from ..model.errors import OperatorError
-from ..model.patch import Patch, PatchSet, by_id
+from ..model.patch import PatchSet
 
 NAMES = ("mlx", "mla", "mamba", "swa")
 """The sets in the order in which ``list`` shows them."""
@@ -30,29 +28,6 @@ def load() -> tuple[PatchSet, ...]:
         FingerprintError: a ``known.json`` is missing or damaged.
     """
     return tuple(_declared(name, read_known(name)) for name in NAMES)
-
-
-def only(ids: Collection[str]) -> tuple[PatchSet, ...]:
-    """Every set, in which no patch but these, and what they require, finds anything to do.
-
-    Raises:
-        FingerprintError: as `load`.
-    """
-    patches = by_id(load())
-    kept: set[str] = set()
-    waiting = list(ids)
-    while waiting:
-        kept.add(patch_id := waiting.pop())
-        waiting += [needed for needed in patches[patch_id].requires if needed not in kept]
-    return tuple(
-        replace(
-            each,
-            patches=tuple(
-                patch if patch.id in kept else _left_out(patch) for patch in each.patches
-            ),
-        )
-        for each in load()
-    )
 
 
 def declared(name: str) -> PatchSet:
@@ -85,12 +60,6 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
 def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchSet:
     module = import_module(f"{__name__}.{name}")
     return PatchSet(name, module.SUMMARY, module.PATCHES, known)
-
-
-def _left_out(patch: Patch) -> Patch:
-    """A patch for whose code there is nowhere to look."""
-    because = "left out of this measurement"
-    return replace(patch, markers=(), anchors=(f"{__name__}:_",), absent_because=because)
 
 
 def _names(where: Any) -> tuple[str, ...]:

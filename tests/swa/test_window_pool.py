@@ -53,7 +53,7 @@ def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
         "both together": ("both_together", {}),
         "images": ("refuses_images_in_prompts", {}),
         "beams": ("beams", {}),
-        "pressed": ("pressed_hard", {"episodes": 30 if whole else 6}),
+        "pressed": ("pressed_hard", {"episodes": 30 if whole else 2}),
         **{f"broken: {how}": ("broken", {"how": how}) for how in BROKEN},
     }
     given = released.play(released.tree(request.param), JOBS, list(jobs.values()))

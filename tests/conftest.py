@@ -82,7 +82,7 @@ def proved() -> Proved:
     @cache
     def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
         # MLX needs stand-ins of another kind.
-        beginning = "mlx" if any(patch.startswith("mlx.") for patch in patches) else "lent"
+        beginning = "mlx" if any(patch.startswith("mlx.") for patch in patches) else "stubs"
         lines = released.answers(released.tree(release, beginning=beginning), _SCRIPT, *patches)
         by_patch = {line["patch"]: line for line in lines}
         assert set(by_patch) == set(patches)

@@ -30,7 +30,7 @@ EACH = pytest.mark.parametrize(("name", "release"), MATRIX)
 @cache
 def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any]]:
     """The patches that apply, those whose modules can't be imported here, and all checks' ends."""
-    place = released.tree(release, beginning="mlx" if name == "mlx" else "lent")
+    place = released.tree(release, beginning="mlx" if name == "mlx" else "stubs")
     patches = applying(name, release)
     jobs: list[released.Job] = [("begin", {"set_name": name}), ("imported_later", {})]
     jobs += [("checks", {"patch": patch}) for patch in patches]

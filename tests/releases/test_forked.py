@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Run:
             python,
             script,
             words,
-            beginning="lent",
+            beginning="stubs",
             search=(SOURCE, SOURCE.parent),
             variables={"ONE": "1", "PYTHONPATH": "/first:/second"},
             given=given,

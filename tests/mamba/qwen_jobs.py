@@ -81,10 +81,6 @@ def replies_of(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) 
 def replies() -> dict[str, Any]:
     """Batches, tokens and logits: eager, replayed by stock, and replayed from tables.
 
-    Returns:
-        counts, and as ``broken`` what the comparison says where the tables hold another batch's
-        lengths.
-
     Raises:
         Different: they are not the same in all bits.
     """
@@ -101,20 +97,21 @@ def replies() -> dict[str, Any]:
         "buckets": len(BUCKETS),
         "on tables": len(patched["on tables"]),
         "rows": sum(map(len, patched["played"]["logits"].values())),
-        "broken": _broken(stock["played"]),
     }
 
 
-def _broken(stock: dict[str, Any]) -> str:
+def broken() -> str:
+    """What the comparison says where the tables hold another batch's lengths."""
     fill = prefill_tables.Tables.fill
 
     def wrong(self: Any, lens: Any, prefixes: Any, *given: Any) -> None:
         fill(self, lens, [0 for _ in prefixes], *given)
 
+    stock = replies_of()
     with mock.patch.object(prefill_tables.Tables, "fill", wrong):
         patched = replies_of(GRAPH)
     try:
-        require_same("broken", stock, patched["played"])
+        require_same("broken", stock["played"], patched["played"])
     except AssertionError as different:
         return str(different)
     return ""

@@ -26,8 +26,8 @@ MOST_BYTES = 2 << 30
 """Maximum total size of the kept caches, in bytes."""
 
 COUNTS: Counter[str] = Counter()
-"""Counts for this process: finished requests that were ``kept``, prefills ``continued`` from one,
-those of them that were ``rewound`` to its prompt's end, and kept requests ``let go`` for others."""
+"""Counts for this process: prefills ``continued`` from a finished request, and those of them that
+were ``rewound`` to its prompt's end."""
 
 
 def install(patching: Patching) -> None:
@@ -281,7 +281,6 @@ class _Turns:
         size = sum(array.nbytes for array in arrays) + end.size
         turn = _Turn(list(tokens[:length]), slots, caches, end, size)
         self._kept[id(turn)] = turn
-        COUNTS["kept"] += 1
         return True
 
     def take_surplus(self) -> list[list[Any]]:
@@ -291,7 +290,6 @@ class _Turns:
             len(self._kept) > MOST or sum(turn.size for turn in self._kept.values()) > MOST_BYTES
         ):
             surplus.append(self._kept.popitem(last=False)[1].caches)
-            COUNTS["let go"] += 1
         return surplus
 
     def find(

@@ -1,14 +1,13 @@
-"""The patches of a process, from the choice to stock again.
+"""The patches of a process, from their selection until all are off again.
 
-What is chosen, and whose verdict is ``applies``, goes live when its modules have been imported (see
-`entry`). What may change it calls for a look: the end of an import, sglang's
-``HookRegistry.apply_hooks``, which runs after every plugin, a publication of the server's
-arguments, and a regular tick. A look verifies again what has changed. If a definition was replaced,
-or if the server has something on that the patch was not proven with (see `published`), the whole
-patch is to be taken off. That happens while no thread is inside it and it holds no work (see
-`removal`).
+A selected patch with the verdict ``applies`` goes live when its modules are imported (see `entry`).
+Its definitions are checked again after each awaited import, after sglang's
+``HookRegistry.apply_hooks`` (which runs after every plugin), after each publication of the server's
+arguments, and once a second. If a definition was replaced, or if the server uses a feature that the
+patch was not proven with (see `published`), the whole patch is removed, as soon as no thread is
+inside it and it holds no work (see `removal`).
 
-Each step is done by the executor, one at a time, and may be repeated.
+The executor runs these steps one at a time. Each is idempotent.
 """
 
 from __future__ import annotations
@@ -38,20 +37,34 @@ from .wrappers import Foreign
 
 logger = logging.getLogger("sglang_perf_patches")
 
-# Install code may import what the very thread imports that waits for it.
+# Bounded, because install code may import a module that the waiting thread is importing.
 _OTHER_THREAD_S = 1.0
 _OFF: tuple[State, str] = ("off", "")
 _HOOKS = "sglang.srt.plugins.hook_registry"
 
 
 class Activation:
-    """The patches of this process. There is one at a time.
+    """The patches of this process; at most one at a time has not ended.
+
+    Creating one changes nothing in stock.
+
+    Args:
+        patches: every patch, in declared order.
+        selection: the patches that are to go live.
+        strict: whether losing a patch that was chosen by name ends the process.
+        features: what the server's arguments mean.
+        dispatch: the dispatch table of this process.
+        executor: runs every step that changes something.
+        on_change: called when the state of a patch changed.
+        on_end: called with this object when everything is off again.
+        on_loss: called outside of the executor with the line to print, if `strict`.
 
     Attributes:
-        selection: of the patches.
+        selection: as given.
         is_observed: whether observers know that it has started.
-        is_stopping: it was stopped: everything is to be taken off.
-        ended: it was stopped, and everything is off. After a fault it is not: it still reports it.
+        is_stopping: `stop` was called: everything is to be removed.
+        ended: `stop` was called, and everything is off. After a fault it stays False, so that
+            `report` still shows the fault.
     """
 
     def __init__(
@@ -67,19 +80,6 @@ class Activation:
         on_end: Callable[[Activation], None],
         on_loss: Callable[[str], None],
     ) -> None:
-        """Change nothing yet.
-
-        Args:
-            patches: all there are, in declared order.
-            selection: those that are to go live.
-            strict: whether the loss of one that was chosen by name is more than a warning.
-            features: what a server may have on that a patch was not proven with.
-            dispatch: what this process shows.
-            executor: does all that changes something.
-            on_change: called when the state of a patch changed.
-            on_end: called with this one when everything is off again.
-            on_loss: called outside of the executor, under `strict`, with the line to show.
-        """
         self.selection = selection
         self.is_observed = False
         self.is_stopping = False
@@ -106,10 +106,10 @@ class Activation:
             executor,
         )
 
-    # -- what is asked of it ---------------------------------------------------------------------
+    # -- for callers -----------------------------------------------------------------------------
 
     def take(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
-        """Note what was judged of a sglang tree, for the patches that are chosen."""
+        """Take the verdicts on the installed sglang for the selected patches."""
         self._version = tree.version
         self._verifier.compiled = Compiled(tree.cache)
         for verdict in verdicts:
@@ -126,71 +126,68 @@ class Activation:
                 self._notices.complain(member)
 
     def look_again(self) -> None:
-        """Verify what is live, take off what is due, and put live what can be by now."""
+        """Check live patches, remove marked ones, and put live those that are ready."""
         self._request(self._look)
 
     def look_now(self) -> None:
-        """The same, inside of a request."""
+        """`look_again` for a caller that is already inside a request of the executor."""
         self._do(self._look)
 
     def save(self) -> None:
-        """Keep what was learned about the tree for later processes; one thread at a time."""
+        """Write what was compared to the tree's cache; call it from one thread at a time."""
         self._verifier.compiled.save()
 
     def report(self) -> Report:
-        """What happened to each patch."""
+        """The state of each patch."""
         states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._registry)
         return Report(self.selection.text, self._version, states)
 
     def stop(self) -> None:
-        """Have the next look take everything off."""
+        """Make the next check remove every patch."""
         self.is_stopping = self._registry.over = True
 
     def leave(self, reason: str) -> None:
-        """In a forked child that can't go on: every patch is to be taken off."""
+        """Remove every patch in a forked child that can't continue."""
         self._entry.is_preparing = False
         self._abandon(reason)
 
     def take_off(self, patch: str) -> None:
-        """Take one patch off, as soon as that is safe; for tests and measurements."""
+        """Remove one patch as soon as that is safe; for tests and measurements."""
         self._request(partial(self._removal.lose, self._registry[patch], *_OFF))
 
     def waits_for(self) -> str:
-        """What must end before the patches that are to be taken off are off."""
+        """See `Removal.waits_for`."""
         return self._removal.waits_for()
 
     @property
     def over(self) -> bool:
-        """Whether nothing goes live any more."""
+        """Whether no further patch goes live."""
         return self._registry.over
 
     @property
     def is_preparing(self) -> bool:
-        """Whether code of ours is being imported or installed, by the thread that is at work."""
+        """Whether a thread is importing or running install code."""
         return self._entry.is_preparing
 
     def speak(self) -> None:
-        """Log what is due, and report a loss; outside of the executor."""
+        """See `Notices.speak`."""
         self._notices.speak()
 
     # -- requests --------------------------------------------------------------------------------
 
     def _request(self, work: Callable[[], None]) -> None:
-        """Have work done; no fault of ours reaches sglang."""
+        """Run work in the executor. Catches every fault, because sglang's own code is calling."""
         try:
             self._executor.do(partial(self._do, work), wait_s=_OTHER_THREAD_S)
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
-            with contextlib.suppress(Exception):  # the next look goes on
+            with contextlib.suppress(Exception):  # the next check tries again
                 self._executor.do(partial(self._abandon, f"{type(error).__name__}: {error}"))
 
     # -- what the executor does ------------------------------------------------------------------
 
     def _do(self, work: Callable[[], None]) -> None:
-        """Do work, and what is due after it.
-
-        No fault of ours reaches sglang: after one, every patch is taken off.
-        """
+        """Run work, then whatever is due after it; after a fault, remove every patch."""
         try:
             work()
             self._go_on()
@@ -199,7 +196,7 @@ class Activation:
             self._abandon(f"{type(error).__name__}: {error}")
 
     def _look(self) -> None:
-        """Verify what is live and not as it was; those that are undone are to be taken off."""
+        """Verify each live patch whose snapshot changed; mark it for removal if it was replaced."""
         for member in self._registry.working():
             if self.over or member.state != "live" or member.end is not None:
                 continue
@@ -216,18 +213,18 @@ class Activation:
         self._gatekeeper.act()
 
     def _go_on(self) -> None:
-        """Take off what is to be, put live what can be by now, and end where all is off."""
+        """Remove marked patches, put live those that are ready, and end if all are off."""
         if self.is_stopping and not self.ended:
             self._removal.end_all(*_OFF)
         self._removal.go_on()
         self._advance()
-        if self._removal.has_more:  # what failed to go live takes along what needs it
+        if self._removal.has_more:  # a patch that failed to go live removes those that need it
             self._removal.go_on()
         if self.over and not self._registry.on():
             self._hooks.leave()
             self._gatekeeper.leave()
-        # This also repairs what an interruption or a fault has left in memory. Nobody who calls
-        # that meanwhile notices: a forwarder calls stock's code.
+        # This also repairs what an interruption or a fault left in memory. Until then calls are
+        # unaffected, because a forwarder without layers calls stock's code.
         self._registry.settle()
         if self.is_stopping and not self.ended and self._registry.is_clear():
             self.ended = True
@@ -235,7 +232,7 @@ class Activation:
             self._notices.tell(partial(self._on_end, self))
 
     def _advance(self) -> None:
-        """Wait for imports, and put live what can be by now."""
+        """Register for the imports that are missing, and put live the patches that are ready."""
         working = [member for member in self._registry if member.state in WORKING]
         if self.over or not working:
             return
@@ -248,13 +245,13 @@ class Activation:
         self._entry.advance()
 
     def _abandon(self, reason: str) -> None:
-        """After an unexpected fault: every patch is taken off, and the fault is logged."""
+        """After an unexpected fault: remove every patch, and log the reason once."""
         first, self._registry.over = not self.over, True
         self._removal.end_all("failed", reason)
         try:
             self._go_on()
         except Exception:
-            logger.debug("unexpected", exc_info=True)  # the next look goes on
+            logger.debug("unexpected", exc_info=True)  # the next check tries again
         if first:
             failed = ("failed", reason)
             self._notices.lose_all(

@@ -1,9 +1,8 @@
-"""Whether code in memory is what Python compiles from a definition's source.
+"""Compares code in memory with what Python compiles from a definition's source.
 
-A file name and a first line are not enough: a ``.pyc`` of another text may have been loaded, and a
-function can get another code object. The definition is compiled by itself, below class
-statements that stand for those around it, which costs a fraction of compiling its file. Where that
-does not give the code in memory, the whole file decides.
+The same file name and first line are not enough: a stale ``.pyc`` may have been loaded, or the
+function's code exchanged. For speed, the definition is compiled alone, inside class statements that
+stand for those around it. If the result differs, the whole file is compiled and decides.
 """
 
 from __future__ import annotations
@@ -43,10 +42,13 @@ _KEPT_AS = f"code:{importlib.util.MAGIC_NUMBER.hex()}:{sys.flags.optimize}"
 
 
 class Compiled:
-    """What Python compiles from definitions; what was compared is kept for later processes."""
+    """Compares code with its source, and remembers code that is equal.
+
+    Args:
+        cache: the tree's; keeps fingerprints of equal code for later processes.
+    """
 
     def __init__(self, cache: Cache | None = None) -> None:
-        """Keep fingerprints of code in `cache`, which is the tree's."""
         self._cache = cache
         self._verified: dict[str, CodeType] = {}
         self._new: list[tuple[Path, str, str]] = []
@@ -55,8 +57,8 @@ class Compiled:
         """Whether `code` is what this Python compiles from the source of `definition`.
 
         Args:
-            code: a function's, which has the definition's file and one of its first lines.
-            definition: of a function, or of several of one name, as a property and its setter are.
+            code: a function's, with the definition's file and one of its first lines (`is_at`).
+            definition: one function, or several of one name such as a property and its setter.
         """
         if code is self._verified.get(definition.reference):
             return True
@@ -70,7 +72,7 @@ class Compiled:
         return True
 
     def save(self) -> None:
-        """Keep what was compared since the last time; one thread at a time."""
+        """Write new fingerprints to the cache; call it from one thread at a time."""
         if self._cache is None or not self._new:
             return
         while self._new:
@@ -79,7 +81,7 @@ class Compiled:
 
 
 def is_compiled_from(code: CodeType, definition: Definition) -> bool:
-    """As `Compiled.has`, by compiling."""
+    """See `Compiled.has`; always compiles."""
     try:
         lines, imported = _file(definition.path)
         if digest_of(text_of(lines, definition.lines)) != definition.own:
@@ -99,17 +101,18 @@ def is_compiled_from(code: CodeType, definition: Definition) -> bool:
 
 
 def fingerprint(code: CodeType) -> str:
-    """The same for code objects that do the same, wherever in a file they are from."""
+    """Sha256 of what code does, in hexadecimal; its place in the file does not count."""
     return hashlib.sha256(repr(_key(code)).encode(errors="surrogatepass")).hexdigest()
 
 
 def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
-    """A definition's lines below as many class statements, of the same names, as it stands in.
+    """The source of a definition inside class statements with the names of those around it.
 
     Args:
-        lines: the file's, with their indentation.
+        lines: the definition's, with their indentation.
         qualname: the definition's.
-        imported: what the file imports; Python calls methods of such a name in another way.
+        imported: the names that the file imports. Python compiles a method call on an imported
+            name differently, so the text imports them too.
     """
     *classes, _ = qualname.split(".")
     above = [f"{' ' * depth}class {name}:" for depth, name in enumerate(classes)]
@@ -120,8 +123,8 @@ def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
 
 
 def _made_of(text: str, like: CodeType) -> Iterator[CodeType]:
-    """Every code object of a text that has the name of `like`."""
-    # A file's imports from __future__ appear in the flags of each of its functions.
+    """Compile a text, and give every code object in it that has the name of `like`."""
+    # ``from __future__ import annotations`` of the file is a flag of each of its functions.
     flags = like.co_flags & __future__.annotations.compiler_flag
     waiting = [compile(text, like.co_filename, "exec", flags, dont_inherit=True)]
     while waiting:
@@ -134,7 +137,7 @@ def _made_of(text: str, like: CodeType) -> Iterator[CodeType]:
 
 
 def _key(constant: Any) -> Any:
-    """What differs for constants of another type or value, such as ``1``, ``1.0`` and ``True``."""
+    """A key that differs for unlike constants, also equal ones such as ``1``, ``1.0``, ``True``."""
     if isinstance(constant, CodeType):
         compared = [getattr(constant, name) for name in _COMPARED]
         return ["code", *compared, _key(constant.co_consts)]
@@ -173,9 +176,9 @@ _IMPORT_OR_BLOCK = re.compile(
 
 
 def changed_default(function: FunctionType, definition: Definition) -> str:
-    """The parameter whose default is not the source's; "" if each is."""
+    """The first parameter whose default in memory differs from the source; "" if none does."""
     if len(definition.lines) > 1:
-        return ""  # of several pieces, as a property's, any may be this one
+        return ""  # the function may be any of several pieces, such as a property's setter
     code = function.__code__
     positional = code.co_varnames[: code.co_argcount]
     values = function.__defaults__ or ()
@@ -197,7 +200,7 @@ def changed_default(function: FunctionType, definition: Definition) -> str:
 
 
 def is_at(code: CodeType, definition: Definition) -> bool:
-    """Whether code says that it begins where a definition does."""
+    """Whether code names the file and a first line of a definition."""
     first_lines = {first for first, _ in definition.lines}
     return code.co_firstlineno in first_lines and _same_file(code.co_filename, definition.path)
 

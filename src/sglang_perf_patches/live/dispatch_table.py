@@ -1,13 +1,14 @@
-"""One table for all that this process shows in stock's places, exchanged in one step.
+"""One table of the functions that run in stock's places, exchanged by one assignment.
 
-What stands in a stock place is a *forwarder*: it calls what the table shows at that moment (see
-`trampoline`), stock's own function at first. So every place of a patch changes with one assignment,
-``DispatchTable.now = table``, and a thread sees all of a patch or nothing.
+In each place stands a *forwarder*: it calls the function that the table holds at that moment (see
+`trampoline`), which is stock's own at first. ``DispatchTable.now = table`` changes every place of a
+patch at once, so a thread sees all of a patch or nothing.
 
-A call that has begun continues with what it began with. So the table is exchanged only while no
-thread is in a call that the exchange concerns: see `at_rest`. If a thread is, nothing happens, and
-whoever asked tries again later. No call ever waits. A function that ``torch.compile`` has inlined
-has no frame of its own: that call ends with what was compiled.
+A call that has begun would continue with the old function while the calls below it use the new
+ones. So the table is exchanged only while no thread is inside a function that changes: see
+`at_rest`. If one is, nothing happens and the caller tries again later. No call of sglang ever
+waits. A function that ``torch.compile`` has inlined has no frame, so such a call can't be seen: it
+ends with the code that was compiled.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _COMPILER = "torch._dynamo.convert_frame"
 
 
 class Table:
-    """What each place shows: a function, as an attribute, by the key of its place.
+    """The function of each place, as an attribute under the place's key.
 
     Attributes:
-        shown: what is noted of each place, by place.
-        patches: ids of the patches that it shows.
+        shown: `swap.Slot` → the `swap.Change` that it shows.
+        patches: ids of the patches that are on.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Table:
         functions: Mapping[str, Callable[..., Any]],
         patches: frozenset[str],
     ) -> Table:
-        """A table with other notes and functions of some places, for these patches."""
+        """A copy with other changes and functions in some places, and these patches on."""
         table = Table()
         table.__dict__.update(self.__dict__)
         table.__dict__.update(functions)
@@ -57,8 +58,8 @@ class DispatchTable:
     """The table of this process.
 
     Attributes:
-        now: what is shown, a `Table`.
-        slots: every place in which something of ours stands or stood, by owner and name.
+        now: the current `Table`.
+        slots: every `swap.Slot` that was ever used, by ``(id(owner), name)``.
     """
 
     def __init__(self) -> None:
@@ -73,19 +74,19 @@ class DispatchTable:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Show another table, at a moment at which no other thread executes one of `codes`.
+        """Make `table` the current one, if no other thread is inside one of `codes`.
 
-        The caller answers for its own thread.
+        The caller must know that its own thread is not.
 
         Args:
             table: made from `now`.
-            codes: what a thread executes that is in a call that the exchange concerns.
-            is_due: whether it may be done; asked while no thread is in such a call.
-            before: puts the forwarders there.
-            after: makes memory agree with what is shown.
+            codes: the code of every function that changes.
+            is_due: whether the exchange may be done; called when no such thread is left.
+            before: puts the forwarders in place.
+            after: makes memory agree with the new table.
 
         Returns:
-            False if this was no such moment, or it is not due: nothing has changed.
+            whether it was exchanged; if not, nothing has changed.
         """
 
         def show() -> None:
@@ -99,25 +100,18 @@ class DispatchTable:
 def at_rest(
     codes: Collection[CodeType], act: Callable[[], None], is_due: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Act if no other thread executes one of `codes`, before any other thread can begin to.
+    """Act if no other thread is inside one of `codes`, before any other thread can enter one.
 
-    A thread that waits for the GIL asks for it only after a whole switch interval in which nobody
-    else got it. So the interval is raised, the GIL given up, and after it was taken again a look at
-    all threads and the act share one slice of it. A look that took half of the interval does not
-    count, and is repeated. A generator and a coroutine count only while they run. While another
-    thread compiles with torch, which notes what it has read and compares it at its end, nothing is
-    done either.
-
-    With Python's own interval of 5 ms, others wait only for the slice. Where the host has set
-    a shorter interval, they take turns of 5 ms while the try takes the GIL again.
+    Generators and coroutines count only while they run. While another thread compiles with torch,
+    nothing is done: the compiler records what it reads and compares it at its end.
 
     Args:
-        codes: the code objects; where there are none, no look is needed.
-        act: what is to be done, as quickly as an assignment.
-        is_due: whether it may be done, at that moment.
+        codes: the code objects; with none, no thread needs checking.
+        act: the action, as quick as an assignment.
+        is_due: whether it may be done; called at that moment.
 
     Returns:
-        whether it was done. Without a GIL nothing is, unless this is the only thread.
+        whether it was done. Without a GIL it is not, unless this is the only thread.
     """
     if not codes or is_alone():
         if is_due():
@@ -127,6 +121,10 @@ def at_rest(
     if not has_gil():
         return False
 
+    # A thread that waits for the GIL requests it only after a whole switch interval in which no
+    # other thread got it. So this thread gives the GIL up, takes it again, and has at least one
+    # interval in which it can check all threads and act without interruption. A host may have set
+    # a shorter interval, which would not be enough: it is raised to Python's own for the attempt.
     interval, done = sys.getswitchinterval(), None
     try:
         sys.setswitchinterval(max(interval, _INTERVAL_S))
@@ -142,15 +140,15 @@ def at_rest(
 
 
 def _in_one_slice(is_safe: Callable[[], bool], act: Callable[[], None]) -> bool | None:
-    """Give the GIL up, then ask and act before another thread gets it again.
+    """Give the GIL up, then check and act before another thread gets it.
 
     Returns:
-        whether it acted; None if the machine was too slow, so that nobody knows: try again.
+        whether it acted; None if the check took so long that another thread may have run since.
     """
     collects = gc.isenabled()
     try:
         time.sleep(_GIVE_UP_S)
-        gc.disable()  # a finaliser might give the GIL up
+        gc.disable()  # a collection might run a finaliser that gives the GIL up
         began = time.perf_counter()
         if not is_safe():
             return False
@@ -182,7 +180,7 @@ def runs_here(codes: Collection[CodeType]) -> bool:
 def runs_elsewhere(codes: Collection[CodeType]) -> bool:
     """Whether another thread executes one of `codes`, or something that it called.
 
-    The answer holds while this thread keeps the GIL, and only if it kept it during the look.
+    The answer is true only while this thread keeps the GIL, from before the call on.
     """
     identities, own = _identities(codes), threading.get_ident()
     return any(
@@ -193,7 +191,7 @@ def runs_elsewhere(codes: Collection[CodeType]) -> bool:
 
 
 def compiles_elsewhere() -> bool:
-    """Whether another thread is in the middle of ``torch.compile``'s tracing."""
+    """Whether another thread is tracing for ``torch.compile``."""
     file = getattr(sys.modules.get(_COMPILER), "__file__", None)
     own = threading.get_ident()
     for thread, innermost in sys._current_frames().items() if file else ():

@@ -1,4 +1,4 @@
-"""The one way in which this project ends a process, under ``SGLANG_PERF_PATCHES_STRICT``."""
+"""Ending the process, which this project does only under ``SGLANG_PERF_PATCHES_STRICT``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import NoReturn
 
 
 def end_process(line: str) -> NoReturn:
-    """Write a line to stderr and end the process with exit code 1, from whatever thread.
+    """Write a line to stderr and end the process with exit code 1, from any thread.
 
-    An exception would not do: raised in a thread or in an import it decides nothing, and whoever
-    called may swallow it. Handlers registered with ``atexit`` don't run. The processes that
-    multiprocessing has started from here end too: one that has just begun does not notice yet that
-    its parent is gone, and would wait for it forever.
+    ``atexit`` handlers don't run. Children that multiprocessing started here are killed too.
     """
+    # An exception would not do: in another thread or in an import it ends nothing, and sglang may
+    # swallow it. A child that has just begun does not yet watch its parent, and would wait forever.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     try:

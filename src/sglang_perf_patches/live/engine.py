@@ -27,17 +27,17 @@ _ending = threading.RLock()  # held by the thread that ends the process; taken b
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
 
-# Install code may import what the very thread imports that waits for it.
+# Bounded, because install code may import a module that the waiting thread is importing.
 _WAIT_S = 1.0
 _FORK_S = 1.0
-# A child of a fork can't import a module that another thread was importing.
+# Longer, because a forked child can't import a module that another thread was importing.
 _FORK_WHILE_PREPARING_S = 5.0
 
 
 def activate(
     text: str | None = None, *, strict: bool | None = None, tree: source.Tree | None = None
 ) -> Report:
-    """See `sglang_perf_patches.activate`; `tree` is the installed sglang, where it was read."""
+    """See `sglang_perf_patches.activate`; `tree` is the installed sglang, if it was read before."""
     start = partial(activate_now, text, strict=strict, tree=tree)
     happened: Report | None = executor.do(start, wait_s=_WAIT_S).result()
     return happened or report() or Report(text or "", "unknown", ())
@@ -46,7 +46,7 @@ def activate(
 def activate_now(
     text: str | None, *, strict: bool | None = None, tree: source.Tree | None = None
 ) -> Report:
-    """The same, inside of a request."""
+    """`activate` for a caller that is already inside a request of the executor."""
     activation = _started(text, strict=strict, tree=tree)
     activation.look_now()
     if activation.selection.ids and not activation.is_observed and not activation.over:
@@ -60,16 +60,20 @@ def activate_now(
 
 
 def deactivate(*, is_told: bool = True) -> None:
-    """See `sglang_perf_patches.deactivate`; whether it is told what that waits for."""
+    """See `sglang_perf_patches.deactivate`; `is_told`: whether a warning says what it waits for."""
     for activation in list(_current):
-        activation.stop()  # whoever is at work sees it
+        activation.stop()  # outside of the executor, so that a thread at work there sees it at once
     waits_for = executor.do(take_off, wait_s=_WAIT_S).result()
     if waits_for and is_told:
         logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
 
 
 def take_off() -> str:
-    """Take everything off, inside of a request; what that waits for."""
+    """Remove every patch, inside a request.
+
+    Returns:
+        what it waits for; "" if all are off.
+    """
     activation = _present()
     if activation is None:
         return ""
@@ -79,22 +83,22 @@ def take_off() -> str:
 
 
 def report() -> Report | None:
-    """What happened in this process; None if nothing has been activated."""
+    """See `sglang_perf_patches.report`."""
     activation = _present()
     return activation.report() if activation else None
 
 
 def look_again() -> None:
-    """Verify what is live, and switch on what is ready by now. Called by a regular tick."""
+    """Check every patch of this process; the recorder calls this once a second."""
     activation = _present()
     if activation is not None:
         activation.look_again()
-        with contextlib.suppress(Exception):  # it only saves a later process some time
+        with contextlib.suppress(Exception):  # the cache only saves later processes time
             activation.save()
 
 
 def observe(observer: Observer) -> None:
-    """Tell `observer` from now on what happens in this process."""
+    """Notify `observer` from now on. Idempotent."""
     if observer not in _observers:
         _observers.append(observer)
 
@@ -104,11 +108,11 @@ def _present() -> Activation | None:
 
 
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Activation:
-    """The activation of this process: the one that there is, or a new one, judged."""
+    """The present activation, else a new one with its verdicts."""
     patches = by_id(sets.load())
     activation = _present()
     if activation is not None and activation.is_stopping:
-        activation.look_now()  # an interruption came in between, or it had to wait
+        activation.look_now()  # it was stopped, but something kept a patch on: try again
         activation = _present()
     if activation is not None:
         if text is not None:
@@ -136,7 +140,11 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
-    """Say so if a later call wants something other than the first one, which decided."""
+    """Warn if a later call selects other patches than the first one, which decided.
+
+    Raises:
+        SelectionError: the later selection is malformed.
+    """
     try:
         selected = selection.parse(text, patches)
     except selection.SelectionError as error:
@@ -163,7 +171,7 @@ def _end(line: str) -> None:
     with _ending:
         with contextlib.suppress(Exception):
             deactivate(is_told=False)
-            _tell_of_end()  # also where something can't be taken off yet
+            _tell_of_end()  # even if a busy patch can't be removed
         end_process(line)
 
 
@@ -173,7 +181,7 @@ def _speak() -> None:
 
 
 def _interrupted() -> None:
-    """After an interruption, which the caller must see, every patch is taken off."""
+    """Remove every patch after an interruption (such as Ctrl-C), which then goes to the caller."""
     for activation in list(_current):
         activation.stop()
         executor.do(activation.look_now)
@@ -196,14 +204,14 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    if executor.forget_threads():
+    if executor.forget_threads():  # a thread that is not in this child was at work
         for activation in _current:
             if activation.is_preparing:
                 activation.leave("this process was forked while its code was being imported")
     _ending.release()
 
 
-# A child must not inherit a lock from a thread that it does not have.
+# A child must not inherit a lock that is held by a thread that it lacks.
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
 )

@@ -1,8 +1,11 @@
 """Putting patches live: completely, once their modules are imported, and only on known code.
 
-A patch waits until the last of its modules has been imported. Every definition that it changes or
-relies on is verified in memory. Its install function says what to change, and the new objects are
-made. Forwarders are put in place, and the dispatch table shows all of them at once.
+The steps for one patch:
+
+1. wait until the last of its modules is imported;
+2. verify in memory every definition that it changes or relies on;
+3. run its install function, which declares the changes, and make the new objects;
+4. put forwarders in place and exchange the dispatch table, which shows all changes at once.
 """
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ logger = logging.getLogger("sglang_perf_patches")
 
 @dataclass(eq=False)
 class Entry:
-    """Puts patches live; each step may be repeated after an interruption.
+    """Puts patches live; each step is idempotent, so it may be repeated after an interruption.
 
     Attributes:
-        is_preparing: code of ours is being imported or installed, by the thread that is at work.
+        is_preparing: whether a thread is importing or running install code.
     """
 
     _registry: Registry
@@ -48,14 +51,14 @@ class Entry:
     is_preparing: bool = False
 
     def advance(self) -> None:
-        """Put live what can be by now."""
+        """Put live every pending patch that is ready."""
         for member in self._registry:
             if not self._registry.over and member.state == "pending" and member.end is None:
                 self._attempt(member)
 
     def _attempt(self, member: PatchRuntime) -> None:
         """Advance a waiting patch as far as possible now."""
-        if self._registry.is_on(member):  # the thread that put it live did not come to say so
+        if self._registry.is_on(member):  # interrupted after the exchange, before its state was set
             self._notices.set_status(member, "live", "")
             return
         missing = [name for name in member.variant.modules() if not self._imports.is_ready(name)]
@@ -81,21 +84,22 @@ class Entry:
             self._removal.lose(member, "conflict", str(foreign))
         except Exception as error:
             logger.debug("%s failed", member.patch.id, exc_info=True)
-            if not self._executor:  # else an import has ended, which may be what was missing
+            # With a request waiting, an import has ended that may have been missing: try again.
+            if not self._executor.has_requests():
                 self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
         finally:
             self.is_preparing = False
 
     def _prepare(self, member: PatchRuntime) -> list[str]:
-        """Import and run install code, and note what it makes; what is seen stays as it is.
+        """Run the install function and make the new objects; stock stays as it is.
 
         Returns:
             foreign wrappers around what the patch changes.
 
         Raises:
-            Foreign: stock's code is not what it was.
+            Foreign: other code has replaced a definition.
             Gated: the patch does not support the situation of this process.
-            Exception: install code failed.
+            Exception: the install function failed.
         """
         member.forget()
         install = member.variant.load()
@@ -121,12 +125,12 @@ class Entry:
         member.layers = {reference: tuple(each) for reference, each in layers.items()}
         member.slots = slots
         member.drains = tuple(patching.drains)
-        # Makes the layers, which may import too, and keeps them.
+        # Makes the layers now: that may import, so it must not happen during the exchange.
         self._registry.made_with(member)
         return found.wrappers
 
     def _go_live(self, member: PatchRuntime, wrappers: list[str]) -> None:
-        """Change everything that a patch wants changed, or nothing."""
+        """Show all changes of a prepared patch, or none if a thread is inside one of them."""
         registry = self._registry
         if registry.over:
             return
@@ -151,30 +155,27 @@ class Entry:
         member.seen = self._verifier.identity_snapshot(member)
 
     def _close(self, member: PatchRuntime, reason: str) -> None:
-        """A patch reports that it now runs only stock's code. On a hot path: nothing waits."""
+        """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
         member.gate = reason
         if member.state == "live":
             self._notices.set_status(member, "gated", reason)
 
 
 def around(wrappers: Iterable[str]) -> str:
-    """The reason of a patch that is live, with foreign wrappers around it."""
+    """The reason to show for a live patch; "" if no foreign wrapper is around it."""
     text = "; ".join(wrappers)
     return f"wrapped by {text}" if text else ""
 
 
 @dataclass(eq=False)
 class Patching:
-    """Takes note of what an install function wants changed. Nothing changes while that runs.
-
-    It belongs to the activation; sets only use it. The methods are those of
-    `model.patching.Patching`.
+    """Collects the changes that an install function declares; see `model.patching.Patching`.
 
     Attributes:
         ran: the patch's run flag.
-        gate: called at run time by changed code that from now on runs only stock's code, and why.
-        changes: ``(reference, make)``, in the order of the requests.
-        drains: what the patch holds between its calls.
+        gate: see `model.patching.Patching.gate`.
+        changes: ``(reference, make)``, in the order of the calls.
+        drains: the work that the patch may hold between its calls.
     """
 
     _patch: str
@@ -185,31 +186,31 @@ class Patching:
     drains: list[Drain] = field(default_factory=list)
 
     def module(self, name: str) -> ModuleType:
-        """A module that has been imported."""
+        """See `model.patching.Patching.module`."""
         # The variant's modules are complete, even if their imports are still on the stack.
         if name not in self._variant.modules() and not is_loaded(name):
             raise RuntimeError(f"module {name} has not been imported")
         return sys.modules[name]
 
     def get(self, reference: str) -> Any:
-        """The object under a reference: a class, or an attribute as its owner holds it."""
+        """See `model.patching.Patching.get`."""
         owner, name = owner_of(reference)
         return raw(owner, name)
 
     def override(self, reference: str, make: Make) -> None:
-        """Replace a declared target, or an added definition that another patch of ours may add."""
+        """See `model.patching.Patching.override`."""
         if reference not in self._variant.targets + self._variant.adds:
             raise RuntimeError(f"{reference} is not declared as a target of {self._patch}")
         self.changes.append((reference, make))
 
     def add(self, reference: str, value: Any) -> None:
-        """Bring a declared new attribute."""
+        """See `model.patching.Patching.add`."""
         self.override(reference, lambda _: value)
 
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
-        """Hold work between calls: stay on until `is_idle`."""
+        """See `model.patching.Patching.drain`."""
         self.drains.append(Drain(is_idle, waits_for))
 
     def anytime(self, because: str) -> None:
-        """Hold nothing between calls."""
+        """See `model.patching.Patching.anytime`."""
         assert because

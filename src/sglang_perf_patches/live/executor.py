@@ -1,9 +1,8 @@
-"""One thread at a time does what is requested, and no request begins inside of another.
+"""Runs requests one at a time: one thread works, and no request begins inside another.
 
-A signal handler, a finaliser or an import may call in the middle of our own code, on the same
-thread, so that no lock keeps it out. One rule is for all of them: inside of a request, what is
-requested waits in a queue, and the outer call does it before that returns, or the next tick. A
-request of another thread is done by whoever is at work.
+A signal handler, a finaliser or an import may call us in the middle of our own code, on the same
+thread, where no lock keeps it out. So a request that is made inside another one, or while another
+thread is at work, waits in a queue. The outer call, or that thread, runs it before it returns.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _POLL_S = 0.001
 
 
 class Request:
-    """Work, and what came of it.
+    """Work, and its result.
 
     Attributes:
-        is_done: it has been done, or has failed.
+        is_done: whether it was run; also True if it raised an exception.
     """
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -34,7 +33,7 @@ class Request:
         self._error: Exception | None = None
 
     def do(self) -> None:
-        """Do it; what it raises is kept for `result`, unless it is an interruption."""
+        """Run it; keep its exception for `result`, but let an interruption such as Ctrl-C pass."""
         try:
             self._result = self._work()
         except Exception as error:
@@ -42,10 +41,10 @@ class Request:
         self.is_done = True
 
     def result(self) -> Any:
-        """What it returned; None if it has not been done.
+        """What the work returned; None if it was not run yet.
 
         Raises:
-            Exception: what it raised.
+            Exception: whatever the work raised.
         """
         if self._error is not None:
             raise self._error
@@ -53,11 +52,11 @@ class Request:
 
 
 class Executor:
-    """Does requests, one after the other.
+    """Runs requests, one after the other.
 
     Attributes:
-        afterwards: called outside of any request, when some have been done.
-        interrupted: called instead, when an interruption has ended one.
+        afterwards: called outside of any request, after some have run.
+        interrupted: called instead, after an interruption has ended one.
     """
 
     def __init__(self) -> None:
@@ -68,15 +67,15 @@ class Executor:
         self._is_kept = False
 
     def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Request:
-        """Have `work` done, here or by the thread that is at work.
+        """Run `work` here, or leave it to the thread that is at work.
 
         Args:
-            work: what an interruption ends is not done again.
+            work: called once, also if an interruption ends it.
             wait_s: how long to wait for the thread that is at work, in seconds.
 
         Returns:
-            what came of it. It is not done where this is called inside of a request, or where the
-            time was over: then it will be.
+            the request. If this was called inside another request, or the wait was too short, it
+            is not done yet: it runs later.
         """
         request = Request(work)
         self._requests.append(request)
@@ -90,38 +89,42 @@ class Executor:
         return request
 
     def go_on(self) -> None:
-        """Do what is requested, unless somebody is at work."""
-        while self._requests and not self.is_at_work_here():  # again where one came meanwhile
+        """Run the waiting requests, unless a thread is at work."""
+        while self._requests and not self.is_at_work_here():  # one may come after the lock is free
             if not self._lock.acquire(blocking=False):
                 return
             try:
                 self._work()
             except BaseException as error:
-                if not isinstance(error, Exception):  # whoever requested answers for those
+                if not isinstance(error, Exception):
                     self.interrupted()
                 raise
             self.afterwards()
 
-    def __len__(self) -> int:
-        """How many requests wait."""
-        return len(self._requests)
+    def has_requests(self) -> bool:
+        """Whether a request waits."""
+        return bool(self._requests)
 
     def is_at_work_here(self) -> bool:
-        """Whether the calling code is inside of a request."""
+        """Whether the caller is inside a request."""
         return runs_here(_WORK)
 
     def acquire(self, wait_s: float) -> None:
-        """Keep others from beginning, until `release`, unless somebody is at work so long."""
+        """Keep requests from running until `release`; gives up after `wait_s` seconds."""
         self._is_kept = self._lock.acquire(timeout=wait_s)
 
     def release(self) -> None:
-        """Let others begin."""
+        """Undo `acquire`, if it succeeded."""
         if self._is_kept:
             self._is_kept = False
             self._lock.release()
 
     def forget_threads(self) -> bool:
-        """In a forked child: a thread that was at work is not there. Whether one was."""
+        """In a forked child: free the lock that a thread of the parent holds.
+
+        Returns:
+            whether there was such a thread, so whether its request was cut off.
+        """
         self.release()
         if self.is_at_work_here():
             return False
@@ -134,7 +137,8 @@ class Executor:
             while self._requests:
                 self._requests.popleft().do()
         finally:
-            # Also what an interruption, between taking the lock and this, has kept held before.
+            # As often as it is held: an interruption between `acquire` and this `try` leaves it
+            # held once more, and the lock is reentrant.
             with contextlib.suppress(RuntimeError):
                 while True:
                     self._lock.release()
@@ -143,4 +147,4 @@ class Executor:
 _WORK = (Executor._work.__code__,)
 
 executor = Executor()
-"""The one of this process."""
+"""The executor of this process."""

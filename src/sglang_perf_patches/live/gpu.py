@@ -1,7 +1,7 @@
-"""What the GPUs of this process can do, read without making CUDA start in it.
+"""The compute capability of this process's GPU, read without starting CUDA.
 
-Where torch has started CUDA it is asked. Elsewhere the driver's management library is, which opens
-no device and keeps nothing open: a process that forks later, or was forked, is none the worse.
+If torch has started CUDA, torch tells. Else the driver's management library (NVML) does: it opens
+no device and keeps nothing open, so a later fork stays safe.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _OK = 0
 
 
 def capability() -> str | None:
-    """Compute capability of the GPU in use, such as ``9.0``; None if there is none to be seen.
+    """Compute capability of the GPU in use, such as ``9.0``; None if no GPU is found.
 
-    Before CUDA has started it is not known which GPU will be used: those of a machine with several
-    kinds are named together, ``8.9, 9.0``.
+    Before CUDA has started, the GPU that will be used is unknown. A machine with several kinds
+    then gives all of them: ``8.9, 9.0``.
     """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, "is_initialized") and cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""What an activation waits for: imports that end, and stock's calls after which it looks again."""
+"""The events that trigger a check: the end of an import, and calls of certain stock functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .dispatch_table import DispatchTable, runs_elsewhere, runs_here
 from .swap import Layer, Slot
 from .wrappers import is_function, raw, underlying
 
-_awaited: set[str] = set()  # of this process: wrapt keeps for ever what is registered with it
+_awaited: set[str] = set()  # process-wide, because a hook registered with wrapt can't be removed
 _listening: list[Imports] = []
 
 
@@ -25,36 +25,39 @@ def is_loaded(name: str) -> bool:
 
 
 class Imports:
-    """The imports that an activation waits for."""
+    """The imports that an activation waits for.
+
+    Args:
+        on_import: called when an awaited module's import ends, in the thread that imported it.
+    """
 
     def __init__(self, on_import: Callable[[], None]) -> None:
-        """Call `on_import` when an awaited module's import ends, in the thread that imported it."""
         self._on_import = on_import
         self._finished: dict[str, Any] = {}
 
     def wait_for(self, names: Iterable[str]) -> None:
-        """Be called for those that are not imported yet; may be repeated."""
+        """Await these modules, as far as they are not imported yet. Idempotent."""
         if self not in _listening:
             _listening.append(self)
         for name in dict.fromkeys(names):
-            # For a module that is still executing, wrapt would call at once. The next finished
-            # module, or the next check, covers such a module.
+            # wrapt would call at once for a module that is still executing. Such a module is
+            # covered by the next import that ends, or by the next check.
             if name not in sys.modules and name not in _awaited:
                 _awaited.add(name)
                 wrapt.register_post_import_hook(_finish, name)
 
     def leave(self) -> None:
-        """Be called no more."""
+        """Stop waiting."""
         if self in _listening:
             _listening.remove(self)
 
     def is_ready(self, name: str) -> bool:
-        """Whether a module has finished, though its own import may still be on the stack."""
+        """Whether a module has been executed; its import may still be on the stack."""
         module = sys.modules.get(name)
         return module is not None and (self._finished.get(name) is module or is_loaded(name))
 
     def finish(self, module: ModuleType) -> None:
-        """A module's import ends."""
+        """Note that a module's import has ended, and call `on_import`."""
         self._finished[module.__name__] = module
         self._on_import()
 
@@ -66,19 +69,18 @@ def _finish(module: ModuleType) -> None:
 
 
 class Watched:
-    """A call of ours after each call of a stock function, in whatever thread."""
+    """Calls `after` whenever a stock function has returned, in the thread that called it."""
 
     def __init__(self, dispatch: DispatchTable, after: Callable[[], None]) -> None:
-        """Change nothing yet; `after` is called when a call has returned."""
         self._dispatch = dispatch
         self._after = after
         self._slot: Slot | None = None
 
     def begin(self, owner: Any, name: str) -> None:
-        """Be there from now on, at this attribute; may be repeated."""
+        """Hook the function ``owner.name``. Idempotent."""
         held = raw(owner, name)
         if self._slot is not None or not is_function(underlying(held)):
-            return  # where it is another plugin's, the next look sees what it has done
+            return  # another plugin's object: the checks once a second see its effects
         slot = Slot(
             self._dispatch, owner, name, held, held if isinstance(owner, ModuleType) else None
         )
@@ -89,16 +91,14 @@ class Watched:
         slot.show_alone([layer])
 
     def leave(self) -> None:
-        """Be shown no longer; memory is to be settled after that."""
+        """Remove the hook; `Registry.settle` then puts stock's function back."""
         if self._slot is not None and self._slot.layers:
             self._slot.show_alone([])
             self._slot.forget("")
 
     def is_under_way(self) -> bool:
-        """Whether any thread is in such a call at the moment.
-
-        The threads tell, not a count, which an interruption could leave wrong.
-        """
+        """Whether any thread is inside a watched call."""
+        # Read from the stacks: an interruption could leave a counter wrong.
         codes = (_call.__code__,)
         return runs_here(codes) or runs_elsewhere(codes)
 
@@ -114,5 +114,5 @@ class Watched:
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call; its frame is what `Watched.is_under_way` looks for."""
+    """Call the function in a frame that `Watched.is_under_way` can find."""
     return function(*args, **kwargs)

@@ -1,7 +1,6 @@
-"""The patches of this process: one, all together, and what is reported of them.
+"""The patches of this process: each one, the registry of all, and the notices about them.
 
-The dispatch table shows the layers of the patches that are on. `Registry.show` is the one function
-that changes which those are.
+`Registry.show` is the only function that changes which patches the dispatch table shows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Drain:
 
     Attributes:
         is_idle: whether it holds none.
-        waits_for: what it waits for until then, after "until".
+        waits_for: what ends that work, worded to follow "until".
     """
 
     is_idle: Callable[[], bool]
@@ -46,15 +45,15 @@ class PatchRuntime:
 
     Attributes:
         patch: its declaration.
-        status: its state, and why; one object, so that no reader sees half of a change.
-        verdict: what was judged of its code.
+        status: its state and the reason, in one object: a reader never sees half of a change.
+        verdict: on the installed sglang.
         ran: its run flag.
-        gate: why it runs only stock's code; "" while it does not.
-        slots: what it changes, by reference; noted before the first change.
-        layers: what it makes of them, by reference.
-        seen: what it touches and relies on, as it was when that was verified last.
-        drains: what it holds.
-        end: the state and the reason that it is to have, once it has been taken off.
+        gate: why its code now runs only stock's; "" if it doesn't.
+        slots: reference → the slot that it changes; set before the first change.
+        layers: reference → its layers there.
+        seen: the identity snapshot of the last verification.
+        drains: the work that it may hold between its calls.
+        end: the state and reason it gets once it is removed; None unless it is marked for that.
     """
 
     patch: Patch
@@ -70,57 +69,57 @@ class PatchRuntime:
 
     @property
     def state(self) -> State:
-        """What became of it."""
+        """The state alone, without its reason."""
         return self.status[0]
 
     @property
     def variant(self) -> Variant:
-        """The body of ours that applies."""
+        """The variant that applies here; only for a patch whose verdict is ``applies``."""
         assert self.verdict is not None
         assert self.verdict.variant is not None
         return self.verdict.variant
 
     @property
     def definitions(self) -> Mapping[str, Definition]:
-        """What it changes and relies on, as the source has it."""
+        """Reference → definition that it changes or relies on, as read from the source."""
         return (self.verdict.definitions if self.verdict else None) or {}
 
     def each_definition(self) -> Iterator[Definition]:
-        """The same, with the functions of those that are classes."""
+        """`definitions`, and the functions of those that are classes."""
         for definition in self.definitions.values():
             yield definition
             yield from definition.members
 
     def waits_for(self) -> str:
-        """What must end before it may be taken off; "" if nothing must."""
+        """The work that must end before it may be removed; "" if it holds none."""
         for drain in self.drains:
             try:
                 if drain.is_idle():
                     continue
-            except Exception:  # it can't tell
+            except Exception:  # unknown counts as busy
                 logger.debug("%s: is it idle?", self.patch.id, exc_info=True)
             return drain.waits_for
         return ""
 
     def layers_at(self, slot: Slot) -> Iterator[Layer]:
-        """What it makes of a slot."""
+        """Its layers in a slot."""
         for reference, own in self.slots.items():
             if own is slot:
                 yield from self.layers[reference]
 
     def forget(self) -> None:
-        """Have nothing more to show."""
+        """Drop its slots and layers, and what they computed."""
         for slot in self.slots.values():
             slot.forget(self.patch.id)
         self.slots, self.layers = {}, {}
 
 
 class Registry:
-    """Every patch there is, in declared order, and what they show.
+    """Every patch, in declared order, which is also the order of layers in a shared slot.
 
     Attributes:
-        dispatch: what this process shows.
-        over: nothing goes live any more.
+        dispatch: the dispatch table of this process.
+        over: no further patch goes live.
     """
 
     def __init__(self, patches: Iterable[Patch], dispatch: DispatchTable) -> None:
@@ -129,46 +128,45 @@ class Registry:
         self._members = {patch.id: PatchRuntime(patch) for patch in patches}
 
     def __iter__(self) -> Iterator[PatchRuntime]:
-        """Each member, in declared order."""
         return iter(self._members.values())
 
     def __getitem__(self, patch: str) -> PatchRuntime:
-        """The member of a patch, by its id."""
         return self._members[patch]
 
     def is_on(self, member: PatchRuntime) -> bool:
-        """Whether the dispatch table shows a patch, whatever its state says so far."""
+        """Whether the dispatch table shows a patch; its state may lag behind."""
         return member.patch.id in self.dispatch.now.patches
 
     def on(self) -> list[PatchRuntime]:
-        """Those that the dispatch table shows."""
+        """The patches that the dispatch table shows."""
         return [member for member in self if self.is_on(member)]
 
     def working(self) -> list[PatchRuntime]:
-        """Those that are live, or may be."""
+        """The patches that are live or may become live."""
         return [member for member in self if member.state in WORKING]
 
     def show(self, members: Collection[PatchRuntime]) -> bool:
-        """Have the dispatch table show exactly these patches, all at once, if that is safe now.
+        """Make the dispatch table show exactly these patches, all at once, if that is safe now.
 
-        It is while no thread is in a call that this concerns, and while no patch holds work that
-        shows something in a place that changes. May be repeated.
+        It is safe while no thread is inside a function that changes, and no patch with a changing
+        slot holds work. Idempotent.
 
         Args:
-            members: those that are on then. What they make is made here, if it is not kept.
+            members: the patches that are on afterwards.
 
         Returns:
             False if it was not safe: nothing has changed.
 
         Raises:
-            Exception: what makes a layer, or puts it into its place; then nothing has changed, or
-                all that is to be seen.
+            Exception: from making a layer (then nothing has changed), or from placing a forwarder
+                or settling memory (`is_on` tells whether the table was exchanged).
         """
         before, after = self.on(), [member for member in self if member in members]
         coming = _slots(member for member in after if member not in before)
         slots = _slots(member for member in before if member not in after) | coming
         changes = [slot.made_of(_layers(after, slot)) for slot in slots]
         forwarders = [code for slot in slots for code in slot.forwarder_codes()]
+        # `at_rest` checks the other threads only.
         if runs_here(forwarders):
             return False
         codes = [*forwarders, *(code for slot in coming for code in slot.codes())]
@@ -189,28 +187,28 @@ class Registry:
         )
 
     def made_with(self, member: PatchRuntime) -> None:
-        """Make what the dispatch table would show with one more patch; it is kept."""
+        """Compute the values that one more patch would bring; the slots keep them for `show`."""
         with_it = [each for each in self if each is member or self.is_on(each)]
         for slot in member.slots.values():
             slot.made_of(_layers(with_it, slot))
 
     def settle(self) -> None:
-        """Take what the dispatch table does not show out of memory.
+        """Put stock's objects back in every slot without layers.
 
         Raises:
-            Exception: of the first slot where that failed; the others were settled.
+            Exception: the first fault; the other slots are settled nevertheless.
         """
         _each(slot.settle for slot in self.dispatch.slots.values() if not slot.layers)
 
     def is_clear(self) -> bool:
-        """Whether nothing of ours is shown, nor left in stock's places."""
+        """Whether no patch is shown and no slot has anything left to remove."""
         return not self.on() and all(
             slot.layers or slot.is_left() for slot in self.dispatch.slots.values()
         )
 
 
 def _each(steps: Iterable[Callable[[], None]]) -> None:
-    """Take every step, then raise what the first that failed has raised."""
+    """Take every step, then raise the first fault."""
     failed: Exception | None = None
     for step in steps:
         try:
@@ -222,28 +220,28 @@ def _each(steps: Iterable[Callable[[], None]]) -> None:
 
 
 def _slots(members: Iterable[PatchRuntime]) -> dict[Slot, None]:
-    """The places in which members show something, each once."""
+    """The slots of members, each once, in order."""
     return dict.fromkeys(slot for member in members for slot in member.slots.values())
 
 
 def _layers(members: Iterable[PatchRuntime], slot: Slot) -> list[Layer]:
-    """What members make of a slot, the one that is nearest to stock first."""
+    """The layers of members in a slot, the one nearest to stock first."""
     return [layer for member in members for layer in member.layers_at(slot)]
 
 
 def with_dependents(
     members: Iterable[PatchRuntime], among: Collection[PatchRuntime]
 ) -> list[PatchRuntime]:
-    """Some members, and those among others that need any of them, directly or not."""
+    """Members, and those of `among` that require any of them, directly or not."""
     together = list(dict.fromkeys(members))
-    for member in together:  # which grows
+    for member in together:  # the loop also visits what it appends
         id = member.patch.id
         together += [each for each in among if id in each.patch.requires and each not in together]
     return together
 
 
 def why_it_stays(members: Iterable[PatchRuntime]) -> str:
-    """What must end before members can come off together, after "until"."""
+    """What must end before members can be removed together, worded to follow "until"."""
     waits = next(filter(None, (member.waits_for() for member in members)), "")
     if not waits and not has_gil() and not is_alone():
         return "no other thread runs, as this Python has no GIL"
@@ -251,7 +249,13 @@ def why_it_stays(members: Iterable[PatchRuntime]) -> str:
 
 
 class Notices:
-    """Says each thing once, and no fault of an observer's reaches the patches."""
+    """Logs each notice once, and keeps faults of observers from the patches.
+
+    Args:
+        demanded: ids of patches whose loss is reported to `on_loss` instead of logged.
+        on_change: called when the state of a patch changed.
+        on_loss: called by `speak` with the line about the first demanded patch that was lost.
+    """
 
     def __init__(
         self,
@@ -259,13 +263,6 @@ class Notices:
         on_change: Callable[[], None],
         on_loss: Callable[[str], None],
     ) -> None:
-        """Have nothing to say yet.
-
-        Args:
-            demanded: ids whose loss is more than a warning.
-            on_change: called when the state of a patch changed.
-            on_loss: called by `speak` with the line to show, where a demanded one is lost.
-        """
         self._demanded = demanded
         self._on_change = on_change
         self._on_loss = on_loss
@@ -274,7 +271,7 @@ class Notices:
         self._is_ending = False
 
     def set_status(self, member: PatchRuntime, state: State, reason: str) -> None:
-        """Note what became of a patch."""
+        """Set the state of a patch, and tell the observers if it changed."""
         if member.status != (state, reason):
             member.status = (state, reason)
             if state == "gated" and member.patch.id in self._demanded:
@@ -282,14 +279,14 @@ class Notices:
             self.tell(self._on_change)
 
     def tell(self, observers: Callable[[], None]) -> None:
-        """Call observers."""
+        """Call observers; their faults are only logged."""
         try:
             observers()
         except Exception:
             logger.debug("an observer failed", exc_info=True)
 
     def complain(self, member: PatchRuntime) -> None:
-        """Say that a patch is lost, and why."""
+        """Note that a patch is lost, and why, for `speak`."""
         state, reason = member.end or member.status
         line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
         if member.patch.id in self._demanded:
@@ -298,7 +295,7 @@ class Notices:
             self._messages.append((logging.WARNING, line))
 
     def lose_all(self, reason: str, lost: Collection[PatchRuntime]) -> None:
-        """Say that every patch is removed; of those that are demanded too."""
+        """Note that every patch is removed, and each demanded one among `lost`, for `speak`."""
         for member in lost:
             if member.patch.id in self._demanded:
                 self.complain(member)
@@ -306,7 +303,10 @@ class Notices:
         self._messages.append((logging.ERROR, line))
 
     def speak(self) -> None:
-        """Log what is due, and report a loss; outside of the executor."""
+        """Log the notices and report a loss.
+
+        Outside of the executor: a log handler may call us again, and a loss ends the process.
+        """
         if self._is_ending:
             return  # the line of the loss is the only one
         if self._loss:

@@ -1,10 +1,11 @@
-"""What this process has published of its server, and which patches that keeps off.
+"""Which server this process runs, as sglang published it, and which patches that keeps off.
 
-Each release publishes in its way; nothing of sglang is imported here.
+Nothing of sglang is imported here. Where the arguments are depends on the release:
 
-Up to 0.5.14 a function of ``server_args`` notes the arguments, which ``ServerArgs`` has resolved.
-From 0.5.15 on a ``RuntimeContext`` holds them, and from 0.5.17 on also, in groups, what was
-resolved of them: what a group has counts, whatever was given.
+- up to 0.5.14, a function of ``server_args`` stores the resolved ``ServerArgs``;
+- from 0.5.15 on, a ``RuntimeContext`` holds them;
+- from 0.5.17 on, that context also holds resolved values in groups. A group's value wins over the
+  argument of the same name.
 """
 
 from __future__ import annotations
@@ -27,33 +28,35 @@ ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
 UTILS = "sglang.srt.utils"
 MODULES = (UTILS, ARGUMENTS, CONTEXT)
-"""Whose import tells more of the server, or lets it be published."""
+"""The modules that publish the server's arguments or name its platform."""
 
 _KEPT = ("_model_config", "model_config")
-"""Where arguments keep it: from 0.5.19 on, and before."""
+"""The attribute of ``ServerArgs`` that holds the ``ModelConfig``: from 0.5.19 on, and before."""
 _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
 _CHUNKS = "attention_chunk_size"  # Llama 4's windows
 _STATES = "mamba2_cache_params"
 
 
 class Published:
-    """The server of this process; before it is published, the platform alone."""
+    """A `model.feature.Server`: the arguments that this process has published.
+
+    Before it has published any, only the platform can be read.
+
+    Args:
+        arguments: the published ``ServerArgs``.
+        context: the ``RuntimeContext`` that holds them, if the release has one.
+    """
 
     def __init__(self, arguments: Any = None, context: Any = None) -> None:
-        """Read from these.
-
-        Args:
-            arguments: the ``ServerArgs`` that were published.
-            context: the ``RuntimeContext`` that holds them, where the release has one.
-        """
         self._arguments = arguments
         self._context = context
 
     def read(self, name: str) -> Any:
-        """As `model.feature.Server.read`.
+        """See `model.feature.Server.read`.
 
-        Also ``is_…`` of ``sglang.srt.utils``, ``model.…`` (`of_model`), ``gpu.capability``,
-        and, in capitals, the environment.
+        Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
+        (see `of_model`), ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names
+        in capitals (environment variables).
         """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
@@ -80,7 +83,7 @@ class Published:
         return getattr(bag, name)
 
     def unlike_default(self) -> Mapping[str, Any]:
-        """As `model.feature.Server.unlike_default`."""
+        """See `model.feature.Server.unlike_default`."""
         changed = {}
         kind: Any = type(self._arguments)
         for name, default in _defaults(kind):
@@ -90,18 +93,15 @@ class Published:
         return changed
 
     def _derived(self, group: str, name: str) -> Any:
-        """What the release computes of arguments: in a group of the context, not in a group's bag.
-
-        `MISSING` in a release that has no such name.
-        """
+        """A value that the context computes from arguments; `MISSING` if the release has none."""
         group_of_context = getattr(self._context, group, None)
         return getattr(group_of_context, name) if hasattr(type(group_of_context), name) else MISSING
 
 
 def published() -> Server:
-    """What this process has published so far; where that fails, a server with everything on.
+    """What this process has published so far; if that can't be read, everything counts as on.
 
-    Another thread may be importing what publishes: nothing has been published by then.
+    While a module that publishes is still being imported, nothing has been published.
     """
     try:
         if is_loaded(CONTEXT) and _publishing_class() is not None:
@@ -118,7 +118,7 @@ def published() -> Server:
 
 
 class _Unreadable:
-    """A server of which nothing can be read, so that everything counts as on."""
+    """A server whose arguments can't be read: each feature counts as on, each use as unknown."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -133,8 +133,12 @@ class _Unreadable:
 class Gatekeeper:
     """Keeps patches off servers that do not need them, or with features nobody proved them with.
 
-    The rule is `model.ruling`. It is asked when a patch is to go live, after each publication of
-    the server's arguments, and at each look, as some are resolved later.
+    `model.ruling` has the rule. The gatekeeper applies it before a patch goes live, after each
+    publication of the server's arguments, and at each check, because sglang resolves some
+    arguments later.
+
+    Args:
+        on_publication: called after each publication; it must lead to `act`.
     """
 
     def __init__(
@@ -145,7 +149,6 @@ class Gatekeeper:
         removal: Removal,
         on_publication: Callable[[], None],
     ) -> None:
-        """Gate none yet; `on_publication` is to have `act` called."""
         self._features = features
         self._registry = registry
         self._removal = removal
@@ -153,22 +156,21 @@ class Gatekeeper:
         self._watched = Watched(dispatch, on_publication)
 
     def watch(self, imports: Imports) -> None:
-        """Wait for what publishes, and see publications from then on; may be repeated."""
+        """Hook the publishing function once its module is imported. Idempotent."""
         if any(self._is_ruled(member) for member in self._registry.working()):
             imports.wait_for(MODULES)
             if imports.is_ready(ARGUMENTS):
                 self._watched.begin(*_publishing())
 
     def leave(self) -> None:
-        """See no more publications; memory is to be settled after that."""
+        """Stop watching publications; `Registry.settle` then takes the hook out of memory."""
         self._watched.leave()
 
     def act(self) -> None:
-        """Have each patch end that is not needed or not proven on this server.
+        """Mark each patch for removal that this server does not need or was not proven with.
 
-        A server that turns out to have what a patch is for gets it back.
-
-        While it is being published, in whatever thread, nothing can be said: `act` is called then.
+        A patch that was not needed waits again if the server turns out to have its use. While any
+        thread is publishing, this does nothing: it is called again when that call has returned.
         """
         if self._watched.is_under_way():
             return
@@ -194,10 +196,13 @@ class Gatekeeper:
 
     def _is_ruled(self, member: PatchRuntime) -> bool:
         has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
-        return has_rule or member.state == "not needed"  # one that it requires is not
+        # Without a rule of its own it is "not needed" only because a patch that it requires is.
+        return has_rule or member.state == "not needed"
 
     def _setup(self) -> Setup:
-        """The server; what it once had it has: a draft's arguments are published in between."""
+        """The server as published now, with every use that it ever had."""
+        # A draft model's arguments are published for a moment in between. They must not make a
+        # patch of the main model "not needed".
         setup = self._features.setup(published())
         self._had |= setup.having
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
@@ -208,13 +213,13 @@ class Gatekeeper:
         return ruling(member.patch, acting, setup)
 
     def _acting(self, member: PatchRuntime) -> list[str]:
-        """The patches that it needs and that upstream does not have built in."""
+        """The patches that it requires and that apply here, so those not built in upstream."""
         needed = {name: self._registry[name].verdict for name in member.patch.requires}
         return [name for name, verdict in needed.items() if verdict and verdict.word == "applies"]
 
 
 def _publishing() -> tuple[Any, str]:
-    """What publishes arguments: its owner and its name."""
+    """The owner and the name of the function that publishes arguments."""
     context_class = _publishing_class()
     if context_class is not None:
         return context_class, "set_server_args"
@@ -222,23 +227,20 @@ def _publishing() -> tuple[Any, str]:
 
 
 def _publishing_class() -> Any:
-    """The class of the context that holds a server's arguments; None up to 0.5.14.
-
-    0.5.14 has a context, though without them.
-    """
+    """The ``RuntimeContext`` class that holds arguments; None up to 0.5.14, whose has none."""
     context_class = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
     return context_class if hasattr(context_class, "set_server_args") else None
 
 
 def _namespaces(kind: type) -> Mapping[str, str]:
-    """Of each argument the path of its group in the context; empty before there were groups."""
+    """Argument → path of its group in the context; empty before 0.5.17, which has no groups."""
     module = sys.modules.get("sglang.srt.arg_groups.arg_utils")
     return module.namespace_of(kind) if hasattr(module, "namespace_of") else {}  # type: ignore[union-attr]
 
 
 @functools.cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The fields of a record that have a default, with it."""
+    """``(name, default)`` of each field of a dataclass or msgspec struct that has a default."""
     if dataclasses.is_dataclass(kind):
         return tuple(_with_default(dataclasses.fields(kind), dataclasses.MISSING))
     if hasattr(kind, "__struct_fields__"):
@@ -256,19 +258,19 @@ def _with_default(fields: Iterable[Any], none: Any) -> Iterable[tuple[str, Any]]
 
 
 def of_model(arguments: Any, name: str) -> Any:
-    """What the release says of a server's model, in the ``ModelConfig`` that it keeps.
+    """Read a property of a server's model from the ``ModelConfig`` that the arguments hold.
 
-    The release makes that when it resolves the arguments.
+    sglang makes that object when it resolves the arguments.
 
     Args:
         arguments: ``ServerArgs``.
         name: ``has_mla``, ``has_states``, ``has_windows``, or an attribute of ``ModelConfig``.
 
     Returns:
-        the answer; `MISSING` if the release has none.
+        its value; `MISSING` if there is no ``ModelConfig``, or it has no such attribute.
 
     Raises:
-        Exception: the model's configuration is unlike those that are known.
+        Exception: the configuration lacks something that every known one has.
     """
     kept = (getattr(arguments, each, None) for each in _KEPT)
     config = next((each for each in kept if hasattr(each, "hf_config")), None)
@@ -282,7 +284,7 @@ def _has_mla(config: Any) -> bool:
 
 
 def _has_states(config: Any) -> bool:
-    """Whether any part has states: sglang sizes their pool by this property of its configs."""
+    """Whether any part of the model has states, by the property that sglang sizes their pool by."""
     return any(hasattr(type(part), _STATES) for part in _parts(config))
 
 
@@ -296,7 +298,7 @@ def _has_windows(config: Any) -> bool:
 
 
 def _parts(config: Any) -> Iterator[Any]:
-    """The configuration of the model, and those of its parts, such as its text."""
+    """The Hugging Face configurations of the model and of its parts, such as its text model."""
     yield config.hf_config
     yield config.hf_text_config
     yield from (part for part in vars(config.hf_config).values() if hasattr(part, "model_type"))

@@ -1,8 +1,8 @@
-"""Taking patches off: completely, and only when that is safe.
+"""Removing patches completely, and only when that is safe.
 
-A patch that is to be taken off has an `end`. It stays on while a thread is in a call of it, or
-while it holds work (`model.patching.Patching.drain`). So do the patches that need it, and those
-that share a place with it. Each look tries once.
+A patch that is marked for removal has an `end`. It stays on while a thread is inside it or while it
+holds work (`model.patching.Patching.drain`). So do the patches that require it and those that share
+a slot with it. Each check tries once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..model.state import State
 from .patch_runtime import WORKING, Notices, PatchRuntime, Registry, why_it_stays, with_dependents
 
 _RULED = frozenset({"gated", "not needed"})
-"""States that are no fault of a patch."""
+"""States that a ruling gives (`model.ruling`). They are no fault, so no warning is logged."""
 
 
 @dataclass(eq=False)
 class Removal:
-    """Takes patches off; each step may be repeated after an interruption.
+    """Removes patches; each step is idempotent, so it may be repeated after an interruption.
 
     Attributes:
-        has_more: a patch is to be taken off since the last `go_on`.
+        has_more: whether a patch was marked since the last `go_on`.
     """
 
     _registry: Registry
@@ -30,7 +30,7 @@ class Removal:
     has_more: bool = False
 
     def lose(self, member: PatchRuntime, state: State, reason: str) -> None:
-        """Have a patch off for good, and log it: now, or by `go_on` if it is on."""
+        """End a patch that is not on; mark one that is on, for `go_on` to remove."""
         if self._registry.is_on(member):
             self.has_more = self.has_more or member.end is None
             member.end = member.end or (state, reason)
@@ -38,11 +38,11 @@ class Removal:
             self._end({member: (state, reason)})
 
     def revive(self, member: PatchRuntime) -> None:
-        """Let a patch wait again that turned out to be needed."""
+        """Make a patch that was not needed wait again."""
         self._notices.set_status(member, "pending", "")
 
     def end_all(self, state: State, reason: str) -> None:
-        """Have every patch end so; to be taken off by the next `go_on`."""
+        """End every patch with this state; those that are on are removed by the next `go_on`."""
         for member in self._registry:
             if self._registry.is_on(member):
                 member.end = (state, reason)
@@ -51,7 +51,7 @@ class Removal:
                 self._notices.set_status(member, state, reason)
 
     def go_on(self) -> None:
-        """Take off what is to be, each group as a whole or not at all; each is tried once."""
+        """Remove all marked patches, each group in one swap; busy groups stay for the next call."""
         self.has_more = False
         leaving = [member for member in self._registry if member.end is not None]
         for group in _groups(with_dependents(leaving, self._registry.on())):
@@ -66,14 +66,14 @@ class Removal:
                     self._notices.set_status(member, "live", waits)
 
     def waits_for(self) -> str:
-        """What must end before the patches that are to be taken off are off."""
+        """``ID until REASON`` for each marked patch; "" if none is marked."""
         leaving = [member for member in self._registry if member.end is not None]
         groups = _groups(with_dependents(leaving, self._registry.on()))
         lines = {member.patch.id: why_it_stays(group) for group in groups for member in group}
         return "; ".join(f"{each.patch.id} until {lines[each.patch.id]}" for each in leaving)
 
     def _take_off(self, going: Collection[PatchRuntime]) -> bool:
-        """Take patches off the dispatch table, if that is safe now."""
+        """Remove patches from the dispatch table; False if that is not safe now."""
         registry = self._registry
         slots = [slot for each in going for slot in each.slots.values()]
         if not registry.show([each for each in registry.on() if each not in going]):
@@ -83,7 +83,7 @@ class Removal:
         return True
 
     def _end(self, ends: Mapping[PatchRuntime, tuple[State, str]]) -> None:
-        """Note that patches are off for good, and end those that need them."""
+        """Set the final state of patches that are off, and end the patches that require them."""
         for member, (state, reason) in ends.items():
             member.forget()
             member.end = None
@@ -100,7 +100,7 @@ class Removal:
 
 
 def _groups(members: Iterable[PatchRuntime]) -> list[list[PatchRuntime]]:
-    """Members by what depends on each other: one needs the other, or they share a place."""
+    """Members grouped so that those which require each other or share a slot are together."""
     groups: list[list[PatchRuntime]] = []
     for member in members:
         linked = [group for group in groups if any(_are_linked(member, each) for each in group)]

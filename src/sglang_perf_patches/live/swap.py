@@ -1,13 +1,14 @@
-"""Changing attributes so that changes compose, come off singly, and leave stock's own objects.
+"""Changing attributes so that several patches can share one, and each can be removed by itself.
 
-A class's attribute is assigned. A function of a module, which others may have bound by
-``from … import``, and a method that other code has wrapped, keep their identity and get another
-``__code__`` instead; so nobody's binding goes stale and no wrapper is lost. What is put there is
-a *forwarder*, which looks at the dispatch table. A value that is no function can't be one: it is
-assigned after the dispatch table has changed.
+There are three ways to change one:
 
-The dispatch table says what is shown. `Slot.settle` makes memory agree with it, whatever an
-interruption has left, and may be repeated.
+- an attribute of a class is assigned a *forwarder*, which calls what the dispatch table holds;
+- a function of a module, or a method that other code has wrapped, keeps its identity and gets the
+  forwarder's ``__code__``. So no ``from … import`` goes stale and no wrapper is lost;
+- a value that is not a function can't forward. It is assigned after the dispatch table changed.
+
+The dispatch table decides what is shown. `Slot.settle` makes memory agree with it, also after an
+interruption. It is idempotent.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Layer:
-    """What one patch makes of an attribute.
+    """One patch's change of an attribute. Compared by identity.
 
     Attributes:
-        patch: its id.
-        make: makes the new attribute from what the layers below left.
+        patch: its id; "" for a hook of ours that belongs to no patch.
+        make: takes the value of the layers below and returns the new one.
     """
 
     patch: str
@@ -51,11 +52,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Change:
-    """What a slot is to show.
+    """What a slot shows.
 
     Attributes:
-        slot: where.
-        layers: in their order, the one nearest to stock first.
+        slot: the attribute.
+        layers: its layers, the one nearest to stock first; none for stock.
         value: what they made of the original.
     """
 
@@ -65,25 +66,25 @@ class Change:
 
 
 class Slot:
-    """One attribute that patches of ours share, with stock's object at the bottom.
+    """One attribute of stock's that patches change.
+
+    Creating a slot changes nothing in stock.
 
     Attributes:
         owner: class or module.
         name: the attribute.
-        original: what the lowest layer is given: what the owner held before the first change, or
-            a copy of the stock function whose code is exchanged.
-        inside: that function, where code is exchanged instead of the attribute, else None.
-        keys: of the dispatch table; none for a value that is no function.
+        original: the argument of the lowest layer: what the owner held before the first change
+            (`MISSING` if nothing), or a copy of the stock function whose code is exchanged.
+        inside: the function whose code is exchanged; None if the attribute is assigned.
+        keys: its keys in the dispatch table; none for a value that is not a function.
+
+    Raises:
+        TypeError: `inside` is a coroutine or a generator, whose code can't be exchanged.
     """
 
     def __init__(
         self, dispatch: DispatchTable, owner: Any, name: str, original: Any, inside: Any = None
     ) -> None:
-        """Change nothing yet.
-
-        Raises:
-            TypeError: `inside` is a coroutine or a generator, whose code can't be exchanged.
-        """
         self.owner = owner
         self.name = name
         self.original = original
@@ -91,7 +92,9 @@ class Slot:
         self.keys: tuple[str, ...] = ()
         self._dispatch = dispatch
         self._forwarder: Any = MISSING  # for a class's function
-        self._assigned: list[Any] = []  # values of ours that were put there, noted in advance
+        # Values of ours that were assigned. Each is noted before the assignment, so that after an
+        # interruption between the two nothing of ours stands there unrecognised.
+        self._assigned: list[Any] = []
         self._made: dict[tuple[Layer, ...], Any] = {}
         self._stem = f"{PREFIX}{name}_{next(_numbers)}"
         self._parts: tuple[str, ...] = ()
@@ -100,35 +103,38 @@ class Slot:
             require_plain(inside)
             self._code: CodeType = inside.__code__
             self.original = copy_of(inside)
-            setattr(dispatch.now, self._stem, self.original)  # which nothing calls yet
+            # The table in use may be extended, because no forwarder has this key yet.
+            setattr(dispatch.now, self._stem, self.original)
             self.keys = (self._stem,)
             self._trampoline = exchangeable(inside, self._stem, self._stem)
 
     def is_for(self, held: Any, inside: Any) -> bool:
-        """Whether it was made for what stands in its place now."""
+        """Whether this slot was made for the object that the owner holds now."""
         if inside is not None or self.inside is not None:
             return inside is self.inside and inside.__code__ is self._code
         return held is self.original
 
     @property
     def shown(self) -> Change:
-        """What the dispatch table shows here."""
+        """The change that the dispatch table holds for this slot."""
         change: Change = self._dispatch.now.shown.get(self) or self.made_of(())
         return change
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Those that are shown."""
+        """The layers that are shown; none for stock."""
         return self.shown.layers
 
-    # -- preparing: runs the layers' code, changes nothing that is seen --------------------------
+    # -- preparing: runs the layers' code, changes nothing in stock ------------------------------
 
     def made_of(self, layers: Iterable[Layer]) -> Change:
-        """What layers make of the original; what they made before is kept until `forget`.
+        """Compute the value bottom-up; reuse those of an unchanged prefix of layers.
 
         Raises:
-            TypeError: it can't stand in this place.
+            TypeError: the value is of another kind than the one that stands here.
         """
+        # A layer's `make` may import modules. `Registry.made_with` runs it before the exchange, and
+        # the result is kept, so that the exchange itself only looks it up.
         layers, value = tuple(layers), self.original
         for number, layer in enumerate(layers, 1):
             key = layers[:number]
@@ -142,7 +148,7 @@ class Slot:
         return Change(self, layers, value)
 
     def forget(self, patch: str) -> None:
-        """Keep nothing that a patch made."""
+        """Drop the computed values that a patch has part in."""
         self._made = {
             layers: value
             for layers, value in self._made.items()
@@ -150,7 +156,7 @@ class Slot:
         }
 
     def functions(self, change: Change) -> dict[str, Callable[..., Any]]:
-        """What the dispatch table holds for a change, by key."""
+        """Key → function, as the dispatch table is to hold them for a change."""
         if not self.keys:
             return {}
         if self.inside is not None:
@@ -161,7 +167,7 @@ class Slot:
         }
 
     def codes(self) -> list[CodeType]:
-        """The code of the forwarders here, and of what stood here before."""
+        """The code of the forwarders here and of stock's functions."""
         if self._trampoline is not None:
             return [self._trampoline, self._code]
         stock = functions_in(self.original).values()
@@ -174,7 +180,13 @@ class Slot:
         return [each.__code__ for each in self._forwarders() if is_function(each)]
 
     def _fit(self, value: Any) -> None:
-        """Make the forwarder, the first time, for a value of the kind that stands here."""
+        """Make the forwarder when a slot gets its first value.
+
+        Without one (`keys` is empty) the values themselves are assigned.
+
+        Raises:
+            TypeError: a later value would need the other way.
+        """
         like = value if self.original is MISSING else self.original
         if self._forwarder is not MISSING or self._assigned:
             if bool(self.keys) != is_of_kind(value, like):
@@ -201,7 +213,7 @@ class Slot:
         self._forwarder = whole
 
     def _inherited(self) -> Any:
-        """What an attribute that is not there does: what the next class has."""
+        """Stands for an attribute that the class itself lacks: calls the next class's."""
         owner, name = self.owner, self.name
 
         def inherited(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -212,8 +224,9 @@ class Slot:
     # -- showing it ------------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Put the forwarder there; may be repeated."""
+        """Put the forwarder in place. Idempotent."""
         if self._trampoline is not None:
+            # The global first: a call that begins right after the exchange reads it.
             self.inside.__globals__[self._stem] = self._dispatch
             if self.inside.__code__ is self._code:
                 self.inside.__code__ = self._trampoline
@@ -221,15 +234,15 @@ class Slot:
             self._assign(self._forwarder)
 
     def show_alone(self, layers: Iterable[Layer]) -> None:
-        """Show layers that are of no patch; whoever is in a call may see both."""
+        """Show a hook's layers at once, without waiting for calls that are under way."""
         change, now = self.made_of(layers), self._dispatch.now
         self._dispatch.now = now.replaced({self: change}, self.functions(change), now.patches)
 
     def settle(self, *, is_at_rest: bool = False) -> None:
-        """Make memory agree with the dispatch table; may be repeated.
+        """Make memory agree with the dispatch table. Idempotent.
 
         Args:
-            is_at_rest: no thread is in a forwarder here.
+            is_at_rest: whether the caller knows that no thread is inside a forwarder here.
         """
         shown = self.shown
         if self._trampoline is not None:
@@ -243,7 +256,7 @@ class Slot:
             self._assign(shown.value)
 
     def stands(self) -> bool:
-        """Whether the name leads to something of ours, or to a forwarder."""
+        """Whether the name leads to a forwarder or a value of ours."""
         if self._trampoline is not None:
             return self.inside.__code__ is self._trampoline
         held = raw(self.owner, self.name)
@@ -251,16 +264,16 @@ class Slot:
         return self._is_ours(held) or any(link is each for link in chain(held) for each in ours)
 
     def is_left(self) -> bool:
-        """Whether there is nothing of ours that `settle` could take away."""
+        """Whether `settle` has nothing left to remove."""
         if self._trampoline is not None:
             return not self.stands() and self._stem not in self.inside.__globals__
         return not self._is_ours(raw(self.owner, self.name))
 
     def wrappers(self, decorators: int = 0) -> tuple[str, ...] | None:
-        """The foreign wrappers around what is shown; None if that is no longer reached.
+        """The foreign wrappers around what is shown; None if the name no longer leads to it.
 
         Args:
-            decorators: how many decorators stock's function has.
+            decorators: the number of stock's own decorators around the function.
         """
         held = raw(self.owner, self.name)
         if self.inside is not None:
@@ -270,18 +283,16 @@ class Slot:
         return () if held is value else wrappers_around(held, value)
 
     def forget_results(self) -> None:
-        """Empty the caches around the function, which keep what it returned before."""
+        """Clear ``lru_cache``s around the function: they hold what the patched one returned."""
         for link in chain(raw(self.owner, self.name)):
             clear = getattr(link, "cache_clear", None)
             if clear is not None:
                 clear()
 
     def _forwarders(self) -> list[Any]:
-        """The functions in the forwarder here, for a class's function."""
         return [] if self._forwarder is MISSING else [*functions_in(self._forwarder).values()]
 
     def _is_ours(self, held: Any) -> bool:
-        """Whether what the owner holds is the forwarder, or a value that was put there."""
         ours = (self._forwarder, *self._assigned)
         return held is not MISSING and any(held is each for each in ours)
 
@@ -291,13 +302,14 @@ class Slot:
             return
         ours = held is self._forwarder or self._is_ours(held)
         if held is not self.original and not ours:
-            return  # other code has replaced it, and may still call the forwarder
+            return  # other code has replaced it: its object stays, and may call the forwarder
         if value is MISSING:
             delattr(self.owner, self.name)
             return
         if value is not self.original and value is not self._forwarder:
             self._assigned.append(value)
         setattr(self.owner, self.name, value)
+        # Python calls this for what a class body defines, but not for what is assigned later.
         set_name = getattr(type(value), "__set_name__", None)
         if set_name is not None and value is not self.original:
             set_name(value, self.owner, self.name)
@@ -307,7 +319,8 @@ class Slot:
         assert self._trampoline is not None
         if function.__code__ is self._trampoline:
             function.__code__ = self._code
-        # A call that has begun may not have read the name yet.
+        # A call that has begun the trampoline may not have read the global yet: removing that
+        # now would raise a NameError in it. Otherwise the next `settle` tries again.
         if is_at_rest:
             names.pop(self._stem, None)
         elif self._stem in names and not runs_here((self._trampoline,)):

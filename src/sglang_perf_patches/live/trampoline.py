@@ -1,9 +1,9 @@
-"""Code that calls what the dispatch table shows at the moment (see `dispatch_table`).
+"""Forwarders: code that calls the function that the dispatch table holds (see `dispatch_table`).
 
-It has stock's own parameters, file, first line and name, so that signatures, tracebacks and
-compilers see the function that they know. A function of ours closes over the dispatch table. A
-stock function whose code is exchanged reads it from its module, under a private name, because a
-constant that is no literal is more than ``torch.compile`` can represent.
+A forwarder has stock's parameters, file, first line and name, so that signatures, tracebacks and
+compilers see the function that they know. A new function closes over the dispatch table. A stock
+function whose code is exchanged reads the table from a private global of its module: its number of
+free variables is fixed, and ``torch.compile`` can't represent a constant that is not a literal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 PREFIX = "_sglang_perf_patches_"
-"""How the private names begin."""
+"""Prefix of the private globals and keys."""
 
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -32,8 +32,8 @@ def exchangeable(function: FunctionType, dispatch: str, key: str) -> CodeType:
         key: the attribute of the dispatch table.
     """
     code = function.__code__
-    # Python replaces a function's code only by code with as many free variables. Dead code names
-    # them, at no cost per call.
+    # Python requires new code to have as many free variables as the old. Dead code mentions them,
+    # which costs nothing per call.
     free = ", ".join(code.co_freevars)
     keep = f"  if False: ({free},)\n" if free else ""
     return _inner(code, free, keep, f"{dispatch}.now.{key}", code.co_freevars)
@@ -58,7 +58,7 @@ def forwarder(function: FunctionType, dispatch: Any, key: str) -> FunctionType:
 
 
 def require_plain(function: FunctionType) -> None:
-    """Refuse a function whose call does not run its code.
+    """Refuse a function whose body does not run during the call.
 
     Raises:
         TypeError: it is a coroutine or a generator function.
@@ -68,9 +68,9 @@ def require_plain(function: FunctionType) -> None:
 
 
 def callee_of(function: FunctionType) -> Any:
-    """What a function calls whose code is of this kind, of this copy or another; else None."""
+    """What a forwarder calls at the moment, also one of another copy of this project; else None."""
     code = function.__code__
-    # The dispatch table's own name and the key may be one: Python keeps a name once.
+    # Exchanged code uses one name as the global and as the key; Python stores it once.
     names = [name for name in code.co_names if name.startswith(PREFIX)]
     if not names:
         return None
@@ -111,7 +111,7 @@ def _cell(value: Any) -> Any:
 
 
 def _parameters(code: CodeType) -> tuple[str, str]:
-    """A function's parameters as a definition has them, and as a call passes them on."""
+    """A function's parameters as text: for its ``def`` line, and for a call that passes them on."""
     names = list(code.co_varnames)
     positional = names[: code.co_argcount]
     keyword = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -134,11 +134,11 @@ def _parameters(code: CodeType) -> tuple[str, str]:
     return ", ".join(parameters), ", ".join(arguments)
 
 
-# -- what may be an attribute of a class or a module: a function, or what holds functions ----------
+# -- attributes that hold functions: functions themselves, properties and other descriptors --------
 
 
 def functions_in(value: Any) -> dict[str, Any]:
-    """The functions in an attribute, by their part in it."""
+    """Part → function of an attribute: ``_get``, ``_set``, ``_delete`` of a property, else ""."""
     if type(value) is property:
         parts = {"_get": value.fget, "_set": value.fset, "_delete": value.fdel}
         return {part: function for part, function in parts.items() if function is not None}
@@ -150,11 +150,11 @@ def functions_in(value: Any) -> dict[str, Any]:
 
 
 def is_of_kind(value: Any, like: Any) -> bool:
-    """Whether one forwarder can stand for both."""
+    """Whether a forwarder made for `like` can call `value`."""
     if not all(type(function) is FunctionType for function in functions_in(like).values()):
         return False
     if type(like) is FunctionType:
-        # What is called with its object as the first argument.
+        # A function is called with the object as its first argument; so must the value be.
         return type(value) is FunctionType or (
             callable(value) and hasattr(type(value), "__get__") and type(value) not in _DESCRIPTORS
         )
@@ -165,7 +165,7 @@ _DESCRIPTORS = (staticmethod, classmethod, property, functools.cached_property)
 
 
 def of_kind(like: Any, functions: dict[str, Any]) -> Any:
-    """An attribute of the same kind that holds these functions, by their part in it."""
+    """An attribute of the kind of `like` that holds these functions (see `functions_in`)."""
     if type(like) is property:
         get, put, delete = (functions.get(part) for part in ("_get", "_set", "_delete"))
         return property(get, put, delete, like.__doc__)
@@ -173,7 +173,7 @@ def of_kind(like: Any, functions: dict[str, Any]) -> Any:
 
 
 def refuses(name: str) -> Callable[..., Any]:
-    """What a property calls that has no such part."""
+    """A function for a part that a property lacks: raises AttributeError, as stock's does."""
 
     def refuses(*_: Any) -> Any:
         raise AttributeError(name)
@@ -182,7 +182,7 @@ def refuses(name: str) -> Callable[..., Any]:
 
 
 def copy_of(function: FunctionType) -> FunctionType:
-    """The same function under another identity."""
+    """A new function object with the same code and attributes."""
     copy = FunctionType(
         function.__code__,
         function.__globals__,

@@ -1,6 +1,6 @@
-"""Whether the names that a patch touches and relies on still hold what they should.
+"""Checks in memory that each name a patch changes or relies on holds what it should.
 
-A name holds stock's object, or something of ours that stands in its place.
+That is stock's own object, or a forwarder of ours in its place.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Stock:
     """The stock function behind a name.
 
     Attributes:
-        function: the innermost function, whose code is the definition's own.
-        wrappers: foreign wrappers around it, outermost first: whose each is, in words.
+        function: the innermost function, whose code was compiled from the definition.
+        wrappers: foreign wrappers around it, outermost first, each described with its owner.
     """
 
     function: FunctionType
@@ -51,7 +51,7 @@ class Stock:
 
 @dataclass
 class Found:
-    """What a check of a patch has found.
+    """What `Verifier.verify` found.
 
     Attributes:
         wrappers: the foreign wrappers around what the patch changes.
@@ -64,10 +64,10 @@ class Found:
 
 @dataclass(eq=False)
 class Verifier:
-    """Looks at memory, and knows the slots of this process. It changes nothing.
+    """Verifies patches against memory. It changes nothing.
 
     Attributes:
-        compiled: tells what code is stock's.
+        compiled: compares code in memory with what the source compiles to.
     """
 
     _dispatch: DispatchTable
@@ -107,7 +107,11 @@ class Verifier:
         return found
 
     def slot(self, reference: str, found: Found) -> Slot:
-        """The slot of a reference, of what was found there: one that there is, or a new one.
+        """The slot for a reference: the present one if it still fits, else a new one.
+
+        Args:
+            reference: a target or an added definition.
+            found: what `verify` has just found.
 
         Raises:
             TypeError: its code can't be exchanged.
@@ -118,20 +122,22 @@ class Verifier:
             return slot
         stock = found.stock.get(reference)
         held, inside = raw(owner, name), None
+        # Assigning the attribute would drop others' wrappers, and would miss every
+        # ``from … import`` of a module's function. Exchanging the code reaches both.
         if stock and (stock.wrappers or isinstance(owner, ModuleType)):
             held = inside = stock.function
-        # A forwarder is made once: who has kept it calls the same one later.
+        # Other code may have kept the forwarder of a former slot, so that slot is used again.
         if slot is not None and slot.is_for(held, inside):
             return slot
         return Slot(self._dispatch, owner, name, held, inside)
 
     def is_as_seen(self, member: PatchRuntime) -> bool:
-        """Whether all that a patch touches and relies on is as it was when it was seen last."""
+        """Whether nothing that a patch relies on was replaced since its last verification."""
         now = self.identity_snapshot(member)
         return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
 
     def identity_snapshot(self, member: PatchRuntime) -> list[Any]:
-        """Objects that stay the same ones while what a patch touches and relies on does."""
+        """Identity snapshot: differs as soon as anything relied on is replaced."""
         variant = member.variant
         read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
         members = [each.reference for own in member.definitions.values() for each in own.members]
@@ -146,10 +152,10 @@ class Verifier:
         return self._placed(member, reference) is not None
 
     def _placed(self, member: PatchRuntime, reference: str) -> Slot | None:
-        """The slot that a reference leads to, where something of ours stands there.
+        """The slot at a reference if something of ours stands there, else None.
 
         Raises:
-            Foreign: it no longer leads to what this patch changed.
+            Foreign: the class that this patch changed was defined again.
         """
         owner, name = owner_of(reference)
         own = member.slots.get(reference)
@@ -169,7 +175,7 @@ class Verifier:
         """The foreign wrappers around what a slot shows.
 
         Raises:
-            Foreign: it is not there any more.
+            Foreign: the name no longer leads to the slot's value.
         """
         wrappers = slot.wrappers(definition.decorators if definition else 0)
         if wrappers is not None:
@@ -190,7 +196,11 @@ class Verifier:
 
 
 def identity_snapshot(references: Iterable[str]) -> list[Any]:
-    """Objects that are the same ones as before unless something was changed; costs little."""
+    """Everything that a replacement of these references would exchange, to compare by identity.
+
+    This runs once a second for every live patch. So it only collects objects; `Verifier.verify`
+    reads and compiles source when one of them has changed.
+    """
     objects: list[Any] = []
     for reference in references:
         owner: Any = sys.modules.get(module_of(reference))
@@ -207,19 +217,19 @@ def identity_snapshot(references: Iterable[str]) -> list[Any]:
 def check_values(
     definition: Definition, is_ready: Callable[[str], bool], is_ours: Callable[[str], bool]
 ) -> None:
-    """Verify that the literals which a definition reads are what the source says.
+    """Verify that each literal that a definition reads has the value in its source.
 
     Args:
-        definition: whose.
+        definition: the definition that reads them.
         is_ready: whether a module has been imported completely.
-        is_ours: whether a reference leads to something of ours.
+        is_ours: whether something of ours stands at a reference.
 
     Raises:
-        Foreign: somebody changed one.
+        Foreign: a value was changed, or is gone.
     """
     for reference, text in definition.values.items():
         if not is_ready(module_of(reference)):
-            continue  # a function imports it when it runs, or it is not there yet
+            continue  # not imported yet, or only when the function that reads it runs
         owner: Any = sys.modules[module_of(reference)]
         *classes, name = qualname_of(reference).split(".")
         for each in classes:
@@ -227,7 +237,7 @@ def check_values(
         held = vars(owner).get(name, MISSING) if owner is not None else MISSING
         if held is MISSING and not classes:
             raise Foreign(f"{reference}, which {definition.reference} reads, is gone from memory")
-        # A class may keep something else in its place, as an enumeration does.
+        # A class may replace its literals when it is made, as an enumeration does with members.
         is_kept = isinstance(held, int | float | str | bytes | tuple | None)
         if (is_kept or not classes) and repr(held) != text and not is_ours(reference):
             raise Foreign(
@@ -237,13 +247,13 @@ def check_values(
 
 
 def check(definition: Definition, compiled: Compiled) -> Stock | None:
-    """Verify that a definition's name holds its stock object; what a function's name holds.
+    """Verify that a definition's name holds stock's object.
 
     Returns:
-        the stock function where the definition is one; None for classes and values.
+        the stock function if the definition is a function; None for classes and values.
 
     Raises:
-        Foreign: somebody replaced it, or the class it is in.
+        Foreign: other code replaced the object or the class that holds it.
     """
     owner, name = owner_of(definition.reference)
     held = raw(owner, name)
@@ -263,14 +273,16 @@ def check(definition: Definition, compiled: Compiled) -> Stock | None:
 
 
 def check_relatives(reference: str, verified: Collection[str]) -> None:
-    """Verify that what is to be added to a class hides, and is hidden by, only known code.
+    """Verify that no unknown base or subclass has the attribute that a patch adds to a class.
+
+    The new attribute would hide a base's, and a subclass's would hide the new one.
 
     Args:
-        reference: of what is to be added.
-        verified: references that are verified.
+        reference: the attribute to add.
+        verified: references that may exist there, because they were verified.
 
     Raises:
-        Foreign: a base or a subclass has that name too, and it is none of these.
+        Foreign: a base or a subclass has the name, and it is not in `verified`.
     """
     owner, name = owner_of(reference)
     if not isinstance(owner, type):
@@ -293,8 +305,8 @@ def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Sto
     """Follow wrappers from what a name holds to the function that the source defines.
 
     Raises:
-        Foreign: the chain ends elsewhere, a link of it does not call the next, or the function's
-            code is not what its source says.
+        Foreign: the chain ends at another function, a link does not call the next one, or the
+            function's code, globals or defaults are not those of its source.
     """
     links = list(chain(held))
     for depth, link in enumerate(links):
@@ -309,6 +321,7 @@ def stock_function(held: Any, definition: Definition, compiled: Compiled) -> Sto
                     f"{definition.reference} in memory is not what its source said when it was "
                     f"judged: the file or the code in memory was changed"
                 )
+            # Equal code with other globals, as a copy in another module has, is another function.
             module = sys.modules[module_of(definition.reference)]
             if link.__globals__ is not vars(module):
                 raise Foreign(f"{definition.reference} in memory reads the globals of other code")
@@ -324,18 +337,18 @@ def _check_bases(held: type, definition: Definition) -> None:
     """Verify that a class has the bases that its source names.
 
     Raises:
-        Foreign: it has others.
+        Foreign: a base was replaced, added or removed.
     """
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
     module = sys.modules.get(module_of(definition.reference))
     what = f"{held.__module__}:{held.__qualname__}"
-    # What is no class in memory, as NamedTuple, is replaced when the class is made.
+    # Python replaces a base that is not a class, such as NamedTuple, when it makes the class.
     if any(not isinstance(getattr(module, name, type), type) for name in names if name):
         return
     for base, name in zip(bases, names, strict=False):
         if name and base.__name__ != name and getattr(module, name, None) is not base:
             raise Foreign(f"{what} has the base {describe(base)}, not {name}")
-    # What stands for several, such as Generic[T], may bring more than one or none.
+    # An unnamed base, such as Generic[T], may stand for several bases or for none.
     if all(names) and len(bases) != len([name for name in names if name != "object"]):
         raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")

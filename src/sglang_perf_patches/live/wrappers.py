@@ -1,7 +1,7 @@
-"""What a name holds, link by link, and whose each link is.
+"""Follows wrappers from what a name holds to stock's function, and names the owner of each.
 
-A *wrapper* calls what it wraps, so both work together and it is only reported. A *replacement*
-does not, so whoever made it wins and our patch stays out.
+A *wrapper* calls what it wraps. It works together with a patch, and is only reported. A
+*replacement* does not call it, so the patch stays off and the other code wins.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLUGINS = "sglang.srt.plugins"
 
 
 class Foreign(Exception):
-    """A name holds a foreign object; the message says whose, and where."""
+    """A name holds another package's object; the message says which and where."""
 
 
 def owner_of(reference: str) -> tuple[Any, str]:
     """The module or class that binds the last name of a reference, and that name.
 
     Raises:
-        Foreign: the module is not loaded, or a class on the way is gone or not of that module.
+        Foreign: the module is not loaded, or a class in the reference is gone or replaced.
     """
     name = module_of(reference)
     owner: Any = sys.modules.get(name)
@@ -53,12 +53,12 @@ def owner_of(reference: str) -> tuple[Any, str]:
 
 
 def raw(owner: Any, name: str) -> Any:
-    """The attribute as the owner itself holds it, `MISSING` where it holds none."""
+    """The attribute in the owner's own ``__dict__``; `MISSING` if it has none."""
     return vars(owner).get(name, MISSING)
 
 
 def chain(held: Any) -> Iterator[Any]:
-    """What a name holds, then what that says it wraps, and so on."""
+    """What a name holds, then what that names as wrapped, and so on, outermost first."""
     seen: set[int] = set()
     link = underlying(held)
     while link is not None and id(link) not in seen:
@@ -72,7 +72,7 @@ def chain(held: Any) -> Iterator[Any]:
 
 
 def underlying(held: Any) -> Any:
-    """The function in a method descriptor, or the object itself."""
+    """The function in a descriptor (of a property, its getter); else the object itself."""
     # Checks the type, because `isinstance` on a wrapt proxy checks the wrapped object.
     if issubclass(type(held), staticmethod | classmethod):
         return held.__func__
@@ -84,17 +84,17 @@ def underlying(held: Any) -> Any:
 
 
 def is_function(link: Any) -> TypeGuard[FunctionType]:
-    """Whether a link is a plain function, and not a proxy of one."""
+    """Whether a link is a plain function, not a proxy of one."""
     return type(link) is FunctionType
 
 
 def wrappers_around(held: Any, inner: Any, decorators: int = 0) -> tuple[str, ...] | None:
-    """The foreign wrappers between what a name holds and our object; None if ours is not called.
+    """The foreign wrappers between what a name holds and our object; None if ours is not reached.
 
     Args:
         held: what the name holds.
-        inner: what we put there, or the stock function whose code we exchanged.
-        decorators: how many of the innermost wrappers are stock's own.
+        inner: the object that we assigned, or the stock function whose code we exchanged.
+        decorators: the number of innermost wrappers that are stock's own.
     """
     links = list(chain(held))
     target = underlying(inner)
@@ -107,7 +107,7 @@ def wrappers_around(held: Any, inner: Any, decorators: int = 0) -> tuple[str, ..
 
 
 def first_replacement(links: Iterable[Any]) -> Any:
-    """The outermost link that does not call the next one; None where each does."""
+    """The outermost link that does not call the next one; None if each does."""
     for outer, inner in itertools.pairwise(links):
         if not _calls(outer, inner):
             return outer
@@ -141,13 +141,13 @@ def look_like(value: Any, inner: Any) -> None:
 
 
 def is_of_another_copy(link: Any) -> bool:
-    """Whether a link is a function of ours that another copy of this project made."""
+    """Whether a link was made by another copy of this project in this process."""
     marked = _mark(link)
     return marked is not None and marked[1] == id(link) and marked[0] is not _THIS_COPY
 
 
 def describe(held: Any) -> str:
-    """Name an object and the plugin, else the file or module, that it comes from."""
+    """``module.name of OWNER``, where OWNER is the plugin, else the file or the module."""
     link = underlying(held)
     hook = _hook_inside(link)
     if hook is not None:
@@ -174,12 +174,10 @@ def describe(held: Any) -> str:
 
 
 def _calls(outer: Any, inner: Any) -> bool:
-    """Whether a link calls what it says it wraps, as far as can be told without calling it.
-
-    Anything can say that it wraps: ``functools.wraps`` also sets ``__wrapped__`` on a function
-    that never calls the original, as the HookRegistry's REPLACE does, and ``update_wrapper`` on an
-    object of a class. Such a one does not hold the original anywhere else.
-    """
+    """Whether a link calls what it names as wrapped, as far as can be told without calling it."""
+    # ``__wrapped__`` proves nothing: ``functools.wraps`` sets it also on a function that never
+    # calls the original, as the HookRegistry's REPLACE does. What calls the original also holds it
+    # elsewhere: in its closure, its defaults or its attributes.
     if is_function(outer):
         return _holds(_kept_by(outer), inner)
     if issubclass(type(outer), _PROXY):
@@ -202,13 +200,13 @@ def _holds(values: Iterable[Any], inner: Any) -> bool:
 
 
 def _kept_by(function: FunctionType) -> list[Any]:
-    """What a function closes over, and its defaults."""
+    """The contents of a function's closure, and its defaults."""
     kept = [*_cells(function).values(), *(function.__defaults__ or ())]
     return kept + list((function.__kwdefaults__ or {}).values())
 
 
 def _state_of(link: Any) -> list[Any]:
-    """What an object holds, but for what it says it wraps."""
+    """The attributes of an object, except ``__wrapped__``."""
     state = dict(getattr(link, "__dict__", {}))
     state.pop("__wrapped__", None)
     for base in type(link).__mro__:
@@ -279,14 +277,14 @@ def _module_at(file: str | None) -> str | None:
 
 
 def is_class_of(held: type, module: str, qualname: str) -> bool:
-    """Whether a class is the one of that name in that module."""
+    """Whether a class was defined under that name in that module."""
     return held.__module__ == module and held.__qualname__ == qualname
 
 
 @functools.lru_cache(maxsize=256)
 def plugin_with(package: str) -> str | None:
-    """The distribution whose plugin for sglang is in a top-level package; None if there is none."""
-    with contextlib.suppress(Exception):  # a damaged one; a message is worth no failure
+    """The distribution with a sglang plugin in that top-level package; None if there is none."""
+    with contextlib.suppress(Exception):  # damaged metadata must not make a message fail
         for entry_point in metadata.entry_points(group=_PLUGINS):
             if entry_point.dist and re.split("[.:]", entry_point.value)[0] == package:
                 return entry_point.dist.name

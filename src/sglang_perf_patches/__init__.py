@@ -1,7 +1,6 @@
 """Performance fixes for a running, unmodified sglang, with proof that they are correct and on.
 
-Importing this package imports only what calls wait in: with every patch off, neither wrapt nor
-sglang nor torch is loaded.
+Importing this package is cheap: with every patch off, neither wrapt nor sglang nor torch is loaded.
 """
 
 from __future__ import annotations
@@ -29,27 +28,26 @@ __all__ = [
     "verdicts",
 ]
 
-# How long to wait for another thread that is at work. While it judges, it waits for no import of
-# this thread's; later its install code may.
+# How long to wait for another thread that is at work. While it only judges source, it can't be
+# waiting for this thread. Later its install code may wait for a module that this thread imports.
 _JUDGING_S = 30.0
 _WAIT_S = 1.0
 
 
 def activate(selection: str | Iterable[str] | None = None, *, strict: bool | None = None) -> Report:
-    """Switch patches on in this process, now or as soon as their modules have been imported.
+    """Switch patches on in this process, now or as soon as their modules are imported.
 
-    Only the first call of a process decides; later ones report what it did, until `deactivate`. A
-    call that a signal handler makes in the middle of another one is done before that one returns;
-    it returns what was known so far, None if that is nothing.
+    Only the first call decides; later ones return its report, until `deactivate`. If a signal
+    handler calls this in the middle of another call, the work is done before that call returns; the
+    handler gets the report so far, or None.
 
     Args:
-        selection: as in ``SGLANG_PERF_PATCHES``, which is read where this is None; or its names.
-        strict: end the process, with one line and exit code 1, where something chosen by name
-            can't be had; where this is None, ``SGLANG_PERF_PATCHES_STRICT`` tells.
+        selection: a text as in ``SGLANG_PERF_PATCHES``, or names; None reads that variable.
+        strict: whether to end the process, with one line and exit code 1, if a patch chosen by name
+            can't be applied; None reads ``SGLANG_PERF_PATCHES_STRICT``.
 
     Raises:
-        SelectionError: the selection is malformed or names something unknown, also where the first
-            call has decided already.
+        SelectionError: the selection is malformed or names something unknown.
     """
     text = selection if selection is None or isinstance(selection, str) else ",".join(selection)
     wait_s = _JUDGING_S if report() is None else _WAIT_S
@@ -58,37 +56,37 @@ def activate(selection: str | Iterable[str] | None = None, *, strict: bool | Non
 
 
 def deactivate() -> None:
-    """Take every patch of this process off again: stock's own objects are back in their places.
+    """Remove every patch from this process and put stock's own objects back.
 
-    A patch that holds work, or that another thread is in a call of, stays on until that is over,
-    and so does what depends on it. No call waits for it, nor does this one. A warning says what it
-    waits for; the process tries again once a second, and so does the next call of this function.
+    A patch stays on while another thread is inside it or while it holds work, and so do the patches
+    that depend on it. This call does not wait for that: a warning says what ends it, and the
+    process tries again once a second, as does the next call of this function.
     """
     loaded = executor.do(_import, wait_s=_JUDGING_S).result()
-    if loaded is None:  # in the middle of another call, which does it before it returns
+    if loaded is None:  # inside another call, which runs the request before it returns
         executor.do(lambda: _import()[0].take_off())
     else:
         loaded[0].deactivate()
 
 
 def report() -> Report | None:
-    """What happened to the patches of this process so far; None if nothing was activated.
+    """The states of the patches in this process; None if nothing was activated.
 
     It changes nothing and imports nothing.
     """
     engine = sys.modules.get(f"{__name__}.live.engine")
-    ask = getattr(engine, "report", None)  # not there while the engine is being imported
+    ask = getattr(engine, "report", None)  # missing while the engine is being imported
     happened: Report | None = ask() if ask is not None else None
     return happened
 
 
 def verdicts(path: str | Path | None = None) -> list[Verdict]:
-    """Say what every patch would do to a sglang tree, without importing it.
+    """Judge every patch on a sglang tree, without importing it.
+
+    A patch whose files can't be read or parsed is refused.
 
     Args:
-        path: the package, its parent or a checkout; None for the installed one.
-
-    A file that can't be read or parsed refuses the patches that need it.
+        path: the package, its parent or a checkout; None for the installed sglang.
 
     Raises:
         TreeError: there is no sglang tree.
@@ -101,7 +99,6 @@ def verdicts(path: str | Path | None = None) -> list[Verdict]:
 
 
 def __getattr__(name: str) -> Any:
-    """`SelectionError` is imported only where it is asked for."""
     if name == "SelectionError":
         from .model.selection import SelectionError
 
@@ -110,7 +107,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _import() -> tuple[Any, Any]:
-    """The engine and the recorder."""
+    """Import and return the engine and the recorder."""
     from .live import engine
     from .telemetry import recorder
 
@@ -118,7 +115,7 @@ def _import() -> tuple[Any, Any]:
 
 
 def _activate(text: str | None, strict: bool | None) -> Any:
-    """Activate, inside of a request, so that what comes in between waits for the imports too."""
+    """Activate inside a request, imports included, so that a call in between waits for them too."""
     engine, recorder = _import()
     engine.observe(recorder)
     happened = engine.activate_now(text, strict=strict)

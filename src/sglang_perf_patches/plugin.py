@@ -6,11 +6,9 @@ from .model import switch
 
 
 def load() -> None:
-    """Activate what the environment chooses; never raise, unless STRICT ends the process.
-
-    sglang's loader swallows an Exception together with what it says: here the operator gets one
-    line instead, and a server that runs as stock.
-    """
+    """Activate the selection of the environment. It never raises; STRICT may end the process."""
+    # sglang's plugin loader swallows exceptions with their messages. So the operator gets one line
+    # from here, and the server runs as stock.
     strict = False
     try:
         strict = switch.strict_from_environment()

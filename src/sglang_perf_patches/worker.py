@@ -1,7 +1,7 @@
-"""Children of the command that print JSON lines: ``Child`` runs one, ``emit`` is its end of it.
+"""Child processes of the command that send JSON lines: `Child` starts one, `emit` sends a line.
 
-sglang and its libraries print to stdout too, so a line of ours is marked. A child is `supervised`:
-whatever ends the parent's interest in it, or the parent, ends all that it started.
+sglang and its libraries print to stdout too, so our lines are marked. A child is `supervised`: it
+ends with everything that it started when its context is left or the parent ends.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ _IS_CHILD = "SGLANG_PERF_PATCHES_CHILD"
 
 
 def emit(data: dict[str, Any]) -> None:
-    """In a child: give the parent one line; started by hand, print it as it is."""
+    """In a child: send one line to the parent. Started by hand: print plain JSON."""
     print((_MARK if os.environ.get(_IS_CHILD) else "") + json.dumps(data), flush=True)
 
 
 class Child:
-    """A Python process of ours, as a context: leaving it ends the process and all below it.
+    """A Python child process, as a context manager; iterate over it for what it emits.
 
-    Iterating over it gives what it emits until it ends.
+    It starts with every patch off. Leaving the context ends it and all that it started.
+
+    Args:
+        module: as for ``python -m``.
+        words: its arguments.
+        limit_s: seconds after which it is ended; None for no limit.
+        other_lines: receives its stderr and its unmarked stdout; None keeps stderr for
+            `why_it_ended`.
+        environment: its variables; None for those of this process.
     """
 
     def __init__(
@@ -44,16 +52,6 @@ class Child:
         other_lines: IO[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it, with every patch off: the child makes live what it compares.
-
-        Args:
-            module: as for ``python -m``.
-            words: its arguments.
-            limit_s: seconds after which it is ended.
-            other_lines: where its stderr, and what else it prints, is shown; None keeps that for
-                `why_it_ended`.
-            environment: its variables; None for those of this process.
-        """
         self._limit_s = limit_s
         self._other_lines = other_lines
         self._was_late = False
@@ -74,7 +72,6 @@ class Child:
             self._timer.start()
 
     def __enter__(self) -> Child:
-        """The child itself."""
         return self
 
     def __exit__(
@@ -83,7 +80,6 @@ class Child:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it, and all that it started."""
         if self._timer is not None:
             self._timer.cancel()
         self._process.end()
@@ -92,7 +88,7 @@ class Child:
         self._kept.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """What it emits, until it ends."""
+        """Each line that it emits, decoded, until it ends."""
         for line in self._process.stdout or ():
             if line.startswith(_MARK):
                 data: dict[str, Any] = json.loads(line[len(_MARK) :])
@@ -102,7 +98,7 @@ class Child:
         self._process.wait()
 
     def why_it_ended(self) -> str:
-        """In words, why it emits no more: its time, its last line, or its exit code."""
+        """Why it ended, in words: the time limit, the last line of its stderr, or its exit code."""
         if self._was_late:
             return f"no end after {self._limit_s:g} s"
         self._kept.seek(0)

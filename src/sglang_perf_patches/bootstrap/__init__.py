@@ -1,4 +1,4 @@
-"""What ``sitecustomize`` calls in a process below ``sglang-perf-patches run``."""
+"""Activation in a Python that ``sglang-perf-patches run`` started; `sitecustomize` calls it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FOLDER = Path(__file__).parent
 
 
 def register(name: str) -> ModuleSpec | None:
-    """Activate once the module `name`, which is about to be imported, has been.
+    """Activate as soon as the module `name`, which is about to be imported, has been imported.
 
     Returns:
-        how it is to be imported; None if it can't be.
+        the module's spec; None if there is no such module.
     """
     from wrapt import register_post_import_hook
 

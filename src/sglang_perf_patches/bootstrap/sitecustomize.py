@@ -1,10 +1,9 @@
-"""First on PYTHONPATH under ``sglang-perf-patches run``: activate when a process imports sglang.
+"""First on PYTHONPATH under ``sglang-perf-patches run``: activates when a process imports sglang.
 
-Whatever goes wrong here, the interpreter starts: an exception out of ``sitecustomize`` would end
-every Python of the process tree. A process that imports sglang and can't be given patches says so,
-or ends under STRICT. Processes that never import sglang stay as they are, and import nothing for
-it. Every Python below ``run`` executes this file, whatever its version: it has the
-syntax of 2.7.
+Every Python in the process tree executes this file, whatever its version, so its syntax is that of
+2.7. Nothing here may raise, because an exception in ``sitecustomize`` would end each of them. If
+sglang is imported and patches can't be activated, a line on stderr says so; with STRICT the process
+ends. A process that never imports sglang is unchanged, and imports nothing more.
 """
 
 import os
@@ -22,11 +21,11 @@ _ON = ("1", "true", "yes", "on")
 
 
 class _Watcher:
-    """Asked before every other finder, until sglang is looked for."""
+    """The first finder on ``sys.meta_path``, until sglang is imported."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
-        """None for everything; for sglang what is found after ours has been registered."""
+        """At the first import of sglang, register activation and return sglang's own spec."""
         if name != "sglang":
             return None
         sys.meta_path.remove(self)
@@ -44,7 +43,7 @@ class _Watcher:
 
 def _chain():
     # type: () -> None
-    """Run the ``sitecustomize`` that this one hides, under its own name, if there is one."""
+    """Run the ``sitecustomize`` that this one hides, if there is one."""
     elsewhere = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
     if sys.version_info < (3, 5):  # noqa: UP036 - see above
         _chain_as_of_old(elsewhere)
@@ -71,7 +70,7 @@ def _chain_as_of_old(elsewhere):
     imp.load_module("sitecustomize", file, path, about)
 
 
-# Older ones have no sglang that this project supports.
+# Older Pythons can't run any sglang that this project supports.
 if sys.version_info >= (3, 10) and (
     os.environ.get("SGLANG_PERF_PATCHES", "all").strip().lower() not in _OFF
 ):

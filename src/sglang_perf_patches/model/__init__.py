@@ -1,1 +1,1 @@
-"""Patches, selections, releases and states as data. It imports no other room."""
+"""Patches, selections, releases and states as data. Imports no other package of the project."""

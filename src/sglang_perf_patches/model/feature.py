@@ -1,7 +1,7 @@
-"""The set-up of a server: features that can be on beyond a plain one, as its release says it.
+"""The features that a server uses, read from its arguments.
 
-A plain server has none of them. What says that one is on are arguments of the server, as the
-release resolved them, and functions that name the platform.
+A plain server uses none. Whether one is on follows from the arguments, as the release resolved
+them, and from functions that name the platform.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from enum import Enum
 from typing import Any, Protocol
 
 MISSING: Any = object()
-"""In the place of a value: the release has nothing of that name."""
+"""The value of a name that the release does not have."""
 
 NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
-"""Values with which an argument switches nothing on."""
+"""Values of an argument that switch nothing on."""
 
 
 _UNPROVEN = ", and it was not proven with that"
 
 
 class Server(Protocol):
-    """What a process has published of its server."""
+    """The arguments of a server, as far as they are known."""
 
     def read(self, name: str) -> Any:
-        """The resolved value of an argument; `MISSING` where the release has none of that name.
+        """The resolved value of an argument; `MISSING` if the release has no such argument.
 
         Raises:
-            Exception: it has one that can't be read.
+            Exception: the value can't be read.
         """
         ...
 
     def unlike_default(self) -> Mapping[str, Any]:
-        """The arguments that are not as the release has them by default, as they were given."""
+        """Argument → value, for each whose value is not the release's default."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """Something that a server can have on, by any of its arguments.
+    """Something that a server can use. It is on if any one of its arguments says so.
 
     Attributes:
-        name: the word by which a patch declares it.
+        name: the word by which a patch declares it (`Patch.proven_with`).
         clause: the same as half a sentence: "LoRA is on".
-        off: argument → the values with which it is off; any other is on.
-        on: argument → the values with which it is on; any other is off.
-        changed: arguments whose default is off, and whose values mean other things by the release.
-        only: argument → the values without which the others say nothing.
+        off: argument → the values that leave it off; any other switches it on.
+        on: argument → the values that switch it on; any other leaves it off.
+        changed: arguments that switch it on if they differ from the release's default.
+        only: argument → values; with any other value there, the feature is off.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Feature:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def arguments(self) -> tuple[str, ...]:
-        """Those that switch it."""
+        """The arguments that can switch it on, each once."""
         return tuple(dict.fromkeys([*self.off, *self.on, *self.changed]))
 
     def is_on(self, server: Server) -> bool:
-        """Whether a server has it on.
+        """Whether a server uses it.
 
         Raises:
             Exception: an argument can't be read.
@@ -70,7 +70,7 @@ class Feature:
         return self.switch(server) is not None
 
     def switch(self, server: Server) -> str | None:
-        """The first of its arguments by which a server has it on; None if it is off.
+        """The first argument that switches it on; None if it is off.
 
         Raises:
             Exception: an argument can't be read.
@@ -89,9 +89,9 @@ class Feature:
         return None
 
     def told(self, server: Server) -> str | None:
-        """The clause with the flag that switches it: ``LoRA is on (--enable-lora)``; None if off.
+        """The clause with its flag: ``LoRA is on (--enable-lora)``; None if the feature is off.
 
-        The platform has no flag, and neither has what a release computes.
+        The platform has no flag, nor has a value that the release computes.
 
         Raises:
             Exception: an argument can't be read.
@@ -105,15 +105,15 @@ class Feature:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """Something that patches are for, and that a server may lack.
+    """Something that patches need to have any effect, and that a server may lack.
+
+    It is there if any one of its arguments says so. Arguments that the release lacks don't count.
 
     Attributes:
         name: the word by which a patch declares it (`Patch.only_with`).
         lacking: the clause for a server without it: "speculation is off".
-        off: argument → the values with which it is lacking; any other says that it is there.
-        on: argument → the values with which it is there; any other says that it is lacking.
-
-    What one argument says is there is there, and what the release does not have says nothing.
+        off: argument → the values that mean it is lacking; any other means it is there.
+        on: argument → the values that mean it is there; any other means it is lacking.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Use:
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def is_there(self, server: Server) -> bool | None:
-        """Whether a server has it; None if that is unknown, which counts as having it."""
+        """Whether a server has it; None if unknown, which the rulings treat as having it."""
         try:
             said = [
                 (plain(value) in values) == is_one
@@ -137,11 +137,11 @@ class Use:
 
 @dataclass(frozen=True)
 class Setup:
-    """A server, read once.
+    """A server's features and uses, read once.
 
     Attributes:
-        on: feature → the clause about it, with its flag.
-        lacking: use → the clause about it, for each that the server is known to lack.
+        on: feature that is on → its clause, with its flag.
+        lacking: use that the server is known to lack → its clause.
         having: the uses that the server is known to have.
     """
 
@@ -151,7 +151,13 @@ class Setup:
 
 
 class Features:
-    """All that are known, the arguments that are known to be none, and what patches are for."""
+    """All features and uses that this project knows.
+
+    Args:
+        features: the features.
+        is_classed: whether an argument is known to switch no feature on.
+        uses: the uses.
+    """
 
     def __init__(
         self,
@@ -159,21 +165,20 @@ class Features:
         is_classed: Callable[[str], bool],
         uses: Iterable[Use] = (),
     ) -> None:
-        """Take them as they are; `is_classed` tells of an argument's name that none of them has."""
         self.all = tuple(features)
         self.uses = tuple(uses)
         self._is_classed = is_classed
         self._named = {name for feature in self.all for name in feature.arguments()}
 
     def knows(self, argument: str) -> bool:
-        """Whether somebody has said what an argument of the server does to the patches."""
+        """Whether an argument switches a known feature, or is known to switch none."""
         return argument in self._named or self._is_classed(argument)
 
     def of(self, server: Server) -> dict[str, str]:
-        """The features that a server has on, with what is said of each.
+        """Feature that is on → its clause.
 
-        What can't be read is on, and so is an argument that nobody has classed and that is not as
-        the release has it by default: under its own name, which no patch declares.
+        A feature that can't be read counts as on. An unclassified argument counts as on when it
+        differs from its default: it stands under its own name, so no patch is proven with it.
         """
         clauses = {}
         for feature in self.all:
@@ -190,7 +195,7 @@ class Features:
         return {**clauses, **{name: f"the server has {name}, which is unknown" for name in unknown}}
 
     def setup(self, server: Server) -> Setup:
-        """Everything of a server that `ruling.ruling` asks about."""
+        """Read a server's features and uses, for `ruling.ruling`."""
         there = {use.name: use.is_there(server) for use in self.uses}
         return Setup(
             self.of(server),
@@ -208,15 +213,15 @@ def unproven(proven_with: Mapping[str, str], on: Mapping[str, str]) -> str | Non
     """Why a patch is gated on a server; None if it was proven with all that the server has on.
 
     Args:
-        proven_with: feature → the check that plays the patch with it.
-        on: feature → what is said of it, as `Features.of` gives it.
+        proven_with: feature → the check that runs the patch with it.
+        on: feature → its clause, as `Features.of` gives it.
     """
     missing = [clause for name, clause in on.items() if name not in proven_with]
     return f"{missing[0]}{_UNPROVEN}" if missing else None
 
 
 def cause(reason: str) -> str:
-    """A reason for which patches are gated, as the log says it of several of them.
+    """The reason of a gated patch, shortened for a log line about several patches.
 
     >>> cause("tensor parallelism is on (--tp-size), and it was not proven with that")
     'by tensor parallelism'
@@ -225,7 +230,7 @@ def cause(reason: str) -> str:
     >>> cause("it needs mlx.kv-arena: LoRA is on (--enable-lora)")
     'by LoRA'
     """
-    while reason.startswith("it needs ") and ": " in reason:  # which may need another one
+    while reason.startswith("it needs ") and ": " in reason:  # one that may need another
         reason = reason.partition(": ")[2]
     clause = reason.removesuffix(_UNPROVEN).partition(" (--")[0]
     short = clause.removesuffix(" is on")
@@ -233,13 +238,13 @@ def cause(reason: str) -> str:
 
 
 def flag_in(reason: str) -> str:
-    """The flag that a reason names: ``--tp-size``; "" if it names none."""
+    """The flag in a reason, such as ``--tp-size``; "" if there is none."""
     _, found, rest = reason.partition(" (--")
     return f"--{rest.partition(')')[0]}" if found else ""
 
 
 def plain(value: Any) -> Any:
-    """A value as it is compared: an enum's value, text in small letters, an empty one as None."""
+    """A value for comparison: an enum's value, text in lower case, None for anything empty."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Arguments of a server that make no difference to a patch, each with the reason.
+"""Arguments of a server that make no difference to any patch, by reason.
 
 Every argument of `ServerArgs` is here or switches a feature of `setups`.
 """
@@ -10,7 +10,7 @@ PARTS = (
     *("kt_", "kv_canary_", "mm_", "modelopt_", "speculative_dflash_", "speculative_dspark_"),
     *("speculative_ngram_", "unified_cache_external_linker_"),
 )
-"""How arguments begin that only say how a feature works which is on by another."""
+"""Prefixes of arguments that only configure a feature which another argument switches on."""
 
 IMMATERIAL = {
     "says how a feature works that another argument switches on": """
@@ -146,11 +146,11 @@ IMMATERIAL = {
         tokenizer_metrics_allowed_custom_labels tokenizer_metrics_custom_labels_header
         trace_modules use_ray uvicorn_access_log_exclude_prefixes watchdog_timeout""",
 }
-"""Arguments that make no difference to a patch, by the reason."""
+"""Reason → arguments that make no difference to any patch."""
 
 _CLASSED = frozenset(name for names in IMMATERIAL.values() for name in names.split())
 
 
 def makes_no_difference(argument: str) -> bool:
-    """Whether an argument of that name is one of these."""
+    """Whether an argument is listed here, by its name or its prefix."""
     return argument in _CLASSED or argument.startswith(PARTS)

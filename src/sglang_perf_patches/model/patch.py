@@ -1,10 +1,10 @@
-"""What a patch is: frozen declarations that `list`, `explain`, the docs and the tests all read.
+"""The declaration of a patch, which the core, the command, the pages and the tests read.
 
-What a person wants to know of it, why, how and for whom, is on its page (see `cli.patch_page`).
+What a patch does, why and for whom is on its page (see `cli.patch_page`).
 
-A declaration names *definitions* by reference, ``"package.module:Qual.name"``, and never imports
-what it names. The code that changes them is named by reference too, so that a verdict costs no
-import of sglang, torch or mlx.
+A declaration names *definitions* of sglang by reference, ``"package.module:Qual.name"``, without
+importing them. It names our own code the same way, so a verdict imports neither sglang nor torch
+nor mlx.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal
 from .patching import Patching
 
 Kind = Literal["exact", "policy"]
-"""``exact``: the same values for the same batch. ``policy``: whom stock admits, evicts or retracts
-changes, or values do, by rounding; opt-in by its own name."""
+"""``exact``: the same values for the same batch. ``policy``: it changes which requests are
+admitted, evicted or retracted, or values by rounding; it is on only if chosen by its full name."""
 
 Install = Callable[[Patching], None]
 
@@ -27,7 +27,9 @@ Install = Callable[[Patching], None]
 class Marker:
     """Evidence in the source that upstream has a change built in.
 
-    ``definition`` must exist; where ``contains`` is given its source must hold that text.
+    Attributes:
+        definition: must exist.
+        contains: text that its source must contain; "" for none.
     """
 
     definition: str
@@ -39,17 +41,16 @@ class Variant:
     """One body of ours, with the releases whose code it was proven on.
 
     Attributes:
-        releases: names of releases, or of source builds (``git-…``). Every target has a
-            fingerprint of each of them.
-        install: ``"module:function"`` of ours that makes the change; see `patching.Patching`.
+        releases: names of releases or of source builds (``git-…``). Every target has a
+            fingerprint for each of them.
+        install: ``"module:function"`` of our install function; see `patching.Patching`.
         targets: definitions that the patch changes.
-        adds: definitions that it brings and that must not exist yet, neither in the source nor
-            in memory.
-        depends: definitions that it relies on without changing them, in each release on those
-            that the release has. Fingerprints say which.
-        awaits: modules that must have been imported, beyond those of targets and adds, before
-            the patch can go live.
-        note: what is particular to these releases, for ``explain``.
+        adds: definitions that it adds. They must not exist yet, in the source or in memory.
+        depends: definitions that it relies on without changing them; in each release, those that
+            the release has by its fingerprints.
+        awaits: modules, beyond those of targets and adds, that must be imported before the patch
+            can go live.
+        note: what is special about these releases, for ``explain``.
     """
 
     releases: tuple[str, ...]
@@ -77,13 +78,13 @@ class Worth:
     """Why a patch is on by default.
 
     Attributes:
-        rule: ``a``: something that an operator runs was measured to gain at least 3 % of time to
-            first token, time per token or throughput, or 10 % of memory, beyond the spread;
-            ``b``: it prevents a fault; ``c``: it is one of the upstream changes that the project
-            was made for.
+        rule: ``a``: a server that operators run was measured to gain at least 3 % of time to first
+            token, time per token or throughput, or 10 % of memory, beyond the spread; ``b``: it
+            prevents a fault; ``c``: it is one of the upstream changes that the project was made
+            for.
         because: one line: what gains or fails, or which upstream change it is.
-        source: of ``a``, the committed results, below a checkout.
-        row: of ``a``, the id of their row that holds the figure.
+        source: for ``a``, the committed results, relative to a checkout.
+        row: for ``a``, the id of the row with the figure.
     """
 
     rule: Literal["a", "b", "c"]
@@ -101,20 +102,20 @@ class Patch:
         kind: see `Kind`.
         summary: one line for ``list``.
         worth: why it is on by default; None for a policy.
-        upstream: pull requests, ``"sgl-project/sglang#1"``; empty where upstream has none.
-        upstream_note: what upstream has of it that is not built in, as half a sentence.
-        built_in_since: the first release that needs no patch; None if none does.
-        markers: how the source shows that; all must hold. Checked before any fingerprint, so an
-            operator's own backport is left alone.
-        anchors: definitions of which one must exist, else the patch is ``absent``. Empty: any
-            target of any variant.
-        absent_because: why there is nothing to do where no anchor is found.
+        upstream: pull requests, ``"sgl-project/sglang#1"``; empty if upstream has none.
+        upstream_note: what upstream offers but has not built in, as half a sentence.
+        built_in_since: the first release that needs no patch; None if all do.
+        markers: evidence that it is built in; all must hold. They are checked before fingerprints,
+            so that an operator's own backport is left alone.
+        anchors: definitions of which at least one must exist, else the patch is ``absent``. If
+            empty, the targets of all variants are the anchors.
+        absent_because: why there is nothing to do if no anchor exists.
         variants: bodies of ours, each for its releases.
-        requires: ids that must be chosen too, and apply or be built in.
-        proven_with: feature of a server (see `model.setups`) → the check that plays the patch with
-            it. With any other feature on the patch is gated. None: no server gates it.
-        only_with: what the patch is for (see `model.uses`). On a server that is known to
-            lack one of these the patch is not needed (see `model.ruling`).
+        requires: ids of patches that must be chosen too, and apply or be built in.
+        proven_with: feature (see `model.setups`) → the check that runs the patch with it. On a
+            server with any other feature the patch is gated. None: no feature gates it.
+        only_with: uses (see `model.uses`). On a server that is known to lack one of them the patch
+            is not needed (see `model.ruling`).
     """
 
     id: str
@@ -171,7 +172,7 @@ class PatchSet:
     Attributes:
         name: the word that switches the set.
         summary: one line for the README.
-        patches: in the order in which they compose where they share a target.
+        patches: in the order of their layers in a shared target, the one nearest to stock first.
         known: reference → {digest of the definition → releases that have it}.
     """
 

@@ -1,4 +1,4 @@
-"""What an install function gets and may raise. A set imports nothing else of the framework."""
+"""The interface of install functions. The sets import nothing else of the framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from .state import RunFlag
 
 MISSING: Any = object()
-"""Stands for an attribute that its owner does not have itself."""
+"""The value of an attribute that its owner does not have itself."""
 
 Make = Callable[[Any], Any]
 """Makes the new attribute from the present one (`MISSING` where there is none)."""
@@ -20,7 +20,7 @@ class Gated(Exception):
 
 
 class Patching(Protocol):
-    """The argument of an install function: names in, changes out. Nothing changes while it runs.
+    """The argument of an install function, which declares changes; they are made after it returned.
 
     Attributes:
         ran: the patch's run flag; its changed code sets ``ran.seen = True``.
@@ -29,26 +29,26 @@ class Patching(Protocol):
     ran: RunFlag
 
     def module(self, name: str) -> ModuleType:
-        """A module that has been imported.
+        """An imported module.
 
         Raises:
-            RuntimeError: it has not; name it in the variant's ``awaits``.
+            RuntimeError: it is not imported yet; name it in the variant's ``awaits``.
         """
         ...
 
     def get(self, reference: str) -> Any:
-        """The object under a reference: a class, or an attribute as its owner holds it."""
+        """The object that the owner's ``__dict__`` holds at a reference; `MISSING` if none."""
         ...
 
     def override(self, reference: str, make: Make) -> None:
-        """Replace a declared target, or an added definition that another patch of ours may add too.
+        """Replace a declared target, or an added definition that other patches of ours add too.
 
         Args:
             reference: as declared.
-            make: takes the attribute as the layers below left it and returns the new one. Call its
-                argument to run stock's code. What it returns is called as stock's own parameters
-                bind a call: positional ones by position, with their defaults, keyword-only ones by
-                name.
+            make: takes the present value (stock's, or the lower layer's) and returns the new one,
+                which may call the old one. The new function gets the arguments as stock's
+                signature binds them: positional parameters by position, with defaults filled in,
+                keyword-only parameters by name.
         """
         ...
 
@@ -57,19 +57,19 @@ class Patching(Protocol):
         ...
 
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
-        """The patch holds work between its calls, and may only be taken off while it holds none.
+        """Declare that the patch holds work between its calls, so it may only be removed when idle.
 
         Args:
-            is_idle: whether it holds none. Any thread may ask, also while patched calls run: then
-                it is asked again when none does. It reads a few attributes and does not raise.
-            waits_for: what the patch waits for, after "until".
+            is_idle: whether it holds no work. Any thread may call it, also while patched calls run.
+                It must only read a few attributes, and must not raise.
+            waits_for: what ends the work, worded to follow "until".
         """
         ...
 
     def anytime(self, because: str) -> None:
-        """The patch may be taken off at any moment outside of its calls, and why."""
+        """Declare that the patch may be removed whenever none of its calls runs, and why."""
         ...
 
     def gate(self, reason: str) -> None:
-        """Called at run time by changed code that from now on runs only stock's code, and why."""
+        """Called by patched code that runs only stock's code from now on, with the reason."""
         ...

@@ -1,7 +1,7 @@
-"""Private folders: what is read there was written by this user.
+"""Folders that only this user can read and write, so that what is read there can be trusted.
 
-What belongs below a folder that the environment names, and can't be there, goes to this user's
-folder in the temporary folder.
+If the folder that the environment names can't be used, the user's folder in the temporary folder
+takes its place.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ def require(folder: str | os.PathLike[str], about: os.stat_result) -> None:
 
     Args:
         folder: its path, for the message.
-        about: what ``lstat`` or, for an open one, ``fstat`` says of it.
+        about: its ``lstat``, or its ``fstat`` if it is open.
 
     Raises:
-        PermissionError: it is such a folder, or none.
+        PermissionError: it is such a folder, or not a folder.
     """
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a private folder of this user (mode 0700)")
 
 
 def is_anothers(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder is there and another user's, as after ``sudo`` with a kept environment."""
+    """Whether another user owns an existing folder, as after ``sudo`` with a kept environment."""
     try:
         return os.stat(folder).st_uid != os.getuid()
     except OSError:
@@ -33,16 +33,16 @@ def is_anothers(folder: str | os.PathLike[str]) -> bool:
 
 
 def temporary() -> str:
-    """This user's folder in the temporary folder; it may not be there yet.
+    """This user's folder in the temporary folder; it may not exist yet.
 
     Raises:
         OSError: this machine has no temporary folder.
     """
-    import tempfile  # imports much that a process with folders of its own does not need
+    import tempfile  # a heavy import that most processes don't need
 
     return below(tempfile.gettempdir())
 
 
 def below(folder: str) -> str:
-    """This user's folder in a folder for all users."""
+    """The path of this user's folder in a folder that all users share."""
     return os.path.join(folder, f"sglang-perf-patches-{os.getuid()}")

@@ -1,13 +1,13 @@
-"""What a server's set-up means for a patch: one rule, in a server and before its boot.
+"""The rule by which a server's features and uses keep a patch off.
 
-A running server asks it after each publication of its arguments (`live.published`). A question
-before boot asks the same, for arguments that the release has resolved and published:
+A running server applies it after each publication of its arguments (`live.published`). ``doctor --
+COMMAND`` applies it before a boot, to arguments that the release has resolved and published:
 
     setup = setups.FEATURES.setup(published())        # or any other `feature.Server`
     ruling(patch, needed, setup)                      # ("gated", "tensor parallelism is on …")
 
-The words are those of `state.State`: ``not needed`` and ``gated``. None means that the set-up lets
-the patch go live; what its own code asks when it is installed or called may still gate it.
+The words are those of `state.State`. None means that the patch may go live; its own code may still
+gate it when it is installed or called.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def ruling(patch: Patch, needed: Iterable[Patch], setup: Setup) -> Ruling | None
 
     Args:
         patch: its declaration.
-        needed: the patches that it requires and that apply there, so act with it.
-        setup: the server, as `feature.Features.setup` reads it.
+        needed: the patches that it requires and that apply on this server's release.
+        setup: the server's features and uses.
     """
     for each in (patch, *needed):
         lacking = next((setup.lacking[use] for use in each.only_with if use in setup.lacking), None)

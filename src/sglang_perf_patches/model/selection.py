@@ -15,7 +15,7 @@ from .patch import Patch
 from .switch import OFF, is_off
 
 TROUBLE = frozenset({"gated", "refused", "conflict", "failed"})
-"""Words for a patch that does not do its work where it was wanted."""
+"""States and verdicts of a patch that was wanted and does not work."""
 
 
 class SelectionError(OperatorError, ValueError):
@@ -29,8 +29,8 @@ class Selection:
     Attributes:
         text: as the operator wrote it.
         ids: of the patches, in declared order.
-        by_name: the ids among them that a set's or a patch's name brought in (not ``all``).
-        in_full: the ids that were named in full.
+        by_name: those that the name of a set or a patch selected, not only ``all``.
+        in_full: those whose own id was named.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Selection:
     in_full: frozenset[str]
 
     def is_lost(self, patch_id: str, word: str) -> bool:
-        """Whether a patch that the operator named is not available: exit code 1.
+        """Whether a patch that the operator named does not work, which means exit code 1.
 
         Args:
             patch_id: the patch.
@@ -50,11 +50,11 @@ class Selection:
         return word in TROUBLE and patch_id in self.by_name
 
     def is_in_trouble(self, patch_id: str, state: str) -> bool:
-        """Whether a chosen patch, also one that only ``all`` chose, does not do its work.
+        """Whether a chosen patch does not work, also one that only ``all`` selected.
 
         Args:
             patch_id: the patch.
-            state: of it in a running process.
+            state: its state in a running process.
         """
         return self.is_lost(patch_id, state) or (state in TROUBLE and patch_id in self.ids)
 
@@ -63,8 +63,8 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     """Turn the text into a selection.
 
     Raises:
-        SelectionError: an empty item, an unknown name (the near ones are listed), ``none`` beside
-            something else, or a patch named in full whose dependency is taken out.
+        SelectionError: an item is empty, a name is unknown (similar ones are listed), ``none``
+            stands next to something else, or a patch named in full requires one that is removed.
     """
     if is_off(text):
         return Selection(text, (), frozenset(), frozenset())
@@ -80,7 +80,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     in_full = frozenset(item for item in plus if item in patches)
     by_name = {patch_id for item in plus if item != "all" for patch_id in members(item, patches)}
     chosen = set(by_name)
-    if "all" in plus or not plus:  # exclusions only mean all less those
+    if "all" in plus or not plus:  # only exclusions: all without those
         chosen |= {patch.id for patch in patches.values() if patch.is_default}
     taken_out = {patch_id for item in minus for patch_id in members(item, patches, policies=True)}
 
@@ -104,7 +104,16 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
 
 
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
-    """The ids that a name stands for. Removing a set removes its policies too."""
+    """The ids that a name stands for; of a set the exact patches.
+
+    Args:
+        name: of a set or a patch.
+        patches: all of them, by id.
+        policies: whether a set includes its policies, as when it is removed.
+
+    Raises:
+        SelectionError: the name is unknown.
+    """
     if name in patches:
         return {name}
     in_set = [patch for patch in patches.values() if patch.set == name]

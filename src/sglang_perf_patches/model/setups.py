@@ -1,9 +1,9 @@
-"""What a server can have on beyond a plain one, and how each release says so.
+"""The features that a server can use beyond a plain one, and the arguments that switch them on.
 
-A plain server has its release's defaults on one GPU: overlap scheduling, a radix cache, CUDA
-graphs, chunked prefill, pages of one token. What it can have on is named here once. A patch
-declares with which of these it was proven (`Patch.proven_with`); with any other it is gated. Every
-other argument of `ServerArgs` is in `immaterial`: one that is in neither gates what runs with it.
+A plain server uses its release's defaults on one GPU: overlap scheduling, a radix cache, CUDA
+graphs, chunked prefill, pages of one token. A patch declares the features that it was proven with
+(`Patch.proven_with`); any other gates it. Every other argument of `ServerArgs` is in `immaterial`.
+An argument that is in neither place gates patches too, if it differs from its default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .uses import USES
 
 _ONE = (None, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")
-# Any server resolves where retracted KV is kept; only this one keeps it there.
+# Every server resolves `disaggregation_decode_retraction_backup`, but only a decode server uses it.
 _DECODE_SERVER: Mapping[str, tuple[str, ...]] = {"disaggregation_mode": ("decode",)}
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "eagle": ("eagle", "eagle3", "nextn"),
@@ -28,12 +28,12 @@ _SPECULATION: Mapping[str, tuple[str, ...]] = {
 
 
 def _switched(name: str, clause: str, *arguments: str) -> Feature:
-    """On as soon as one of its arguments says anything."""
+    """A feature that is on if one of its arguments is set."""
     return Feature(name=name, clause=clause, off=dict.fromkeys(arguments, NOTHING))
 
 
 def _sized(name: str, clause: str, *arguments: str) -> Feature:
-    """On as soon as one of its arguments is more than 1."""
+    """A feature that is on if one of its arguments is more than 1."""
     return Feature(name=name, clause=clause, off=dict.fromkeys(arguments, (None, 0, 1)))
 
 
@@ -372,4 +372,4 @@ FEATURES = Features(
     makes_no_difference,
     USES,
 )
-"""All that this project knows of. What nobody has classed is on where it is not as by default."""
+"""All known features. An unclassified argument counts as on when it differs from its default."""

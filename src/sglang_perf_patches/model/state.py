@@ -1,4 +1,4 @@
-"""What happened to the patches of one process."""
+"""The states of patches in one process, and who observes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ State = Literal[
 
 @dataclass(frozen=True)
 class PatchState:
-    """What happened to one patch in this process."""
+    """The state of one patch in a process.
+
+    Attributes:
+        id: of the patch.
+        state: one word.
+        reason: why it is in that state; may be "".
+        ran: whether its code has run.
+    """
 
     id: str
     state: State
@@ -40,11 +47,11 @@ _NOT_SHOWN = frozenset({"off", "built-in", "absent"})
 
 @dataclass(frozen=True)
 class Report:
-    """What happened to every patch in this process.
+    """The states of all patches in a process.
 
     Attributes:
-        selection: the text that chose.
-        sglang: version of the sglang in this process.
+        selection: the text of the selection.
+        sglang: the version of sglang.
         patches: in declared order.
     """
 
@@ -53,7 +60,7 @@ class Report:
     patches: tuple[PatchState, ...]
 
     def __str__(self) -> str:
-        """Who is in which state: a line each, without what is off or has nothing to do here."""
+        """A line for each patch, without those that are off, built in or absent."""
         lines = [f"  {state}" for state in self.patches if state.state not in _NOT_SHOWN]
         live = sum(state.state == "live" for state in self.patches)
         head = f"sglang {self.sglang}, SGLANG_PERF_PATCHES={self.selection}: {live} live"
@@ -78,13 +85,12 @@ class Observer(Protocol):
     def keep(
         self, report: Callable[[], Report | None], look_again: Callable[[], None], of: object
     ) -> None:
-        """Patches were chosen.
+        """Patches were activated.
 
         Args:
-            report: what happened so far; None once everything is off again.
-            look_again: to be called now and then, from any thread: it verifies what is live, and
-                puts live what can be by now.
-            of: named again when these patches are off.
+            report: gives their states; None once everything is off again.
+            look_again: checks the patches; call it about once a second, from any thread.
+            of: the activation, which `drop` names when everything is off.
         """
         ...
 
@@ -93,7 +99,7 @@ class Observer(Protocol):
         ...
 
     def drop(self, of: object = None) -> None:
-        """Everything is off again: of what `keep` was told, or whatever it was told of."""
+        """Everything of the activation `of` is off again; None for any activation."""
         ...
 
 
@@ -103,5 +109,4 @@ class RunFlag:
     __slots__ = ("seen",)
 
     def __init__(self) -> None:
-        """Start unseen."""
         self.seen = False

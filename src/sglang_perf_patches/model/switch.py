@@ -1,6 +1,6 @@
-"""Whether anything is chosen: the part of the grammar that each process reads.
+"""Whether any patch is selected at all.
 
-It imports nothing of the package: what is off costs a process this file.
+It imports nothing of the package, so with every patch off a process imports only this.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 VARIABLE = "SGLANG_PERF_PATCHES"
 STRICT_VARIABLE = "SGLANG_PERF_PATCHES_STRICT"
 OFF = frozenset({"", "none", "off", "0", "no", "false"})
-"""What chooses nothing, in small letters; the bootstrap has the same words."""
+"""Texts, in lower case, that select nothing; `bootstrap.sitecustomize` has the same list."""
 
 
 def from_environment() -> str:
-    """The text of the selection: ``all`` where the variable is not set."""
+    """The text of ``SGLANG_PERF_PATCHES``; ``all`` if it is not set."""
     return os.environ.get(VARIABLE, "all")
 
 
 def strict_from_environment() -> bool:
-    """Whether ``SGLANG_PERF_PATCHES_STRICT`` demands an exit instead of a warning."""
+    """Whether ``SGLANG_PERF_PATCHES_STRICT`` is on: exit instead of warning."""
     return os.environ.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 def is_off(text: str) -> bool:
-    """Whether the text chooses nothing, without looking at any declaration."""
+    """Whether the text selects nothing; reads no declarations."""
     return text.strip().lower() in OFF

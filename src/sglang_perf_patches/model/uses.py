@@ -1,7 +1,7 @@
-"""What patches may be for: a server that lacks it does not need them (`Patch.only_with`).
+"""The uses that patches declare (`Patch.only_with`): a server that lacks one does not need them.
 
-A use is not a feature (`setups`): a feature gates the patches that were not tested with it, and the
-absence of a use makes a patch ``not needed``. `ruling` has the rule for both.
+A use is not a feature (`setups`). A feature gates the patches that were not proven with it; a use
+that is missing makes a patch ``not needed``. `ruling` has the rule for both.
 """
 
 from __future__ import annotations
@@ -56,7 +56,4 @@ USES = (
         off={"enable_hierarchical_cache": NOTHING},
     ),
 )
-"""What a patch may be for (`Patch.only_with`). A server that is known to lack it has no use for it.
-
-``model.…`` is what the release's ``ModelConfig`` answers (`live.published`).
-"""
+"""All uses. ``model.…`` is read from the release's ``ModelConfig`` (`live.published.of_model`)."""

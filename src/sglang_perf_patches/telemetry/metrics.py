@@ -1,8 +1,8 @@
 """The states of this process in the server's own ``/metrics``, with ``--enable-metrics``.
 
-sglang's exporter reads what every process of the server leaves in one folder, the multiprocess
-mode of prometheus_client: so each process puts in its own, whichever process answers. The library
-is used only where sglang has loaded it; it is no requirement of ours.
+sglang uses the multiprocess mode of prometheus_client: every process of the server writes its
+metrics to one folder, and whichever process answers reads them all. So each process sets its own.
+The library is used only if sglang has loaded it; this project does not require it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ logger = logging.getLogger("sglang_perf_patches")
 
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _gauges: dict[str, Any] = {}
-"""By name: a process may register a name once."""
+"""Name → gauge. They are kept, because prometheus_client lets a process register a name once."""
 
 
 class Exporter:
     """Puts the states of one process into its metrics."""
 
     def __init__(self) -> None:
-        """Nothing is exported yet."""
         self._is_off = False
         self._exported: list[tuple[str, bool, bool]] = []
 
     def export(self, data: Mapping[str, Any]) -> None:
-        """Bring the metrics up to date with a record, if this server has metrics.
+        """Update the metrics from this process's record, if the server has metrics.
 
         Args:
-            data: the record of this process.
+            data: the record, as `recorder` writes it.
         """
         prometheus = sys.modules.get("prometheus_client")
         if self._is_off or prometheus is None or not os.environ.get(_FOLDER):
@@ -51,7 +50,7 @@ class Exporter:
             return
         try:
             self._set(prometheus, data, now)
-        except Exception as error:  # e.g. another exporter, or a full disk; the server continues
+        except Exception as error:  # such as a full disk; the server must continue
             self._is_off = True
             logger.debug("no metrics of sglang-perf-patches: %s", error, exc_info=True)
         else:

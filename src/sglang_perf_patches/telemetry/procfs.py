@@ -1,4 +1,4 @@
-"""What the system knows about processes: ``/proc`` where there is one, else ``ps``."""
+"""Processes as the system reports them: from ``/proc`` if there is one, else from ``ps``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ _HAS_PROC = os.path.isdir("/proc/self")
 
 
 class Process(NamedTuple):
-    """A line of the process table; `born` distinguishes it from a later process with its PID."""
+    """A row of the process table.
+
+    Attributes:
+        pid: its PID.
+        parent: the PID of its parent.
+        group: its process group.
+        session: its session; where ``ps`` is used, its process group.
+        born: when it started, in the system's own format; a later process with this PID differs.
+        resident: resident memory, in bytes.
+        has_ended: whether it is a zombie or dead.
+    """
 
     pid: int
     parent: int
@@ -26,10 +36,9 @@ class Process(NamedTuple):
 
 @lru_cache(maxsize=1)
 def namespace() -> str:
-    """A mark of this process's PID namespace; another container or host has another one.
+    """An identifier of this process's PID namespace; "0" if the system does not tell.
 
-    A PID means something in its namespace only, and two containers, or two hosts, may share the
-    folder of the records.
+    PIDs are unique only within it, and containers or hosts may share the folder of the records.
     """
     if not _HAS_PROC:
         return "0"
@@ -42,7 +51,7 @@ def namespace() -> str:
 
 
 def start_token(pid: int) -> str | None:
-    """A mark that no later process with this PID has; None if there is no such process."""
+    """The process's start time as text, which tells it from a later one; None if it is gone."""
     if _HAS_PROC:
         process = _of_proc(pid)
         return None if process is None or process.has_ended else process.born
@@ -50,10 +59,10 @@ def start_token(pid: int) -> str | None:
 
 
 def image(pid: int) -> str:
-    """A mark of the program that a process runs; after an exec it is another one.
+    """An identifier of the program that a process runs, which changes with an exec.
 
-    The path of the executable, and the addresses that the kernel drew for it: the same Python
-    that starts anew has others. "" if the system does not say.
+    It covers the executable's path and the addresses that the kernel chose at the exec, so another
+    start of the same Python differs too. "" if the system does not tell.
     """
     try:
         executable = os.readlink(f"/proc/{pid}/exe")
@@ -64,7 +73,7 @@ def image(pid: int) -> str:
 
 
 def parent(pid: int) -> int:
-    """The PID of a process's parent, 0 if it has none or there is no such process."""
+    """The PID of a process's parent; 0 if it has none or does not exist."""
     if _HAS_PROC:
         process = _of_proc(pid)
         return process.parent if process else 0
@@ -72,13 +81,13 @@ def parent(pid: int) -> int:
 
 
 def title(pid: int) -> str:
-    """The role that a sglang process shows in its title, "" if it shows none."""
+    """The role in a sglang process's title, such as ``scheduler_TP0``; "" if it has none."""
     words = " ".join(command(pid)) or ("" if _HAS_PROC else _ps(pid, "command"))
     return words.removeprefix("sglang::").split(" ")[0] if words.startswith("sglang::") else ""
 
 
 def command(pid: int) -> list[str]:
-    """The words of a process's command, none if the system does not give them apart."""
+    """The words of a process's command; empty without ``/proc``, as ``ps`` joins them."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -87,7 +96,7 @@ def command(pid: int) -> list[str]:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """The value that a command gives an option, as ``NAME VALUE`` or ``NAME=VALUE``; the last."""
+    """The value of an option in a command, ``NAME VALUE`` or ``NAME=VALUE``; the last one wins."""
     value = None
     for at, word in enumerate(words):
         if word == name and at + 1 < len(words):
@@ -98,12 +107,12 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def table() -> list[Process]:
-    """All processes of this machine that can be seen; ``ps`` does not show their sessions."""
+    """All processes that this user can see."""
     return table_of_proc() if _HAS_PROC else table_of_ps()
 
 
 def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
-    """The processes with these PIDs, and what descends from them."""
+    """The processes with these PIDs and all their descendants."""
     by_pid = {process.pid: process for process in table}
     mine = {pid for pid in pids if pid in by_pid}
     for pid in by_pid:
@@ -118,13 +127,13 @@ def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
 
 
 def table_of_proc() -> list[Process]:
-    """The table as ``/proc`` gives it."""
+    """`table`, from ``/proc``."""
     processes = (_of_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
     return [process for process in processes if process is not None]
 
 
 def table_of_ps() -> list[Process]:
-    """The table as POSIX's ``ps`` gives it."""
+    """`table`, from POSIX's ``ps``, which does not show sessions."""
     import subprocess
 
     words = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
@@ -147,7 +156,7 @@ def table_of_ps() -> list[Process]:
 
 
 def _of_proc(pid: int) -> Process | None:
-    """What ``/proc/PID/stat`` says; None if there is no such process."""
+    """A process from ``/proc/PID/stat``; None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             about = file.read()

@@ -1,6 +1,6 @@
-"""Lines in a server's log: what is gated, and, when it is ready for requests, what is live.
+"""Lines in a server's log: which patches are gated, and, once it is ready, which are live.
 
-They are about all processes of the server, and logged by the topmost.
+The server's topmost process logs them, about all processes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SETTLED_LOOKS = 4
 _SETTLED_LOOKS_OF_LAUNCHER = 24
 _SETTLED_LOOKS_WITHOUT = 24
-"""While nothing is live: a server's modules may still be being imported."""
+"""Longer while nothing is live, because the server may still be importing its modules."""
 
 
 class Announcement:
-    """The line that the topmost process of a server logs, once what it says is settled.
+    """Logs which patches are live, once the server is ready and the states no longer change.
 
     Attributes:
-        is_made: whether it need not be logged again.
+        is_made: whether the final line was logged.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,10 @@ class Announcement:
         self._looks = 0
 
     def look(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """Log the line if its time has come.
+        """Log what is due. Call it about once a second.
 
         Args:
-            processes: the records of the server's processes, this one's first. It is called about
-                once a second.
+            processes: the records of the server's processes, this one's first.
         """
         if self.is_made:
             return
@@ -48,7 +47,7 @@ class Announcement:
         role = processes[0]["role"]
         is_ready = _is_ready(role)
         if is_ready is None:
-            # This process does not report readiness: count some checks without a change as ready.
+            # This process can't tell readiness, so a number of checks without a change counts.
             self._looks = self._looks + 1 if states == self._before else 0
             self._before = states
             enough = _SETTLED_LOOKS_OF_LAUNCHER if role == "launcher" else _SETTLED_LOOKS
@@ -58,14 +57,14 @@ class Announcement:
                 and not is_ready
                 and summary.in_state(states, "gated")
             ):
-                # It may still change: what is live then has its line too.
+                # Not final: if patches go live later, the line is logged again.
                 logger.info(line(processes, states))
         if is_ready:
             self.is_made = True
             logger.info(line(processes, states))
 
     def _tell_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """Log each gated patch once, those of one reason in one line."""
+        """Log each gated patch once, patches with the same cause in one line."""
         by_cause = {
             cause: new
             for cause, ids in summary.gated(processes).items()
@@ -77,7 +76,7 @@ class Announcement:
 
 
 def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> str:
-    """The line that is logged."""
+    """``… server PID with N more: COUNTS; live on sglang RELEASE: PATCHES``."""
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
     others = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
@@ -91,10 +90,9 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
 
 
 def _is_ready(role: str) -> bool | None:
-    """Whether sglang's HTTP server in this process is up; None if there is none that tells.
+    """Whether sglang's HTTP server in this process is up; None if this process can't tell.
 
-    sglang sets ``server_status`` of its tokenizer manager to ``Up`` when the warm-up request has
-    been answered. It is only read here.
+    sglang sets its tokenizer manager's ``server_status`` to ``Up`` after the warm-up request.
     """
     module = sys.modules.get(_HTTP_SERVER)
     state = getattr(module, "_global_state", None)

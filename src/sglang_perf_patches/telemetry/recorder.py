@@ -1,12 +1,12 @@
-"""Keeping the record of this process up to date, from a thread of its own.
+"""Keeps the record of this process up to date, from a thread of its own.
 
-Code on a hot path only sets a flag in memory; the thread looks at it once a second. A forked child
-gets no thread and no record by the fork alone, because most such children are about to become
-another program: its recorder starts when a patch changes there, when it activates, or when
-multiprocessing begins to work in it. The thread is away while its process forks.
+Patched code only sets a flag in memory; the thread reads it once a second. A forked child gets no
+thread and no record at first, because most such children soon exec another program. Its recorder
+starts when a patch changes there, when it activates, or when multiprocessing starts work in it. The
+thread ends before its process forks, and starts again after it.
 
-Nothing here raises: patches are live whether they are recorded or not. What fails is said once, in
-a line, and tried again at the next tick.
+Nothing here raises, because patches must work whether they are recorded or not. The first failure
+is logged; the next tick tries again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 _TICK_S = 1.0
 _PAUSE_S = 0.25
-"""How long a fork waits for the thread, which may itself wait for the one that forks."""
+"""How long a fork waits for the thread to end. Bounded: it may itself wait for the one forking."""
 
 
 def keep(
@@ -47,9 +47,9 @@ def keep(
     """Write this process's record now and whenever it changes, until `drop`.
 
     Args:
-        report: what happened in this process so far.
-        look_again: called once a second without any lock, for what else is to be looked at.
-        of: what is named to `drop`.
+        report: gives the states; None once everything is off again.
+        look_again: called once a second, without any lock held.
+        of: the owner, to be named to `drop`.
     """
     recorder = _Recorder(report, look_again, of)
     _recorders.append(recorder)
@@ -57,14 +57,14 @@ def keep(
 
 
 def changed() -> None:
-    """Notify the recorder of a change; nothing is read or written here."""
+    """Wake the recorder after a change. Reads and writes nothing: the caller may hold locks."""
     for recorder in list(_recorders):
         recorder.guarded(recorder.begin, False)
         recorder.wake()
 
 
 def resume() -> None:
-    """Start a record in this process too, if it was forked from one that has a record."""
+    """Start the recorder in a forked child whose parent has a record."""
     for recorder in list(_recorders):
         recorder.guarded(recorder.begin)
 
@@ -73,17 +73,17 @@ def drop(of: object = None) -> None:
     """Remove this process's record and stop keeping it.
 
     Args:
-        of: as it was named to `keep`; None for whatever is kept.
+        of: the owner that was given to `keep`; None for any.
     """
     for recorder in list(_recorders):
         if of is None or recorder.of is of:
-            with contextlib.suppress(ValueError):  # a signal handler did it
+            with contextlib.suppress(ValueError):  # a signal handler removed it meanwhile
                 _recorders.remove(recorder)
             recorder.guarded(recorder.stop)
 
 
 class _Recorder:
-    """Keeps the record of one process."""
+    """Keeps the record of one process. For arguments see `keep`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Recorder:
         self.forget()
 
     def forget(self) -> None:
-        """Reset the state to that of a new process. A forked child does this and nothing else."""
+        """Reset the state to that of a new process: all that a forked child does by itself."""
         self.over = False
         self.has_begun = False
         self.has_forked = False
@@ -110,7 +110,8 @@ class _Recorder:
         self.due = 0.0
         self.retry_at = 0.0
         self.starting = threading.RLock()
-        # An event's lock would keep out a signal handler that comes while this thread holds it.
+        # Not an Event: a signal handler that came while this thread holds its lock would deadlock.
+        # SimpleQueue.put is reentrant.
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.writing = threading.RLock()
         self.path: Path | None = None
@@ -121,23 +122,23 @@ class _Recorder:
         self.sweeper: records.Sweeper | None = None
 
     def guarded(self, task: Callable[..., _T], *args: Any) -> _T | None:
-        """Do one task. What it raises is said once and ends nothing but the task."""
+        """Run a task; log the first fault, and return None."""
         try:
             return task(*args)
-        except BaseException as error:  # whatever: the thread must come to its next task
+        except BaseException as error:  # any: the thread must reach its next task
             with contextlib.suppress(Exception):
                 logger.debug("%s failed", getattr(task, "__qualname__", task), exc_info=True)
                 self.warn(error)
             in_main = threading.current_thread() is threading.main_thread()
             if in_main and not isinstance(error, Exception):
-                raise  # a Ctrl-C is not ours to keep
+                raise  # Ctrl-C belongs to the program
             return None
 
     def begin(self, at_once: bool = True) -> None:
         """Start the thread, once in a process.
 
         Args:
-            at_once: whether the first record is written here, and not by the thread.
+            at_once: whether to write the first record here instead of in the thread.
         """
         if self.over or self.has_thread() or self.is_paused:
             return
@@ -159,13 +160,13 @@ class _Recorder:
             self.start_thread()
 
     def start_thread(self) -> None:
-        """Start it; where it can't be, nothing would keep the record true, so there is none."""
+        """Start the thread. If that fails, remove the record, which would become outdated."""
         with self.starting:
             if self.has_thread() or self.over or self.is_starting:
                 return
             name = "sglang-perf-patches-record"
             thread = threading.Thread(target=self.run, name=name, daemon=True)
-            self.is_starting = True  # a signal handler may come in between
+            self.is_starting = True  # the lock is reentrant: a signal handler could start another
             try:
                 thread.start()
             except Exception as error:  # no more threads, or a subinterpreter
@@ -179,11 +180,11 @@ class _Recorder:
                 self.is_starting = False
 
     def wake(self) -> None:
-        """Have the thread look now; from any thread, signal handler or finaliser."""
+        """Make the thread check now. Safe in any thread, signal handler or finaliser."""
         self.woken.put(None)
 
     def sleep(self, until: float) -> None:
-        """Do nothing until then, in monotonic seconds, or until woken."""
+        """Wait until `until` (seconds of `time.monotonic`) or until woken."""
         with contextlib.suppress(queue.Empty):
             self.woken.get(timeout=max(0.0, until - time.monotonic()))
             while True:
@@ -194,7 +195,7 @@ class _Recorder:
         while True:
             self.sleep(self.due)
             while not (self.over or self.is_paused) and time.monotonic() < rested:
-                self.sleep(rested)  # changes come in bursts
+                self.sleep(rested)  # changes come in bursts: one record for all of them
             if self.over or self.is_paused:
                 return
             self.due = time.monotonic() + _TICK_S
@@ -208,7 +209,7 @@ class _Recorder:
             rested = time.monotonic() + _TICK_S / 4
 
     def pause(self) -> None:
-        """Have no thread while this process forks: a child would lack it, and Python warns."""
+        """End the thread before a fork: the child would lack it, and Python 3.12 on warns."""
         thread = self.thread
         if thread is None or thread is threading.current_thread():
             return
@@ -216,13 +217,14 @@ class _Recorder:
         self.wake()
         deadline = time.monotonic() + _PAUSE_S
         thread.join(_PAUSE_S)
-        # Up to Python 3.12 a joined thread may still be there for the system.
+        # Up to Python 3.12 the system may still list a thread that was joined, and Python asks the
+        # system whether to warn.
         task = f"/proc/self/task/{thread.native_id}"
         while not thread.is_alive() and time.monotonic() < deadline and os.path.exists(task):
             time.sleep(0.0002)
 
     def go_on(self) -> None:
-        """Have the thread again after a fork, also where it did not end in time."""
+        """Start the thread again after a fork, also if it did not end in time."""
         self.is_paused = False
         if self.has_begun and self.thread is not None:
             self.start_thread()
@@ -231,17 +233,17 @@ class _Recorder:
         return self.thread is not None and self.thread.is_alive()
 
     def sweep(self) -> None:
-        """Remove some of what others left."""
+        """Remove some records of processes that have ended."""
         if self.sweeper is None and self.path is not None:
             self.sweeper = records.Sweeper(self.path.parent)
         if self.sweeper is not None:
             self.sweeper.step()
 
     def try_to_write(self) -> dict[str, Any] | None:
-        """Bring the record up to date, and back where a cleaner of temporary files took it.
+        """Write the record if it changed, or if a cleaner of temporary files removed it.
 
         Returns:
-            what the record says; None if nothing is activated any more.
+            the record; None if nothing is activated any more.
         """
         report = self.report()
         if report is None:
@@ -263,21 +265,21 @@ class _Recorder:
                 if data != self.written or not records.is_there(self.path):
                     records.write(self.path, data)
                     self.written = data
-                if self.over:  # since then, by a signal handler of this thread
+                if self.over:  # a signal handler of this thread called `stop` meanwhile
                     self.remove()
             except (OSError, RecordError) as error:
                 self.warn(error)
         return data
 
     def announce(self, data: dict[str, Any]) -> None:
-        """Say once for all processes of a server, in the topmost, what is live there."""
+        """In a server's topmost process: log which patches are live in all of them."""
         if self.server not in {"", self.name} or self.announcement.is_made:
             return
         others = records.of_server(self.path.parent, self.server) if self.path else []
         self.announcement.look([data, *(other for other in others if other["pid"] != self.pid)])
 
     def warn(self, error: BaseException) -> None:
-        """Say once in a process that `status` may not show what is true of it."""
+        """Log once per process that `status` can't show it."""
         if not self.has_warned:
             self.has_warned = True
             kind = "" if isinstance(error, RecordError) else f"{type(error).__name__}: "
@@ -288,22 +290,22 @@ class _Recorder:
             )
 
     def remove(self) -> None:
-        """Remove the record."""
+        """Remove the record file, but not a parent's."""
         self.written = {}
         if self.path is not None and self.pid == os.getpid():
             with self.writing, contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
     def tell_multiprocessing(self) -> None:
-        """Begin in the children that multiprocessing forks to work, and end with them."""
+        """Start and stop recorders with the workers that multiprocessing forks."""
         util = sys.modules.get("multiprocessing.util")
-        register = getattr(util, "register_after_fork", None)  # not yet while it is imported
+        register = getattr(util, "register_after_fork", None)  # missing while it is being imported
         if register is None or self.is_known_to_multiprocessing:
             return
 
         def begin_and_end(recorder: _Recorder) -> None:
             recorder.guarded(recorder.begin)
-            stop: Any = util  # a multiprocessing child skips atexit
+            stop: Any = util  # such a child skips atexit handlers, but runs Finalize
             stop.Finalize(None, recorder.guarded, args=(recorder.stop,), exitpriority=0)
 
         register(self, begin_and_end)
@@ -317,8 +319,8 @@ class _Recorder:
             self.sweep()
 
 
-# One, but for the moment in which a signal handler begins anew; a container, so that nothing
-# rebinds it.
+# At most one, except while a signal handler starts another. A list, so that the name is never
+# rebound while another thread iterates.
 _recorders: list[_Recorder] = []
 
 
@@ -340,7 +342,7 @@ def _after_fork_in_child() -> None:
 
 
 def _leave() -> None:
-    """At the interpreter's end: a subinterpreter must have no thread then."""
+    """At the interpreter's end, when a subinterpreter must have no thread left."""
     threads = [recorder.thread for recorder in _recorders]
     drop()
     for thread in threads:
@@ -356,7 +358,7 @@ os.register_at_fork(
 
 
 def _role() -> str:
-    """The role of this process as its start shows it; sglang's own titles say more later."""
+    """The role of this process by how it was started; `records` prefers sglang's process title."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     name = spec.name if spec else os.path.basename(getattr(main, "__file__", "") or "python")

@@ -1,10 +1,11 @@
 """Record files: one small file per process, which ``status`` reads to show what is live where.
 
-A record is called after its process: PID namespace, PID and start time. Its ``server`` names the
-topmost of its ancestors that has a record, which is the launcher. It is readable by its user
-alone. What a killed process left is removed by the next reader that can be sure of it: one in the
-same PID namespace. Of another namespace it is removed when it is old: older than a day, or than
-this machine's boot. A process that lives writes its record again within a second.
+A record is named after its process: PID namespace, PID and start time. Its ``server`` is the name
+of the topmost ancestor that has a record, which is the launcher. Only its user can read it.
+
+A reader removes the records of processes that have ended, if they are of its own PID namespace. Of
+other namespaces it can't tell, so it removes what is older than a day or than this machine's boot.
+A living process writes its record again within a second.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class RecordError(OperatorError, RuntimeError):
 
 
 def name_of(pid: int) -> str:
-    """What the record of a process is called."""
+    """The name of a process's record, without suffix."""
     return f"{procfs.namespace()}-{pid}-{procfs.start_token(pid)}"
 
 
 def folder_to_write() -> Path:
     """``$XDG_RUNTIME_DIR/sglang-perf-patches``, else this user's folder in the temporary folder.
 
-    The second also where ``XDG_RUNTIME_DIR`` is another user's, as after ``sudo``.
+    The latter also if ``XDG_RUNTIME_DIR`` belongs to another user, as after ``sudo``.
 
     Raises:
         RecordError: this machine has no temporary folder either.
@@ -55,30 +56,30 @@ def folder_to_write() -> Path:
 
 
 def folders_to_read() -> Iterator[Path]:
-    """Where a process of this user may have its record, whatever its environment: ours first.
+    """Every folder in which a process of this user may have its record, this environment's first.
 
-    A service or a container has no ``XDG_RUNTIME_DIR`` where the operator's shell has one, or the
-    other way round, and a batch job has a temporary folder of its own.
+    A service or a container often has no ``XDG_RUNTIME_DIR`` where the operator's shell has one, or
+    the other way round, and a batch job has its own temporary folder.
 
     Raises:
-        RecordError: there is none at all.
+        RecordError: there is no such folder at all.
     """
     of_user = Path(_RUN) / str(os.getuid()) / _FOLDER
     folders = [folder_to_write(), of_user, Path(private.below(_TEMPORARY))]
-    with contextlib.suppress(RecordError):  # everything but the runtime folder may be read-only
+    with contextlib.suppress(RecordError):  # only the runtime folder may be writable
         folders.append(_temporary())
     yield from dict.fromkeys(folders)
 
 
 def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[str, Any]]:
-    """The records of this user's running processes, by server and PID; stale ones are removed.
+    """The records of this user's running processes, by server and PID; removes stale ones.
 
     Args:
-        on_bad: called with a line about each file that should be a record and is none.
+        on_bad: called with a line about each file that is named like a record and is none.
 
     Raises:
-        RecordError: the folder in which this environment's processes have their records is there
-            but not this user's alone. Another such folder is passed over.
+        RecordError: this environment's own folder is not private to this user. Other folders that
+            are not are skipped.
     """
     by_name: dict[str, dict[str, Any]] = {}
     for number, folder in enumerate(folders_to_read()):
@@ -97,11 +98,11 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
 
 
 def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
-    """The records in a folder of the processes of one server, by PID.
+    """The records of one server's processes in a folder, by PID; empty if it can't be read.
 
     Args:
-        folder: where they are.
-        server: the name of the server's topmost process.
+        folder: the folder of records.
+        server: the record name of the server's topmost process.
     """
     try:
         require_private(folder)
@@ -112,19 +113,18 @@ def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
 
 
 class Sweeper:
-    """Removes, bit by bit, what processes that have ended left in a folder."""
+    """Removes stale records from a folder in small steps, so that no tick takes long."""
 
     def __init__(self, folder: Path) -> None:
-        """Nothing is looked at yet."""
         self._folder = folder
         self._names: list[str] = []
         self._list_again_at = 0.0
 
     def step(self, limit: int = _STEP) -> None:
-        """Look at some of the files, and at the others in the steps that follow.
+        """Check the next files of the folder.
 
         Args:
-            limit: at how many.
+            limit: how many at most.
         """
         with contextlib.suppress(OSError, RecordError):
             if not self._names and time.monotonic() >= self._list_again_at:
@@ -138,10 +138,10 @@ class Sweeper:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a record is there.
+    """Whether a record exists.
 
     Raises:
-        OSError: it can't be seen.
+        OSError: that can't be determined.
     """
     try:
         os.stat(path)
@@ -154,8 +154,8 @@ def write(path: Path, data: dict[str, Any]) -> None:
     """Write a record, whole or not at all.
 
     Raises:
-        OSError: it can't be written. There is none then, rather than one that is out of date.
-        RecordError: the folder is not this user's alone.
+        OSError: it can't be written; then an outdated one is removed too.
+        RecordError: the folder is not private to this user.
     """
     part = path.with_suffix(".part")
     try:
@@ -173,7 +173,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def topmost(folder: Path, pid: int) -> str:
-    """The name of the topmost process that has a record, among this one and its ancestors."""
+    """The record name of a process's topmost ancestor with a record; its own if there is none."""
     name_of_topmost = name_of(pid)
     parent = procfs.parent(pid)
     while parent > 0:
@@ -210,12 +210,12 @@ def _temporary() -> Path:
 def _of_living(
     folder: Path, on_bad: Callable[[str], object] = lambda line: None, *, with_others: bool = False
 ) -> Iterator[tuple[Path, int]]:
-    """The records of processes of this namespace that live, with their PIDs; others are removed.
+    """The records of this namespace's living processes, with their PIDs; removes the others.
 
     Args:
-        folder: where they are.
+        folder: the folder of records.
         on_bad: see `read_all`.
-        with_others: whether records of other namespaces are removed if they are old.
+        with_others: whether to remove old records of other namespaces too.
     """
     try:
         names = os.listdir(folder)
@@ -233,7 +233,7 @@ def _swept(
         space, _, rest = stem.partition("-")
         if not dot or suffix not in {"json", "part"} or not space.isalnum():
             continue
-        if space != here:  # it is unknown whether that process lives
+        if space != here:  # whether that process lives can't be known here
             if with_others:
                 _remove_if_old(folder / name)
             continue
@@ -263,7 +263,7 @@ def _read(
     server: str | None = None,
     on_bad: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Any] | None:
-    """The record of a process (of `server` only), written by this user; None for anything else."""
+    """A process's record if this user wrote it (and if it is of `server`, if given), else None."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, encoding="utf-8") as file:
@@ -296,7 +296,7 @@ def _read(
 
 
 def harmless(text: str) -> str:
-    r"""Text that a terminal only shows: what would steer it is written out, as ``\x1b``."""
+    r"""A text with control characters written out (``\x1b``), because they steer a terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

@@ -25,10 +25,10 @@ _COUNTED_IF_ANY = ("conflict", "failed", "gated")
 
 
 def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Patch → its state in a server: trouble in one process is trouble, else live in one is live.
+    """Patch → its state in a server: the strongest one of any process (see `_STRONGEST_FIRST`).
 
-    What one process has no use for, all of them have no use for: they have the same arguments, and
-    some never publish them.
+    So trouble in one process is trouble, else live in one is live. ``not needed`` is stronger than
+    ``live`` and ``pending``: all processes have the same arguments, but some never publish them.
 
     Args:
         processes: records, as `records.read_all` gives them.
@@ -41,7 +41,7 @@ def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def counts(states: Mapping[str, str]) -> str:
-    """``live 8, pending 4, refused 0``, and what else an operator may want to look at."""
+    """``live 8, pending 4, refused 0``, and the counts of other trouble if there is any."""
     number = Counter(states.values())
     parts = [f"{state} {number[state]}" for state in _ALWAYS_COUNTED]
     parts += [f"{state} {number[state]}" for state in _COUNTED_IF_ANY if number[state]]
@@ -54,17 +54,14 @@ def in_state(states: Mapping[str, str], word: str) -> Sequence[str]:
 
 
 def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) -> str:
-    """Why a patch has a state in the first of the processes in which it has it."""
+    """The reason of the first process in which a patch has that state; "" if none has it."""
     patches = (patch for process in processes for patch in process["patches"])
     reasons = (p["reason"] for p in patches if (p["id"], p["state"]) == (patch_id, state))
     return next(reasons, "")
 
 
 def gated(processes: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Cause → the patches that are gated for it in any process, in declared order.
-
-    Causes are worded as `model.feature.cause` does it.
-    """
+    """Cause, as `model.feature.cause` words it → the patches gated for it in any process."""
     by_cause: dict[str, list[str]] = {}
     for process in processes:
         for patch in process["patches"]:
@@ -75,7 +72,7 @@ def gated(processes: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def gated_lines(by_cause: Mapping[str, Sequence[str]]) -> list[str]:
-    """``gated by tensor parallelism: a, b``, for each cause; from what `gated` returns."""
+    """``gated by tensor parallelism: a, b`` for each cause that `gated` returns."""
     return [f"gated {why}: {', '.join(ids)}" for why, ids in by_cause.items()]
 
 

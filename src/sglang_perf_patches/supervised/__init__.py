@@ -1,6 +1,6 @@
-"""Commands that end as a whole, even when the process that started them is killed.
+"""Commands that end with everything they started, even if the process that started them is killed.
 
-`command` starts a `supervisor` in a process of its own, which starts the command and ends it, with
-all that came of it, when a pipe from the first process ends. The supervisor imports the standard
-library and `telemetry.procfs` alone.
+`command` starts a `supervisor` in a process of its own. That starts the command, and ends it with
+all of its descendants when a pipe from the first process closes. The supervisor imports only the
+standard library and `telemetry.procfs`.
 """

@@ -1,4 +1,4 @@
-"""A command below a `supervisor`: started, looked at, and ended with all that came of it."""
+"""Starts, observes and ends a command that runs below a `supervisor`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,24 @@ _LOOK_S = 0.1
 
 
 class Supervised:
-    """A command that ends with all that it started, at the latest when this process does."""
+    """A command that ends with all of its descendants, at the latest when this process does.
+
+    It starts at once, with an empty stdin, in a session and process group of its own.
+
+    Args:
+        command: its words.
+        environment: its variables.
+        stdout: as for `subprocess.Popen`, in text mode.
+        stderr: likewise.
+        polite_s: seconds that it gets to end after SIGTERM; 0 kills it at once.
+
+    Attributes:
+        pid: its PID.
+        stdout: its output, if it is a pipe.
+
+    Raises:
+        OSError: there is no such command, or it can't be run.
+    """
 
     def __init__(
         self,
@@ -34,18 +51,6 @@ class Supervised:
         stderr: IO[Any] | int | None = None,
         polite_s: float = 0.0,
     ) -> None:
-        """Start it, with nothing to read, in a session and a process group of its own.
-
-        Args:
-            command: its words.
-            environment: its variables.
-            stdout: as for `subprocess.Popen`; text.
-            stderr: likewise.
-            polite_s: how long it may take to end when it is asked to; 0 for killing at once.
-
-        Raises:
-            OSError: there is no such command, or it can't be run.
-        """
         life, self._life = os.pipe()
         self._reader, writer = os.pipe()
         self._text = b""
@@ -88,13 +93,13 @@ class Supervised:
         return self._code
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for its end, and return its exit code, negative for a signal."""
         while self._code is None and self._read(None):
             pass
         return -signal.SIGKILL if self._code is None else self._code
 
     def processes(self) -> list[procfs.Process]:
-        """The command's process and all that came of it, as far as they have not ended."""
+        """The command's process and its descendants that have not ended."""
         table = procfs.table()
         mine = {process.pid for process in table if self.pid in (process.group, process.session)}
         family = procfs.descendants(table, {self._process.pid, *mine})
@@ -105,17 +110,17 @@ class Supervised:
         ]
 
     def hurry(self) -> None:
-        """Kill all of it now, from any thread; `end` is still to be called."""
+        """Kill all processes now, from any thread; `end` must still be called."""
         self._tell(b"k")
 
     def end(self, is_urgent: Callable[[], bool] = lambda: True) -> tuple[int, ...]:
-        """End all of it.
+        """End all processes and wait for that. Idempotent.
 
         Args:
-            is_urgent: whether it is to be killed now, asked again and again.
+            is_urgent: whether to kill instead of waiting politely; called repeatedly.
 
         Returns:
-            the PIDs of what can't be killed.
+            the PIDs of processes that can't be killed.
         """
         if self._life < 0:
             return self._left or ()
@@ -128,7 +133,9 @@ class Supervised:
             self._read(_LOOK_S)
         while self._read(0):
             pass
-        if self._left is None:  # the supervisor was killed, and the kernel has killed the command
+        # Without a last line the supervisor was killed, and the kernel has killed the command, but
+        # not the command's descendants.
+        if self._left is None:
             self._left = ()
             for process in self.processes() if self.pid else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -139,12 +146,16 @@ class Supervised:
         return self._left
 
     def _tell(self, what: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the supervisor has ended
             if self._life >= 0:
                 os.write(self._life, what)
 
     def _read(self, seconds: float | None) -> bool:
-        """Read what the supervisor says, waiting so long; False if it said nothing."""
+        """Wait for the supervisor's next lines and take them in; False if none came.
+
+        Args:
+            seconds: how long to wait; None for no limit.
+        """
         if self._life < 0 or not select.select([self._reader], [], [], seconds)[0]:
             return False
         heard = os.read(self._reader, 4096)

@@ -1,8 +1,8 @@
-"""The process between a command and who wants it: it ends the command's whole family.
+"""The process between a command and its caller, which ends the command with all descendants.
 
-The kernel closes a pipe however its writer ends: by a return, by SIGKILL or for want of memory. So
-the end of that pipe is the sign. On Linux orphans of the family become children of this process,
-which makes the family what descends from it.
+The kernel closes the caller's pipe however the caller ends, also by SIGKILL or out of memory. So
+the end of that pipe is the signal to end. On Linux, orphaned descendants become children of this
+process, so they can still be found.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _library = ctypes.CDLL(None)  # made before a fork, not in its child
 
 
 def main(words: Sequence[str]) -> None:
-    """Start a command, say how it goes, and end it.
+    """Start a command, report on it, and end it.
 
-    A line is said when it has started (``pid N``) or can't be (``error TEXT``), when it has ended
-    (``code N``, negative for a signal), and at last, when nothing of it is left (``left``) or
-    something can't be killed (``left PID ...``).
+    It writes a line when the command has started (``pid N``) or can't be started (``error TEXT``),
+    when the command has ended (``code N``, negative for a signal), and finally ``left`` with the
+    PIDs of processes that can't be killed.
 
     Args:
-        words: the descriptor whose end is the sign; the one to write to; the seconds that the
-            command gets to end by itself when it is asked to; the command.
+        words: the descriptor of the caller's pipe, the descriptor to write to, the seconds that the
+            command gets after SIGTERM, and the command.
     """
     life, writer, polite_s = int(words[0]), int(words[1]), float(words[2])
     os.set_inheritable(life, False)
@@ -61,7 +61,7 @@ class _Supervisor:
     def run(self, command: Sequence[str], polite_s: float) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
-            # Should this process be killed, the command itself goes too.
+            # If this process is killed, the kernel kills the command too.
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -72,16 +72,16 @@ class _Supervisor:
             self.say(f"error {error.strerror}")
             return
         self.pid = process.pid
-        process.returncode = 0  # it is reaped here, not by its object
+        process.returncode = 0  # `reap` waits for it: Popen must not
         self.say(f"pid {self.pid}")
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)  # whoever reads what the command prints is to see its end
+        os.dup2(nothing, 1)  # else the reader of the command's output would not see its end
         while not self.is_told():
             pass
         self.end(polite_s)
 
     def is_told(self) -> bool:
-        """Wait for something to happen: whether it is the sign to end."""
+        """Wait for the next event; whether it means that the command must end."""
         self.reap()
         heard = [self.woken] if self.life is None else [self.life, self.woken]
         ready, _, _ = select.select(heard, [], [])
@@ -93,7 +93,7 @@ class _Supervisor:
         return self.life in ready and self.hear()
 
     def hear(self) -> bool:
-        """Read what the pipe says: whether to end."""
+        """Read from the caller's pipe; whatever comes, or its end, means to end."""
         if self.life is None:
             return True
         heard = os.read(self.life, 64)
@@ -121,7 +121,7 @@ class _Supervisor:
         self.say(" ".join(["left", *(str(process.pid) for process in left)]))
 
     def wait(self, goes_on: Callable[[], bool], seconds: float) -> None:
-        """While it goes on, so long at most, and no longer when it becomes urgent."""
+        """Wait while `goes_on`, at most `seconds`, and only until `is_urgent`."""
         deadline = time.monotonic() + seconds
         while goes_on() and time.monotonic() < deadline and not self.is_urgent:
             heard = [self.woken] if self.life is None else [self.life, self.woken]
@@ -133,7 +133,10 @@ class _Supervisor:
             self.reap()
 
     def family(self) -> list[procfs.Process]:
-        """The processes of the command that have not ended."""
+        """The command and its descendants that have not ended.
+
+        `known` keeps those seen before: on systems without subreapers an orphan is no descendant.
+        """
         self.reap()
         table = procfs.table()
         mine = {
@@ -151,7 +154,7 @@ class _Supervisor:
         return members
 
     def reap(self) -> None:
-        """Take leave of children that have ended, adopted ones too."""
+        """Wait for every child that has ended, adopted orphans too."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -90,7 +90,7 @@ def _run(words: list[str]) -> int:
 
 
 def _without_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """The words of a verb that asks about a server's command, and that command."""
+    """Split the words at ``--``: our own, and the server's command."""
     if words[0] not in _ASKING or "--" not in words:
         return words, None
     at = words.index("--")
@@ -107,7 +107,7 @@ def _complete() -> None:
 
 
 def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
-    """The parser of all verbs, which knows the options of those that are loaded."""
+    """The parser of all verbs, with the options of those whose modules are loaded."""
     with_options = set(loaded)
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
@@ -129,7 +129,7 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def _with_verb(words: list[str]) -> list[str]:
-    """Put in the default verb: ``--list`` is an alias, and options alone mean ``list``."""
+    """Insert the default verb: ``--list`` is an alias, and options alone mean ``list``."""
     if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
         words = [word for word in words if word not in {"--list", "list"}]
         return ["list", *words]
@@ -140,5 +140,5 @@ def _with_verb(words: list[str]) -> list[str]:
 
 
 def _leave_stdout() -> None:
-    """Let the interpreter's own flush at the end go nowhere."""
+    """Point stdout at nothing, so that the interpreter's flush at the end can't fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

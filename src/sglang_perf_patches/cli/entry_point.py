@@ -1,4 +1,4 @@
-"""How a server comes to load this plugin: by the entry point of its package, in its own words."""
+"""Whether a server loads this plugin by itself, through sglang's entry points for plugins."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ GROUP = "sglang.srt.plugins"
 """The group of entry points that sglang loads, and the module that loads it."""
 
 NAME = "perf_patches"
-"""The name under which ``SGLANG_PLUGINS`` lets this plugin through."""
+"""This plugin's name in ``SGLANG_PLUGINS``."""
 
 FILTERED = f"SGLANG_PLUGINS does not name {NAME}, so sglang will not load this plugin"
 _BY_RUN = "start the server with `sglang-perf-patches run COMMAND ...`"
 
 
 def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
-    """What keeps a server of a sglang from loading it by itself; empty for nothing.
+    """Why a server would not load this plugin by itself; "" if it would.
 
     Args:
-        tree: the sglang.
-        environment: of the server.
+        tree: the server's sglang.
+        environment: the server's environment.
     """
     if not is_loaded_by(tree):
         return f"This release loads no plugins: {_BY_RUN}."
@@ -32,7 +32,7 @@ def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def is_loaded_by(tree: Tree) -> bool:
-    """Whether this sglang loads plugins."""
+    """Whether this release loads plugins at all."""
     return tree.path(GROUP) is not None
 
 

@@ -1,4 +1,4 @@
-"""The Python that an operator's command starts, and whether a server in it gets the patches."""
+"""Finds the Python that an operator's command starts, and whether its server gets the patches."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ print(json.dumps({{
 
 
 def of(command: Sequence[str], path: str | None = None) -> list[str]:
-    """The first words of a command, up to its Python and the options of that.
+    """The first words of a command, up to its Python and that Python's options.
 
     Args:
         command: ``python …`` or the script ``sglang``; also after what `take_front` knows.
-        path: where programs are looked for; None means PATH.
+        path: where programs are searched; None means PATH.
 
     Returns:
-        words that start that Python if ``-c SCRIPT`` follows; empty if it can't be told.
+        words that start that Python when ``-c SCRIPT`` follows; empty if it is unknown.
     """
     words = list(command)
     try:
@@ -61,7 +61,7 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
 
 
 def cutting_off(words: Sequence[str]) -> str:
-    """The option among those of a Python by which it does not see what ``run`` sets; or nothing."""
+    """The option by which a Python ignores the environment that ``run`` sets; "" if none does."""
     options = (word for word in words if word.startswith("-") and not word.startswith("--"))
     return next((word for word in options if _CUTS_OFF.match(word)), "")
 
@@ -69,14 +69,14 @@ def cutting_off(words: Sequence[str]) -> str:
 def obstacle(
     command: Sequence[str], environment: Mapping[str, str], prefix: Sequence[str] = ()
 ) -> str:
-    """Why a server of this command would run without patches; empty for nothing that is seen.
+    """Why a server of this command would run without patches; "" if nothing speaks against it.
 
-    Starts the command's Python once, with a script that imports neither sglang nor a patch.
+    It starts the command's Python once, with a script that imports neither sglang nor a patch.
 
     Args:
-        command: the operator's own.
-        environment: of its server.
-        prefix: what is put before it.
+        command: the operator's command.
+        environment: the server's environment.
+        prefix: the words before the command.
     """
     python = of(command, environment.get("PATH"))
     seen = _probed([*prefix, *python], environment) if python else None
@@ -102,7 +102,7 @@ def obstacle(
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    """The options of a Python itself, before a script, ``-m`` or ``-c``."""
+    """The options for Python itself, which stand before a script, ``-m`` or ``-c``."""
     options: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -117,7 +117,7 @@ def _options(words: Sequence[str]) -> list[str]:
 
 
 def _of_script(program: Path) -> list[str]:
-    """The Python in the first lines of a script that pip or uv made."""
+    """The Python in the first lines of a console script, as pip or uv writes them."""
     try:
         with program.open("rb") as file:
             lines = file.read(2000).decode(errors="replace").splitlines()[:2]
@@ -131,7 +131,7 @@ def _of_script(program: Path) -> list[str]:
 
 
 def _probed(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
-    """What that Python sees; None if it can't be asked."""
+    """What the script found in that Python; None if it can't be run."""
     try:
         done = subprocess.run(
             [*words, "-c", _PROBE],

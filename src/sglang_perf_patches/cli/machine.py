@@ -1,4 +1,4 @@
-"""Whether this machine has what a patch needs to have any effect, found without imports."""
+"""What this machine lacks for a patch to have any effect, found without importing it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_mlx() -> bool:
 
 
 def lacking(patch: Patch) -> list[str]:
-    """What this machine lacks of that."""
+    """The `needs` of a patch that this machine lacks."""
     return [what for what in needs(patch) if not _has(what)]
 
 

@@ -1,7 +1,7 @@
-"""A patch's page: the Markdown beside its code, whose prose `explain` shows as plain text.
+"""A patch's page: the Markdown file next to its code, which `explain` shows as plain text.
 
-A page has one form (see `SECTIONS`). Its blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->``
-are written from the declaration; the rest is written by hand, and stands nowhere else.
+Every page has the same sections (see `SECTIONS`). Blocks between ``<!-- NAME -->`` and
+``<!-- /NAME -->`` are generated from the declaration; the rest is written by hand.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from ..model.patch import room_of
 
 FOLDER = Path(__file__).parents[1] / "sets"
-"""Where the rooms of the patches are, each with its page."""
+"""The folder of the patches' packages, each with its page."""
 
 USE_IT_IF = "**Use it if** "
-"""How the paragraph begins that says who gains, and who does not."""
+"""The first words of the paragraph that says who gains and who does not."""
 
 GAIN, COST, PROVEN, SWITCH = "What you gain", "What it costs", "Proven with", "Switch it"
 WHY, HOW, GOES, RELEASES = "Why", "How", "Goes when", "Releases"
@@ -35,9 +35,9 @@ class Short(NamedTuple):
 
     Attributes:
         uses: what a server must use for the patch to do anything.
-        gain: what was measured, as ``STOCK → PATCHED`` and of what, or ``RATIO of …``, with
-            ``(RELEASE, MACHINE)`` at the end; or words. Several figures of a side are of boots.
-        cost: what it takes.
+        gain: what was measured, as ``STOCK → PATCHED`` or ``RATIO of …``, with ``(RELEASE,
+            MACHINE)`` at the end; or words. Several figures for a side are one per boot.
+        cost: what the patch costs.
     """
 
     uses: str
@@ -46,7 +46,7 @@ class Short(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How much better it is, below 1; 1 of a gain that has no figure."""
+        """Patched : stock of the gain, below 1 for better; 1 if the gain has no figure."""
         if sides := _SIDES.match(self.gain):
             ratio = _mean(sides[2]) / _mean(sides[1])
             return min(ratio, 1 / ratio) if ratio else 0.0
@@ -55,16 +55,16 @@ class Short(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What is written by hand on a page, as plain text.
+    """The handwritten part of a page, as plain text.
 
     Attributes:
         condition: who gains, and who does not.
         short: the same in a few words, for ``list``.
         gain: how much.
-        figures: what was measured: rows of cells, of which the first is the heading.
-        cost: memory, time at the start, time of the host, and where the patch is slower.
-        why: what stock does, and what it costs.
-        how: what the patch does instead, and when it leaves the work to stock.
+        figures: the measurements, as rows of cells; the first row is the heading.
+        cost: memory, start time, host time, and where the patch is slower.
+        why: what stock does, and what that costs.
+        how: what the patch does instead, and when it uses stock's code.
         goes: what would make the patch unnecessary.
     """
 
@@ -84,12 +84,12 @@ def _mean(figures: str) -> float:
 
 
 def path(patch_id: str) -> Path:
-    """Where a patch's page is."""
+    """The file of a patch's page."""
     return FOLDER.joinpath(*room_of(patch_id).split(".")) / "README.md"
 
 
 def read(patch_id: str) -> Page:
-    """The page of a patch; an empty one if it has none, or not in this form."""
+    """The page of a patch; an empty one if there is none or it lacks these sections."""
     try:
         text = path(patch_id).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -98,7 +98,7 @@ def read(patch_id: str) -> Page:
 
 
 def parse(text: str) -> Page:
-    """What is written by hand on a page."""
+    """Parse the Markdown of a page."""
     head, *parts = _HEADING.split(_BLOCK.sub("", text))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     _, _, condition = head.partition(USE_IT_IF)
@@ -121,18 +121,18 @@ def _short(markdown: str) -> Short | None:
 
 
 def plain(markdown: str) -> str:
-    """A text without its marks: of a link its words, of code and stress what they hold."""
+    """Markdown as plain text: links, code and emphasis become their words."""
     return _LINK.sub(r"\1", markdown).replace("**", "").replace("`", "")
 
 
 def _prose(markdown: str) -> str:
-    """The text of the paragraphs, in one line, without tables."""
+    """The paragraphs on one line, without tables."""
     lines = (line.strip() for line in markdown.splitlines())
     return plain(" ".join(line for line in lines if line and not line.startswith("|")))
 
 
 def _with_rows(markdown: str) -> str:
-    """The text of the paragraphs, and each row of a table as a sentence."""
+    """The paragraphs, with each table row as a sentence."""
     (_, *columns), *rows = _table(markdown) or (("",),)
     sentences = []
     for what, *cells in rows:
@@ -142,7 +142,7 @@ def _with_rows(markdown: str) -> str:
 
 
 def _table(markdown: str) -> tuple[tuple[str, ...], ...]:
-    """The rows of a Markdown table without the line below the heading; none of no table."""
+    """The rows of a Markdown table, without the line below the heading; empty without a table."""
     rows = [
         tuple(plain(cell.strip()) for cell in line.strip().strip("|").split(" | "))
         for line in markdown.splitlines()

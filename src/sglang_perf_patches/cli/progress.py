@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: what is going on, how many of how many, and for how long."""
+"""Progress of long work on stderr: the present step, its number, and the seconds so far."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ _TICK_S = 1.0
 
 
 class Progress:
-    """On a terminal a line that is rewritten, within a context; elsewhere a line for each step."""
+    """A context manager that shows steps: on a terminal in one line, elsewhere a line for each.
+
+    Args:
+        total: the number of steps.
+    """
 
     def __init__(self, total: int) -> None:
-        """Nothing is done yet of so many steps."""
         self._total, self._number, self._what, self._shown = total, 0, "", 0
         self._began = time.monotonic()
         self._lock, self._over = threading.Lock(), threading.Event()
         self._ticking = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Progress:
-        """Keep the line's seconds up to date."""
         self._is_live = sys.stderr.isatty()
         if self._is_live:
             self._ticking.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the line away."""
         self._over.set()
         if self._is_live:
             self._ticking.join()
         self.clear()
 
     def step(self, what: str) -> None:
-        """The next step begins."""
+        """Show that the next step begins."""
         self._number += 1
         self._what = what
         if self._is_live:
@@ -43,7 +44,7 @@ class Progress:
             print(f"[{self._number}/{self._total}] {what} ...", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Make room for a line of stdout."""
+        """Erase the line, before something is printed to stdout."""
         if self._is_live:
             with self._lock:
                 print(f"\r{' ' * self._shown}\r", end="", file=sys.stderr, flush=True)

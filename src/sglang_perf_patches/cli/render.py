@@ -1,4 +1,4 @@
-"""How the command shows text: tables fitted to the terminal, colour, and any stdout."""
+"""Formats the command's output: tables that fit the terminal, wrapped text, colour."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 _CODES = {"green": "32", "yellow": "33", "red": "31"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 _PAGE = 96
-_LABEL = 12  # characters of a heading that stands in front of each cell; below a longer one, none
+_LABEL = 12  # a longer heading is not repeated in front of a cell that stands below its row
 
 
 def be_tolerant() -> None:
-    """Let stdout and stderr take any text, whatever their encoding can write."""
+    """Make stdout and stderr replace characters that their encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -23,24 +23,24 @@ def be_tolerant() -> None:
 
 
 def width() -> int | None:
-    """Columns of the terminal; None where stdout is none, and a line may be as long as it is."""
+    """Columns of the terminal; None if stdout is not a terminal, so lines are not wrapped."""
     return shutil.get_terminal_size().columns if _is_terminal() else None
 
 
 def paint(text: str, colour: str) -> str:
-    """Text in a colour on a terminal that has some, unless ``NO_COLOR`` is set."""
+    """Text in a colour, if stdout is a terminal with colours and ``NO_COLOR`` is not set."""
     if not colour or not _is_terminal() or os.environ.get("NO_COLOR"):
         return text
     return text if os.environ.get("TERM") == "dumb" else f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
 def filled(text: str, start: str = "", then: str | None = None) -> str:
-    """A text wrapped at the terminal's edge, or at a page's width.
+    """A text wrapped to the terminal, to at most `_PAGE` columns.
 
     Args:
-        text: without line breaks that matter; a word that is longer than a line stays whole.
-        start: what the first line begins with.
-        then: what the others begin with; as the first for None.
+        text: its own line breaks are ignored; longer words are not broken.
+        start: prefix of the first line.
+        then: prefix of the other lines; None means `start`.
     """
     return textwrap.fill(
         " ".join(text.split()),
@@ -69,15 +69,15 @@ def table(
     colours: Mapping[str, str] | None = None,
     below: int = 1,
 ) -> str:
-    """Columns as wide as their widest cell; the last one is wrapped at the terminal's edge.
+    """Rows in columns as wide as their widest cell; the last column is wrapped to the terminal.
 
-    Where the terminal has no room for it, the last columns stand below the row.
+    On a terminal that is too narrow, the last columns stand below their row.
 
     Args:
-        rows: the first is the heading.
-        column: the one that is coloured.
-        colours: text of such a cell → its colour.
-        below: how many columns these are; more than one are named there.
+        rows: the first one is the heading.
+        column: the index of the column that is coloured; -1 for none.
+        colours: text of a cell in that column → its colour.
+        below: how many of the last columns may stand below; several are labelled there.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)
@@ -103,14 +103,14 @@ def _cells(
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """Lines of words that stay whole."""
+    """A text wrapped without breaking words; at least one line."""
     return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _stacked(
     rows: Sequence[Sequence[str]], below: int, column: int, colours: Mapping[str, str], room: int
 ) -> str:
-    """The last cells of each row below it; several have their columns' headings before them."""
+    """`table` with the last cells of each row below it."""
     heads = [head.lower() for head in rows[0][-below:]]
     widths = [max(map(len, cells)) for cells in zip(*(row[:-below] for row in rows), strict=True)]
     lines = ["  ".join(_cells(rows[0], widths, column, colours)).rstrip()]

@@ -22,13 +22,13 @@ def of_patches(
     where: str = "HERE",
     with_cost: bool = True,
 ) -> str:
-    """The table of some patches, by their state and then by their gain.
+    """A table of patches, sorted by state and then by gain.
 
     Args:
-        rows: of each its id, its state, and a cell below each of `headings`.
-        headings: of what stands behind gain and cost.
-        where: the heading of the states.
-        with_cost: whether there is a column for it.
+        rows: for each patch its id, its state, and a cell for each of `headings`.
+        headings: the columns after gain and cost.
+        where: the heading of the column of states.
+        with_cost: whether to show the costs.
     """
     lines = [["PATCH", where, "GAIN", *["COST"] * with_cost, *headings]]
     colours = {}

@@ -1,4 +1,4 @@
-"""What the patches would do in a server, asked before it boots: ``doctor -- COMMAND``."""
+"""Which patches would be live in a server, before it boots: ``doctor -- COMMAND``."""
 
 QUICKLY, WHOLLY = "quickly", "wholly"
-"""How `resolver` imports a release: without what no argument depends on, or all of it."""
+"""How `resolver` imports a release: without modules that no argument depends on, or entirely."""

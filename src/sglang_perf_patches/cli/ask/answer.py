@@ -1,4 +1,4 @@
-"""What each patch would do on a server, by the rule that a running server follows."""
+"""The state that each patch would have in a server, by the rule of a running server."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Fate:
     Attributes:
         patch: its id.
         state: as a process would report it; `OPT_IN` for a policy that is not chosen.
-        reason: why; empty where it is live.
-        would: of one that is not chosen, the state that it would have; else empty.
+        reason: why it is not live; "" if it is.
+        would: the state of an unchosen patch if it were chosen; "" for a chosen one.
     """
 
     patch: str
@@ -54,11 +54,11 @@ class Fate:
 
 
 def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
-    """What a server has on, as its release resolves its arguments, in a child process.
+    """A server's features, as its release resolves its arguments in a child process.
 
     Args:
-        asked: its command.
-        gpu: what it runs on; None for a server without a GPU.
+        asked: the server's command.
+        gpu: the GPUs that it runs on; None for none.
         tree: the release.
 
     Raises:
@@ -90,9 +90,9 @@ def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
 
 
 def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where the child keeps compiled modules if it may not do so next to their sources.
+    """The folder for the child's compiled modules, if it can't write them next to their sources.
 
-    Otherwise each answer compiles torch and the release anew, for 10 s of CPU.
+    Without one, each answer compiles torch and the release again, which takes 10 s of CPU.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
@@ -101,7 +101,7 @@ def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
     for source in (Path(torch.origin), tree.root / "srt" / "server_args.py"):
         compiled = Path(importlib.util.cache_from_source(source))
         if not compiled.exists() and (may_not_write or not os.access(source.parent, os.W_OK)):
-            with contextlib.suppress(OSError):  # what others can write is not run
+            with contextlib.suppress(OSError):  # compiled code that others can write must not run
                 folder = user_folder() / "bytecode"
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -111,7 +111,7 @@ def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:
-    """What becomes of each patch there, in declared order."""
+    """The fate of each patch on that server, in declared order."""
     by_id = {verdict.patch.id: verdict for verdict in verdicts}
     ruled = {name: _ruled(verdict, by_id, setup) for name, verdict in by_id.items()}
     found = []

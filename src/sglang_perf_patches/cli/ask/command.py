@@ -1,4 +1,4 @@
-"""A server's command, as an operator types it: its arguments, and the environment in front."""
+"""Parses a server's command as an operator types it, with the environment in front of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...model.errors import OperatorError
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*", re.ASCII)
 _TRANSPARENT = ("exec", "nohup", "numactl", "taskset", "nice", "ionice", "stdbuf", "setsid", "time")
-"""Programs that start the command behind their own options, and change nothing of the answer."""
+"""Programs that start a command after their own options and don't change its arguments."""
 _LAUNCHERS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
 _OURS = ("sglang-perf-patches", "sglang_perf_patches")
 _FORMS = "`python -m sglang.launch_server --model-path MODEL ...` or `sglang serve ...`"
 
 
 class CommandError(OperatorError, ValueError):
-    """The words are not the command of a sglang server."""
+    """The words are not a command that starts a sglang server."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Asked:
     """A command that was understood.
 
     Attributes:
-        arguments: what the server parses.
-        environment: of the server.
-        under_run: whether `sglang-perf-patches run` starts it.
+        arguments: the server's own arguments.
+        environment: the server's environment.
+        under_run: whether ``sglang-perf-patches run`` starts it.
     """
 
     arguments: tuple[str, ...]
@@ -38,11 +38,11 @@ class Asked:
 
 
 def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
-    """Understand a command.
+    """Parse a command.
 
     Args:
-        command: its words: assignments, ``env`` and ``sglang-perf-patches run`` may come first.
-        environment: in which it would start.
+        command: its words; assignments, ``env`` and ``sglang-perf-patches run`` may come first.
+        environment: the environment in which it would start.
 
     Raises:
         CommandError: it starts no sglang server, or hides it behind something unknown.
@@ -64,14 +64,14 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
 
 
 def take_front(words: list[str], variables: dict[str, str]) -> bool:
-    """Take off what stands before the program: assignments, ``env``, ``nohup``, our ``run``.
+    """Remove the words before the program: assignments, ``env``, ``nohup``, our ``run``.
 
     Args:
-        words: of a command; the program is the first one left.
-        variables: of the environment, which it changes.
+        words: of a command, changed in place; the program is the first one left.
+        variables: the environment, changed in place.
 
     Returns:
-        whether our ``run`` was among it.
+        whether our ``run`` was among them.
 
     Raises:
         CommandError: an option of ``env`` is unknown.
@@ -105,7 +105,7 @@ def _is_head(word: str) -> bool:
 
 
 def _read_env(words: list[str], variables: dict[str, str]) -> None:
-    """Take the options of ``env``."""
+    """Remove the options of ``env`` from the words, and apply them to the variables."""
     while words and words[0].startswith("-"):
         option = words.pop(0)
         if option in {"-i", "-", "--ignore-environment"}:
@@ -121,7 +121,7 @@ def _read_env(words: list[str], variables: dict[str, str]) -> None:
 
 
 def _python(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The module that a Python is told to run, and its arguments; a script as its module."""
+    """The module that a Python command runs (for a script, its module), and its arguments."""
     for at, word in enumerate(words):
         if word == "-m":
             return "".join(words[at + 1 : at + 2]), list(words[at + 2 :])
@@ -131,7 +131,7 @@ def _python(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _of_serve(words: Sequence[str]) -> tuple[str, ...]:
-    """The server's arguments: ``serve`` takes the model first, and chooses a backend by itself."""
+    """The server's arguments from those of ``sglang serve``, which takes the model first."""
     rest = list(words)
     if rest and not rest[0].startswith("-"):
         rest.insert(0, "--model-path")

@@ -1,4 +1,4 @@
-"""The GPUs that a server is asked about: those of this machine, or the kind that was named."""
+"""The GPUs to resolve a server's arguments for: this machine's, or a kind that was named."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _QUERY = ["--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,no
 
 
 class GpuError(OperatorError, ValueError):
-    """Nothing is known of a GPU of that name."""
+    """The name is not that of a known GPU."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU, as far as a release asks when it resolves a server's arguments.
+    """GPUs of one kind, with what a release reads of them to resolve a server's arguments.
 
     Attributes:
         name: as the driver gives it.
-        memory: of one, in MiB.
+        memory: of one GPU, in MiB.
         capability: compute capability.
         count: how many there are.
-        is_assumed: whether none was found, and nobody named one.
+        is_assumed: whether none was found or named, so that this is a default.
     """
 
     name: str
@@ -57,11 +57,11 @@ KINDS = {
     "RTX4090": Gpu("NVIDIA GeForce RTX 4090", 24564, (8, 9)),
     "RTX6000": Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, (12, 0)),
 }
-"""What can be named, besides `NONE`."""
+"""The kinds of GPU that can be named, next to `NONE`."""
 
 
 def named(name: str) -> Gpu | None:
-    """The kind of GPU of a name; None for a server without one.
+    """The GPUs for a name; None for `NONE`, a server without a GPU.
 
     Raises:
         GpuError: there is none of that name.
@@ -74,12 +74,12 @@ def named(name: str) -> Gpu | None:
 
 
 def assumed() -> Gpu:
-    """What a server has of which nothing is known."""
+    """The default, for a machine without a GPU."""
     return replace(KINDS["H100"], is_assumed=True)
 
 
 def here() -> Gpu | None:
-    """The GPUs of this machine by ``nvidia-smi``; None if there are none, or of several kinds."""
+    """This machine's GPUs by ``nvidia-smi``; None if there are none or several kinds."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

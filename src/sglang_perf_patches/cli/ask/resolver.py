@@ -1,10 +1,10 @@
 """The child that resolves a server's arguments: ``python -m …resolver HOW GPU ARGUMENT …``.
 
-It imports the release's ``ServerArgs``, and has them resolved and published as a launch does; no
-server starts. GPU is the JSON of a `gpus.Gpu`, or ``null``: torch and ``nvidia-smi`` answer as if
-that one were here, so no GPU is used. HOW is ``quickly`` or ``wholly``: quickly, it imports neither
-torch's compiler nor packages that a server may lack. Emits one line: what `model.feature.Setup`
-holds, why the release refuses the arguments, or what failed.
+It imports the release's ``ServerArgs``, resolves and publishes them as a launch does, and starts no
+server. GPU is the JSON of a `gpus.Gpu`, or ``null``. torch and ``nvidia-smi`` answer as if that GPU
+were here; no real GPU is used. HOW is ``quickly`` (without torch's compiler and packages that a
+server may lack) or ``wholly``. It emits one line: a `model.feature.Setup`, why the release refuses
+the arguments, or what failed.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def resolve(words: list[str]) -> Any:
 
 
 def leave_out() -> None:
-    """Spare two thirds of the imports: no argument depends on what they bring.
+    """Skip two thirds of the imports, on which no argument depends.
 
-    Packages that a server may lack are hidden, as if they were not installed. Of torch's compiler,
-    which nothing runs here, every name is a decorator that changes nothing.
+    Optional packages are hidden, as if they were not installed. torch's compiler, which nothing
+    runs here, is replaced by a module in which every name is a decorator that changes nothing.
     """
     gc.disable()
     sys.modules.update(dict.fromkeys(_DISPENSABLE))  # type: ignore[arg-type]
@@ -104,12 +104,12 @@ class _Decorators(ModuleType):
 
 
 def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
-    """As a decorator, with arguments or without."""
+    """A decorator, with or without arguments, that changes nothing."""
     return function if callable(function) else lambda decorated: decorated
 
 
 def pretend(gpu: dict[str, Any], folder: Path) -> None:
-    """Have torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
+    """Make torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
     from ...live import gpu as ours
     from . import stand_ins
 

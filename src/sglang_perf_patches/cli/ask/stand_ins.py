@@ -1,7 +1,7 @@
-"""Stand-ins for what stock sglang imports of a GPU machine, to ask it elsewhere what it resolves.
+"""Stand-ins for what sglang imports only on a GPU machine, so that it can be imported anywhere.
 
-Only what can't be here has a stand-in: sgl_kernel and flashinfer, two torchvision operators that
-its CPU build lacks, and the folders of C++ sources that are compiled at run time.
+They replace sgl_kernel and flashinfer, two torchvision operators that its CPU build lacks, and the
+folders of C++ sources that are compiled at run time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ would take a stand-in for the real thing."""
 
 
 def lend() -> None:
-    """Make this process fit to import sglang without a GPU; before triton or sglang is imported.
+    """Prepare this process to import sglang without a GPU.
 
     Raises:
-        RuntimeError: one of them is imported already.
+        RuntimeError: triton or sglang is imported already.
     """
     if "triton" in sys.modules or "sglang" in sys.modules:
         raise RuntimeError("triton or sglang is imported already")
@@ -55,7 +55,7 @@ def lend_packages(*also: str) -> None:
 
 
 def _lend_torchvision(torch: Any) -> None:
-    """Define two operators where torchvision's library, which defines them, can't be loaded."""
+    """Define the two operators of torchvision's library, if that can't be loaded."""
     spec = importlib.util.find_spec("torchvision")
     for folder in spec.submodule_search_locations or () if spec else ():
         for library in Path(folder).glob("_C*.so"):
@@ -69,7 +69,7 @@ def _lend_torchvision(torch: Any) -> None:
 
 
 def _lend_configurations() -> None:
-    """Releases of sglang register configurations that a newer transformers brings itself."""
+    """Tolerate configurations that sglang registers and that a newer transformers already has."""
     mapping: Any = importlib.import_module(
         "transformers.models.auto.configuration_auto"
     ).CONFIG_MAPPING
@@ -78,7 +78,7 @@ def _lend_configurations() -> None:
 
 
 def lend_kernel_sources() -> None:
-    """A module of sglang wants to see the folders of its C++ sources when it is imported."""
+    """Pretend that the folders of C++ sources exist: a module of sglang checks when imported."""
     exists: Any = Path.exists
 
     def seen(self: Path, **options: Any) -> bool:
@@ -90,10 +90,10 @@ def lend_kernel_sources() -> None:
 
 
 class Wrapper:
-    """In place of flashinfer's attention wrappers: takes any plan, and computes nothing."""
+    """Replaces flashinfer's attention wrappers: takes any options and plan, computes nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Take any options, as the wrappers of the different flashinfer releases have."""
+        pass  # any options: those of flashinfer's releases differ
 
     def begin_forward(self, *_: Any, **__: Any) -> None:
         """Nothing to plan."""
@@ -151,7 +151,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = names
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
-        """The specification of a replaced module."""
+        """The spec of a replaced module, else None."""
         package, dot, _ = name.partition(".")
         is_stood_in = isinstance(sys.modules.get(package), Lent)
         if name in self.names or (package in self.names and (is_stood_in or not dot)):

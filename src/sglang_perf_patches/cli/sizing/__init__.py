@@ -1,7 +1,7 @@
 """``doctor --model``: how a model's server could divide its memory.
 
-That is the sliding-window pool (`windows`), and of a hybrid model the slots for its states
-(`states`, with the sums in `split`) and the host's pools (`host`).
+It sizes the sliding-window pool (`windows`) and, for a hybrid model, the slots for its states
+(`states`, with the arithmetic in `split`) and the host's pools (`host`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Found = TypeVar("_Found")
 
 
 class ModelError(OperatorError, ValueError):
-    """The model's ``config.json`` can't be read, or more is needed to say something of it."""
+    """The model's ``config.json`` can't be read, or an option is missing for an answer."""
 
 
 def _positive(text: str) -> int:
@@ -62,7 +62,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str, str | None]] = {
     "chunked_prefill_size": (8192, _positive, "N", None),
     "kv_cache_bytes": (2, _positive, "N", "bytes per value"),
 }
-"""Option → its default, type, letter and help; without ``--model`` none may be given."""
+"""Option → default, type, letter and help. They are only allowed with ``--model``."""
 
 
 def _flag(option: str) -> str:
@@ -70,7 +70,7 @@ def _flag(option: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The model, and the arguments of its server that the pools follow from."""
+    """Add the options: the model, and the server's arguments that size its pools."""
     group = parser.add_argument_group(
         "a model",
         "what another --swa-full-tokens-ratio would bring, or for a hybrid model another "
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def require_none(args: argparse.Namespace) -> None:
-    """Say that an option about a model needs one, and how a server's own options are asked about.
+    """Refuse options about a model if there is no ``--model``.
 
     Raises:
         ModelError: one was given.
@@ -100,12 +100,12 @@ def require_none(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Hints:
-    """What follows from the options.
+    """The hints that follow from the options.
 
     Attributes:
         pools: on the sliding-window pool.
-        states: on slots for states; None for a model without any, or with some of an unknown kind.
-        host: on the host's pools; None where nothing is asked, or the release's rule is not known.
+        states: on slots for states; None for a model without states, or with an unknown kind.
+        host: on the host's pools; None if not asked for, or if the release's rule is unknown.
     """
 
     pools: windows.Hint
@@ -114,15 +114,15 @@ class Hints:
 
     @classmethod
     def of(cls, args: argparse.Namespace, tree: Tree | None = None) -> Hints:
-        """What follows from them.
+        """Compute the hints.
 
         Args:
             args: the options.
             tree: the release of the server; None for the installed one.
 
         Raises:
-            ModelError: the model's file is missing, no JSON, or lacks what the sizes follow from,
-                or an option or a release is missing, or no request fits.
+            ModelError: the model's file is missing, is not JSON or lacks a field; an option or a
+                release is missing; or no request fits.
         """
         for option, (default, *_) in _OPTIONS.items():
             if getattr(args, option) is None:
@@ -142,7 +142,7 @@ class Hints:
 
     @property
     def measure(self) -> str:
-        """The command that measures what is hinted at on an own server; empty for nothing."""
+        """The command that measures the hint on the operator's server; "" if there is none."""
         if self.states:
             best = max(self.states.lines, key=lambda line: line.split.in_flight)
             limit = f"--max-running-requests {self.states.load.requests}"
@@ -152,7 +152,7 @@ class Hints:
 
     @property
     def data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """As a JSON object."""
         return {
             "hint": asdict(self.pools),
             "states": self.states and asdict(self.states),
@@ -183,7 +183,7 @@ def _pools(args: argparse.Namespace, available: int) -> windows.Hint:
 def _states(
     args: argparse.Namespace, available: int, tree: Tree | None
 ) -> of_states.StateHint | None:
-    """None for a model without states, or with states of an unknown kind."""
+    """The hint on slots; None for a model without states, or with states of an unknown kind."""
 
     def named_cells(config: Any) -> tuple[str, Cells] | None:
         cells = split.cells_of(
@@ -213,7 +213,7 @@ def _states(
 
 
 def _host(args: argparse.Namespace, states: of_states.StateHint | None) -> of_host.HostHint | None:
-    """None where nothing is asked of the host."""
+    """The hint on the host's pools; None if no option asks for it."""
     host = of_host.Host(args.hicache_ratio or 0, args.hicache_size or 0)
     if not (host.ratio or host.gigabytes):
         return None
@@ -230,7 +230,7 @@ def _host(args: argparse.Namespace, states: of_states.StateHint | None) -> of_ho
 
 
 def _read(args: argparse.Namespace, say: Callable[[Any], _Found]) -> _Found:
-    """What `say` makes of the model's configuration."""
+    """Read the model's configuration, and return what `say` computes from it."""
     path = args.model / "config.json" if args.model.is_dir() else args.model
     try:
         return say(json.loads(path.read_text(encoding="utf-8")))

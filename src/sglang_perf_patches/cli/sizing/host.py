@@ -1,7 +1,7 @@
-"""What ``doctor --model`` says of a hybrid model's hierarchical cache: how it divides the host.
+"""``doctor --model`` for a hybrid model's hierarchical cache: how host memory is divided.
 
-Stock gives the host's pools the proportion of the device's; ``mamba.host-states`` gives them the
-one in which prefixes of a length need states and KV.
+Stock divides it between states and KV as on the device. ``mamba.host-states`` divides it in the
+proportion that prefixes of a given length need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
 
 @dataclass(frozen=True)
 class Host:
-    """What an operator gives the host: one of both.
+    """The host memory that an operator gives, by one of two flags.
 
     Attributes:
         ratio: ``--hicache-ratio``, or 0.
@@ -31,7 +31,7 @@ class Host:
 
     @property
     def given(self) -> str:
-        """The flag."""
+        """The flag with its value."""
         size = f"--hicache-size {self.gigabytes:g}"
         return size if self.gigabytes else f"--hicache-ratio {self.ratio:g}"
 
@@ -41,10 +41,10 @@ class HostLine:
     """A way to divide the host.
 
     Attributes:
-        give: what an operator adds; empty for stock.
-        pools: what they hold.
-        short: prefixes that fit where no reply is cached.
-        long: the same where each reply is, with a state of its own.
+        give: what an operator adds to the command; "" for stock.
+        pools: the sizes of the pools.
+        short: the number of prefixes that fit if replies are not cached.
+        long: the number that fits if each reply is cached with a state of its own.
     """
 
     give: str
@@ -55,12 +55,12 @@ class HostLine:
 
 @dataclass(frozen=True)
 class HostHint:
-    """What each way makes of the host's memory.
+    """The ways to divide the host's memory.
 
     Attributes:
-        host: what is given.
+        host: the host memory.
         context: tokens of a prefix.
-        lines: the first is stock's; the others are the patch's, where the release has it.
+        lines: stock's way first; then the patch's, if it applies to the release.
     """
 
     host: Host
@@ -89,15 +89,15 @@ class HostHint:
 def hint(
     release: str, cells: Cells, device: Split, host: Host, *, context: int, chunk: int
 ) -> HostHint | None:
-    """What the release makes of the host's memory; None where its rule is not known.
+    """How a release divides the host's memory; None if its rule is unknown.
 
     Args:
-        release: of the server.
-        cells: of the model.
-        device: what stock makes of the device's memory.
-        host: what is given.
+        release: the server's release.
+        cells: the model's sizes.
+        device: how stock divides the device's memory.
+        host: the host memory.
         context: tokens of a prefix.
-        chunk: most tokens of a prefill.
+        chunk: the maximum tokens of a prefill.
     """
     if not any(release in variant.releases for variant in PATCH.variants):
         return None

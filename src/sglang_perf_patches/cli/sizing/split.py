@@ -1,10 +1,9 @@
 """How a hybrid model's memory is split between slots for states and KV, and what would fit.
 
-A running request of such a model holds slots of a fixed size for its states, however long it is,
-and KV that grows with its length. Stock gives the slots a fixed share of the memory
-(``--mamba-full-memory-ratio``), and lets as many requests run as have their slots. This computes
-the share from the requests that are to run and from their lengths instead; ``doctor --model`` shows
-both. There is no patch: ``--max-mamba-cache-size`` with the right number does it.
+A running request holds slots of a fixed size for its states, and KV that grows with its length.
+Stock gives the slots a fixed share of the memory (``--mamba-full-memory-ratio``), and runs as many
+requests as have slots. This module computes the share from the number of requests and their length
+instead; ``doctor --model`` shows both. It needs no patch: ``--max-mamba-cache-size`` sets it.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ class Split:
     """Memory divided in two.
 
     Attributes:
-        slots: for states, without the one that pads a batch.
-        tokens: of KV.
-        in_flight: requests that run at once.
+        slots: number of slots for states, without the one that pads a batch.
+        tokens: number of tokens that the KV pool holds.
+        in_flight: number of requests that run at once.
     """
 
     slots: int
@@ -39,11 +38,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Load:
-    """What a server is to hold.
+    """The load that a server must hold.
 
     Attributes:
-        requests: most that run at once.
-        context: tokens of one, prompt and reply, on average.
+        requests: the maximum that runs at once.
+        context: average tokens of a request, prompt and reply.
     """
 
     requests: int
@@ -62,26 +61,26 @@ def stock(
     """How stock divides memory.
 
     Args:
-        cells: of the model.
-        load: what the server is to hold.
+        cells: the model's sizes.
+        load: the load that the server must hold.
         available: bytes for states and KV.
         slots_each: slots that a request reserves.
-        ratio: memory of states to memory of KV.
-        pads: whether the release counts the slot that pads a batch; up to 0.5.16 none does.
+        ratio: memory of states : memory of KV.
+        pads: whether the release counts the slot that pads a batch; none does up to 0.5.16.
     """
     slots = int(available * ratio / (1 + ratio) // cells.state) - pads
     return _split(cells, load, available, slots, slots_each)
 
 
 def stock_without_cache(cells: Cells, load: Load, *, available: int) -> Split:
-    """The same without the radix cache: a slot for each request that may run, whatever fits."""
+    """How stock divides memory without the radix cache: one slot for each allowed request."""
     return _split(cells, load, available, load.requests, 1)
 
 
 def fitted(cells: Cells, load: Load, *, available: int, slots_each: int) -> Split:
-    """Slots for the requests that fit with their KV, at most as many as are asked for.
+    """Slots for as many of the load's requests as fit with their KV.
 
-    The rest is for cached prefixes of the same length, each with KV and one state.
+    The rest of the memory holds cached prefixes of the same length, each with KV and one state.
     """
     kv = load.context * cells.token
     spare = available - cells.state
@@ -94,15 +93,15 @@ def fitted(cells: Cells, load: Load, *, available: int, slots_each: int) -> Spli
 def cells_of(
     model: Mapping[str, Any], *, tensor_parallel: int = 1, value_bytes: int = 2
 ) -> Cells | None:
-    """What a model keeps; None for one without states, or with states of an unknown kind.
+    """The sizes of a model's states and KV; None for a model without states, or of an unknown kind.
 
     Args:
-        model: the model's ``config.json``; of a multimodal model the text part is taken.
-        tensor_parallel: over how many GPUs heads are spread.
-        value_bytes: bytes of one value of KV: 2 for bfloat16, 1 for fp8.
+        model: the model's ``config.json``; for a multimodal model, its text part is used.
+        tensor_parallel: the number of GPUs that share the heads.
+        value_bytes: bytes of one KV value: 2 for bfloat16, 1 for fp8.
 
     Raises:
-        KeyError: something that the sizes follow from is missing.
+        KeyError: a field is missing.
         ValueError: the states are of an unknown type.
     """
     text: Mapping[str, Any] = model.get("text_config") or model.get("llm_config") or model
@@ -150,7 +149,7 @@ the convolution's kernel."""
 
 
 def _layers(kind: str, text: Mapping[str, Any]) -> tuple[int, int]:
-    """How many layers have states, and how many KV."""
+    """``(layers with states, layers with KV)``."""
     if kind.startswith("nemotron_h"):  # a letter or a word names each layer's kind
         kinds = text.get("layers_block_type") or text["hybrid_override_pattern"]
         return (
@@ -167,7 +166,7 @@ def _layers(kind: str, text: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _kimi(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
-    """Kimi Linear: its KV is latent, and not spread over GPUs."""
+    """The sizes of Kimi Linear, whose KV is latent and complete on every GPU."""
     linear = text["linear_attn_config"]
     heads, width = linear["num_heads"], linear["head_dim"]
     values = 3 * heads * width // ranks * (linear["short_conv_kernel_size"] - 1)

@@ -1,7 +1,7 @@
-"""What ``doctor --model`` says of a hybrid model: the split of its memory, and what would set it.
+"""``doctor --model`` for a hybrid model: how its memory is split, and the options that change it.
 
-Which of stock's switches a release has, and what its ``auto`` means for a model, is read in its
-source. What each costs was read there as well.
+The release's source tells which options it has, and what ``auto`` means for a model. The texts
+about costs were written from reading that source too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COSTS = {
     ),
     "no_cache": "--disable-radix-cache: no request finds a prefix of another one",
 }
-"""What a switch costs, by its short name."""
+"""Short name → what an option costs."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Way:
     """A way to set a server up.
 
     Attributes:
-        give: what an operator adds to the command; empty for stock's defaults.
-        slots_each: slots that a request reserves then.
-        costs: names in `COSTS`.
+        give: what an operator adds to the command; "" for stock's defaults.
+        slots_each: slots that a request then reserves.
+        costs: keys of `COSTS`.
     """
 
     give: str
@@ -65,7 +65,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Line:
-    """A way and what it makes of the memory."""
+    """A way, and how it splits the memory."""
 
     give: str
     slots_each: int
@@ -74,14 +74,14 @@ class Line:
 
 @dataclass(frozen=True)
 class StateHint:
-    """What each way makes of a model's memory.
+    """The ways to split a model's memory.
 
     Attributes:
-        release: whose switches they are.
-        cells: of the model.
-        load: what the server is to hold.
-        lines: the first is stock's default; the others have room for a request.
-        costs: of the ways among them.
+        release: the release.
+        cells: the model's sizes.
+        load: the load that the server must hold.
+        lines: stock's default first; the others hold at least one request.
+        costs: the texts about those ways.
     """
 
     release: str
@@ -121,15 +121,15 @@ def hint(
     *,
     prefix_cache: bool = True,
 ) -> StateHint:
-    """What the release's switches make of so many bytes for states and KV on one GPU.
+    """How each way splits the memory of one GPU.
 
     Args:
-        tree: of the release.
+        tree: the release.
         architecture: the model's.
-        cells: of the model.
-        load: what the server is to hold.
-        available: bytes.
-        prefix_cache: whether the radix cache is on; without it there is one way.
+        cells: the model's sizes.
+        load: the load that the server must hold.
+        available: bytes for states and KV.
+        prefix_cache: whether the radix cache is on; without it there is only one way.
 
     Raises:
         TreeError: a file of the tree can't be read.
@@ -154,7 +154,7 @@ def hint(
 
 
 def ways(tree: Tree, architecture: str) -> list[Way]:
-    """How a server of a release can be set up for a model; the first is what it does by itself.
+    """The ways to set up a server of a release for a model; the first is its default.
 
     Raises:
         TreeError: a file of the tree can't be read.

@@ -1,4 +1,4 @@
-"""What ``doctor --model`` says of a model with sliding windows: what another pool would fit."""
+"""``doctor --model`` for a model with sliding windows: sizes the window pool."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ...sets.swa.pool_ratio.sizes import STOCK_RATIO, Needs, fit
 NEEDS_REQUESTS = (
     "the model has a sliding window: give --max-running-requests, its pool follows from it"
 )
-"""Why there is no hint without the number of requests."""
+"""The reason if the number of requests is missing."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """What another ratio would bring, or why there is no hint.
+    """A better ratio, or why there is none.
 
     Attributes:
         ratio: for ``--swa-full-tokens-ratio``; None with `reason`.
         full_stock: tokens of the full pool at stock's ratio.
-        full: the same at `ratio`.
+        full: tokens of the full pool at `ratio`.
         swa: tokens of the sliding-window pool at `ratio`.
-        reason: why stock's ratio is left as it is.
+        reason: why stock's ratio should stay.
     """
 
     ratio: float | None = None
@@ -57,19 +57,19 @@ def hint(
     prefix_cache: bool = True,
     ratio: float = STOCK_RATIO,
 ) -> Hint:
-    """What ``--swa-full-tokens-ratio`` would fit how many tokens more, for a model and arguments.
+    """The ``--swa-full-tokens-ratio`` that fits most tokens, and how many.
 
     Args:
-        model: the model's ``config.json``; of a multimodal model the text part is taken.
+        model: the model's ``config.json``; for a multimodal model, its text part is used.
         requests: ``--max-running-requests``; None if it is not given.
         kv_bytes: memory for KV on one GPU.
         page_size: in tokens.
-        tensor_parallel: over how many GPUs the KV heads are spread.
+        tensor_parallel: the number of GPUs that share the KV heads.
         value_bytes: bytes of one value: 2 for bfloat16, 1 for fp8.
         interval: steps between two evictions (``SGLANG_SWA_EVICTION_INTERVAL``).
         chunked_prefill: ``--chunked-prefill-size``, in tokens.
         prefix_cache: whether the radix cache is on.
-        ratio: the one in force.
+        ratio: the server's present ratio.
     """
     text: Mapping[str, Any] = model.get("text_config") or model
     window = text.get("sliding_window")
@@ -102,7 +102,7 @@ def hint(
 
 
 def layer_kinds(text: Mapping[str, Any]) -> tuple[int, int]:
-    """How many layers of a model attend to everything, and how many within a window."""
+    """``(layers with full attention, layers with windows)``."""
     layers = int(text.get("num_hidden_layers", 0))
     kinds = text.get("layer_types")
     if kinds:

@@ -1,7 +1,7 @@
-"""The verbs of the command, a module each, and what they share.
+"""The verbs of the command, one module each, and what they share.
 
-A verb's module has ``PARSER``, what its parser is made with; ``add_options(parser)``; and
-``run(given)``, which takes the parsed arguments and returns the exit code.
+A verb's module has ``PARSER`` (keyword arguments for its argparse parser), ``add_options(parser)``,
+and ``run(given)``, which takes the parsed arguments and returns the exit code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...model.selection import Selection
 
 
 def selected(text: str | None = None) -> Selection:
-    """What a text chooses, or the environment.
+    """The selection in a text; None reads ``SGLANG_PERF_PATCHES``.
 
     Raises:
         SelectionError: it is malformed, or names something unknown.
@@ -29,7 +29,7 @@ def selected(text: str | None = None) -> Selection:
 
 
 def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
-    """The tree to judge: at `path`, else of a release, else the installed one.
+    """The tree to judge: the one at `path`, else that of release `version`, else the installed one.
 
     Raises:
         TreeError: there is none.
@@ -45,7 +45,7 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
 
 
 def judged(tree: source.Tree) -> list[Verdict]:
-    """The verdict on every patch: a file that can't be read refuses only those that need it."""
+    """The verdict on every patch, in declared order."""
     return verdict.judge_each(sets.load(), tree)
 
 
@@ -55,12 +55,12 @@ def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
 
 
 def measured_by(adds: str) -> str:
-    """The command that compares a server with the same one and what a setting adds to it."""
+    """The ``bench server`` command that measures what a setting brings to the operator's server."""
     return f'sglang-perf-patches bench server --b "{adds}" -- COMMAND'
 
 
 def names_of_patches(**_: Any) -> list[str]:
-    """What a shell may complete: the sets and their patches."""
+    """The names that a shell may complete: sets and patches."""
     return [*sets.NAMES, *by_id(sets.load())]
 
 

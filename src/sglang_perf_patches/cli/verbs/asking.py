@@ -31,7 +31,7 @@ HELP = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which GPU to ask about."""
+    """Add the option for the server's GPU."""
     parser.add_argument(
         "--gpu",
         metavar="NAME",
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, *, in_short: bool) -> int:
-    """Print what becomes of each patch; 1 if one that was chosen by name will not be live."""
+    """Print the state of each patch; exit code 1 if one chosen by name will not be live."""
     asked = command.read(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
     tree = tree_at(args.sglang_path, args.sglang_version)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
 
 
 def reject_gpu(args: argparse.Namespace) -> None:
-    """Say that a GPU is asked about with a command only."""
+    """Refuse ``--gpu`` without a server's command."""
     if args.gpu is not None:
         args.parser.error("--gpu needs the server's command after --")
 

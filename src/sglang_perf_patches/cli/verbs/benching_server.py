@@ -65,20 +65,20 @@ or a patch that you named and that is not live; 2 it could not start; 128 + N af
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What there is to measure: the words after ``bench server`` have a parser of their own."""
+    """Add what can be measured; the words after ``bench server`` have a parser of their own."""
     parser.add_argument("what", choices=("server",))
 
 
 def run(_args: argparse.Namespace) -> int:
-    """``bench server`` with nothing after it."""
+    """Run ``bench server`` without further words."""
     return main([])
 
 
 def main(words: Sequence[str]) -> int:
-    """Run it with the words after ``bench server``; the exit code.
+    """Run ``bench server`` with the words after it, and return the exit code.
 
     Raises:
-        SelectionError: the environment's or a side's choice of patches is malformed.
+        SelectionError: the selection of the environment or of a side is malformed.
         TreeError: there is no sglang.
         PageError: the page can't be written.
     """
@@ -189,7 +189,7 @@ def _compare(
 
 
 def _with_equals(words: Sequence[str]) -> Iterator[str]:
-    """``--b=TEXT`` for ``--b TEXT``: argparse takes no text that looks like an option."""
+    """``--b TEXT`` as ``--b=TEXT``, because argparse refuses a value that looks like an option."""
     rest = iter(words)
     for word in rest:
         text = next(rest, None) if word in {f"--{name}" for name in sides.NAMES} else None
@@ -240,14 +240,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prefix(tree: source.Tree) -> tuple[str, ...]:
-    """What brings patches into a release that loads no plugins."""
+    """The words before the command: ``run``, for a release that loads no plugins."""
     if entry_point.is_loaded_by(tree):
         return ()
     return (sys.executable, "-m", "sglang_perf_patches", "run")
 
 
 def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Sequence[str]) -> None:
-    """Check before a boot that the command's Python would give its server patches.
+    """Check before a boot that the command's server would get patches.
 
     Raises:
         UsageError: it would not, and a side needs them.
@@ -268,7 +268,7 @@ def _repeat(selection: Selection, words: Sequence[str]) -> str:
 
 
 class _Folder:
-    """Where logs go: the operator's, or a temporary one, which a failure keeps."""
+    """The folder for logs: the operator's, or a temporary one that is kept after a failure."""
 
     def __init__(self, named: Path | None) -> None:
         self.is_kept = named is not None

@@ -1,4 +1,4 @@
-"""``doctor``: whether all is well here, or what an upgrade to another sglang would do."""
+"""``doctor``: whether all is well here, or what an upgrade of sglang would change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The tree to upgrade to, a server's GPU, or a model."""
+    """Add the options: the tree to upgrade to, a server's GPU, or a model."""
     add_tree(parser)
     parser.add_argument("--all", action="store_true", help="patches that do not change too")
     asking.add_options(parser)
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what changes; 1 if the upgrade loses a chosen patch."""
+    """Print the answer; exit code 1 if an upgrade would lose a chosen patch."""
     if args.model is None:
         sizing.require_none(args)
     if args.command is not None:

@@ -1,4 +1,4 @@
-"""``explain``: what a patch's page says, and where its definitions are; or the patches of a set."""
+"""``explain``: a patch's page and the places of its definitions; or the patches of a set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NEEDS = "needs"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to explain, on which tree, and in which form."""
+    """Add the options: what to explain, on which tree, and in which form."""
     name: Any = parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
     name.completer = names_of_patches
     add_tree(parser)
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanation; 1 if the patch was chosen by name and is not available."""
+    """Print the explanation; exit code 1 if the patch was chosen by name and is not available."""
     members = _members(args.patch)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _without_sglang(members: Sequence[str], error: TreeError) -> int:
-    """What the pages say, for a look before installing; no sglang is still exit code 2."""
+    """Print only the pages, for a reader who has not installed sglang yet; exit code 2."""
     patches = by_id(sets.load())
     pages = []
     for patch_id in members:
@@ -88,7 +88,7 @@ def _without_sglang(members: Sequence[str], error: TreeError) -> int:
 
 
 def _members(name: str) -> list[str]:
-    """The patches that a name stands for: the patch itself, or those of a set.
+    """The patch of that name, or the patches of that set.
 
     Raises:
         SelectionError: there is no such patch or set.
@@ -112,7 +112,7 @@ def _summary_of_set(name: str) -> str:
 
 
 def _choice(selection: Selection, patch: Patch) -> str:
-    """Whether the selection takes a patch in, and how to change that."""
+    """Whether the selection includes a patch, and how to change that."""
     text = f"SGLANG_PERF_PATCHES={selection.text}"
     if patch.id in selection.ids:
         return f"Chosen by {text}. Off: SGLANG_PERF_PATCHES={selection.text},-{patch.id}"
@@ -149,7 +149,7 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
 
 
 def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mapping[str, str]) -> str:
-    """All about a patch; `word` has the verdict on each patch."""
+    """The explanation of a patch; `word` has the verdict on each patch."""
     patch = judged.patch
     parts = [
         render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
@@ -175,7 +175,7 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
 
 
 def _said(patch: Patch, here: str = "") -> list[str]:
-    """What the page and the declaration say, whatever the sglang; `here` is a note on this one."""
+    """The part from the page and the declaration; `here` is a note on the present sglang."""
     written = patch_page.read(patch.id)
     parts = []
     for title, text in (
@@ -202,7 +202,7 @@ def _said(patch: Patch, here: str = "") -> list[str]:
 
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A line for each row of figures, each figure with the heading of its column."""
+    """A line for each row of figures, with the column's heading before each figure."""
     (what, *columns), *rows = table
     yield f"  {what}:"
     for row in rows:
@@ -223,7 +223,7 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
 
 
 def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
-    """Reference, role, file and first line of each definition of the variant that fits best."""
+    """``(reference, role, file:line)`` of each definition of the variant that fits best."""
     variant = judged.variant or judged.closest
     if variant is None:
         return []
@@ -241,7 +241,7 @@ def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | N
 
 
 def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
-    """For a refusal: each unknown definition, and its diff from the nearest known release."""
+    """For a refusal: each unknown definition with its diff against the nearest known release."""
     if judged.nearest is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""``doctor`` alone: whether patches are installed, loaded, live and have run; what to change."""
+"""``doctor`` without options: are patches installed, loaded, live, run; and what to change."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One check and its result.
 
     Attributes:
         check: its name.
-        word: ``ok``; ``look``: an operator may want to; ``bad``: something chosen is missing;
-            ``-``: nothing to see here.
+        word: ``ok``; ``look``: worth a look; ``bad``: something chosen is missing; ``-``: does not
+            apply here.
         said: what was found.
-        change: what to do about it; empty for nothing.
+        change: what to do about it; "" for nothing.
     """
 
     check: str
@@ -40,7 +40,7 @@ class Check:
 
 
 def run(*, as_json: bool) -> int:
-    """Print the checks; 1 if a patch named is not available, or a chosen one not in a server.
+    """Print the checks; exit code 1 if a chosen patch is not available or not live in a server.
 
     Raises:
         TreeError: there is no sglang.
@@ -107,7 +107,7 @@ def _chosen(tree: Tree, selection: Selection) -> Iterator[Check]:
 
 
 def _servers() -> Iterator[Check]:
-    """What is live in each server, and has run."""
+    """For each server, which patches are live and have run."""
     running = servers.of(records.read_all())
     if not running:
         yield Check("live", "-", "no process of this user has patches; start a server to see")
@@ -136,20 +136,26 @@ def _servers() -> Iterator[Check]:
 
 
 def _concerns_none(states: Mapping[str, str]) -> bool:
-    """Whether a server has no use for any chosen patch."""
+    """Whether every chosen patch is without use on a server."""
     words = {*states.values()}
     return "not needed" in words and "pending" not in words
 
 
 def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each cause of a gate, with the flag that switches it on."""
+    """A line for each cause of gated patches, with the flag behind it."""
     for cause, ids in summary.gated(members).items():
         flag = flag_in(summary.reason(members, ids[0], "gated"))
         yield f"gated {cause}{flag and f' ({flag})'}: {', '.join(ids)}"
 
 
 def _has_run(one: servers.Running, live: Any, *, is_all: bool) -> Check:
-    """Whether any live patch has run; what to do about it, if those are all that should be live."""
+    """Whether any live patch has run, and what to do if none has.
+
+    Args:
+        one: the server.
+        live: the ids of its live patches.
+        is_all: whether every patch that should be live is.
+    """
     ran = {patch["id"] for data in one.members for patch in data["patches"] if patch["ran"]}
     done = [name for name in live if name in ran]
     line = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"

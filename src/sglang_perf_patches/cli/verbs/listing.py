@@ -1,4 +1,4 @@
-"""``list``: what will happen here, or what each patch would do to any sglang tree."""
+"""``list``: the state that each patch will have here, or the verdict on any sglang tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONCERN = {READY, REFUSED, OFF, OPT_IN}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which tree, how much, and in which form."""
+    """Add the options: which tree, how much detail, and in which form."""
     add_tree(parser)
     parser.add_argument("--all", action="store_true", help="every patch, with its upstream links")
     asking.add_options(parser)
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; 1 if something chosen by name is not available."""
+    """Print the list; exit code 1 if a patch chosen by name is not available."""
     if args.command is not None:
         return asking.run(args, in_short=True)
     asking.reject_gpu(args)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
-    """A patch in JSON."""
+    """The JSON object of a patch and its verdict."""
     patch = judged.patch
     variant = judged.variant
     return {
@@ -78,12 +78,12 @@ def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
 def prospects(
     selection: Selection, verdicts: Iterable[Verdict], *, is_here: bool
 ) -> dict[str, tuple[str, str]]:
-    """Patch → what will become of it, in a word, and why.
+    """Patch → the state that it will have, in a word, and the reason.
 
-    ``ready`` says that it applies, and works as soon as a server uses what it is for.
+    ``ready`` means that it applies, and is live as soon as a server needs it.
 
     Args:
-        selection: what is selected.
+        selection: the selected patches.
         verdicts: on the tree.
         is_here: whether the tree is the installed one, so that this machine counts too.
     """
@@ -98,13 +98,13 @@ def table(
     where: str,
     with_all: bool,
 ) -> str:
-    """The table of some patches.
+    """A table of patches.
 
     Args:
-        verdicts: on them.
+        verdicts: of the patches to show.
         by_patch: as `prospects` gives it.
-        where: the heading of what becomes of them there.
-        with_all: whether their links, and what they do or why not, are shown too.
+        where: the heading of the column of states.
+        with_all: whether to show links, and what each patch does or why it is off.
     """
     rows = []
     for one in verdicts:
@@ -166,7 +166,7 @@ def _text(
 
 
 def counts(words: Iterable[str]) -> str:
-    """``13 ready, 2 refused, …``: what concerns the machine first, and no zero but these two."""
+    """``13 ready, 2 refused, …``; ``ready`` and ``refused`` also if they are 0."""
     number = Counter(NEEDS if word.startswith(NEEDS) else word.partition(" (")[0] for word in words)
     named = {NEEDS: "need what this machine lacks"}
     return ", ".join(
@@ -177,7 +177,7 @@ def counts(words: Iterable[str]) -> str:
 
 
 def _without_sglang(error: TreeError) -> int:
-    """The catalogue, for a look before installing; no sglang is still exit code 2."""
+    """Print the catalogue, for a reader who has not installed sglang yet; exit code 2."""
     catalogue = [["PATCH", "WHAT IT DOES"]]
     catalogue += [
         [patch.id, patch.summary + ("" if patch.is_default else " (opt-in)")]
@@ -194,7 +194,7 @@ def _without_sglang(error: TreeError) -> int:
 def _data(
     tree: source.Tree, selection: Selection, verdicts: Sequence[Verdict], *, is_here: bool
 ) -> dict[str, Any]:
-    """What ``list --json`` prints."""
+    """The JSON object of ``list --json``."""
     by_patch = prospects(selection, verdicts, is_here=is_here)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},

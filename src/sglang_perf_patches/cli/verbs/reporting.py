@@ -1,7 +1,7 @@
 """``report``: one file for an issue, with nothing private in it. It sends nothing.
 
-Each field is a number, or a name that stands in sglang's code or in ours. Sentences are left out:
-of a reason the names in it stay. The result of `bench server` may be sent on as it is.
+Each field is a number, or a name from sglang's code or ours. Sentences are left out; of a reason
+only the public names are kept. The result of `bench server` can be shared as it is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DISTRIBUTIONS = (
     *("sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python", "flashinfer-cubin"),
     *("mlx", "mlx-lm", "transformers", "numpy", "wrapt", "prometheus-client"),
 )
-"""Whose versions a report has, beside sglang's, Python's and ours."""
+"""Packages whose versions are in a report, next to those of sglang, Python and this project."""
 
 _SYSTEMS = ("Linux", "Darwin", "Windows")
 _KINDS = ("x86_64", "aarch64", "arm64", "AMD64", "ppc64le", "s390x", "riscv64")
@@ -58,7 +58,7 @@ class ReportError(OperatorError, OSError):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the file goes."""
+    """Add the option for the file."""
     parser.add_argument(
         "--output",
         type=Path,
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file and say what it holds; print it whole for ``--output -``."""
+    """Write the file and print what it contains; ``--output -`` prints the file itself."""
     data = _data()
     text = json.dumps(data, indent=1)
     if str(args.output) == "-":
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What there is in a report, a line each."""
+    """A line for each part of a report."""
     versions = {"sglang": data["sglang"] or "none", **data["versions"]}
     others = [f"{name} {value}" for name, value in versions.items() if name not in _SAID_FIRST]
     yield "versions", ", ".join([f"{name} {versions[name]}" for name in _SAID_FIRST] + others)
@@ -105,7 +105,7 @@ def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _data() -> dict[str, Any]:
-    """All that a report may show."""
+    """The report."""
     selection = selected()
     data: dict[str, Any] = {
         "made": datetime.now(timezone.utc).isoformat(" ", "minutes"),
@@ -134,7 +134,7 @@ def _data() -> dict[str, Any]:
 
 
 def _verdict(one: Verdict) -> dict[str, Any]:
-    """A verdict: of which release the code is, or nearest, and which definitions differ there."""
+    """A verdict, with the release that the code is from or nearest to, and what differs."""
     return {
         "id": one.patch.id,
         "verdict": one.word,
@@ -144,11 +144,11 @@ def _verdict(one: Verdict) -> dict[str, Any]:
 
 
 def process(record: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
-    """What may be shown of a process.
+    """The part of a process's record and command that may be shown.
 
     Args:
-        record: as `records` gives it.
-        command: its words.
+        record: as `telemetry.records` gives it.
+        command: the words of its command.
     """
     return {
         "pid": record["pid"],
@@ -181,7 +181,7 @@ def _versions() -> dict[str, str]:
 
 
 def _system() -> str:
-    """``Linux 6.1.0 x86_64 2.36``: the kernel's and the C library's versions between the names."""
+    """``Linux 6.1.0 x86_64 2.36``: system, kernel version, architecture, C library version."""
     kernel = re.match(r"\d+\.\d+(\.\d+)?", platform.release())
     parts = (platform.system(), kernel[0] if kernel else "", platform.machine())
     words = filter(None, (*parts, platform.libc_ver()[1]))

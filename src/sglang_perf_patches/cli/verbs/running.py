@@ -20,12 +20,12 @@ PARSER: dict[str, Any] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command, whatever it looks like."""
+    """Add the command, of which every word is passed on."""
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the command; its exit code is the one of this process."""
+    """Replace this process by the command (exec)."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         args.parser.error("a command is missing")
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _python_path(present: str) -> str:
-    """PYTHONPATH with the bootstrap folder first, and there only."""
+    """PYTHONPATH with the bootstrap folder first, and nowhere else in it."""
     ours = os.fspath(bootstrap.FOLDER)
     others = [place for place in present.split(os.pathsep) if place and place != ours]
     return os.pathsep.join([ours, *others])

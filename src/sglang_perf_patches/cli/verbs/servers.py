@@ -1,4 +1,4 @@
-"""The servers of this user that run: their processes, port and model."""
+"""This user's running servers: their processes, port and model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ROLES = ("launcher", "scheduler", "tokenizer", "detokenizer", "data_parallel_co
 
 @dataclass(frozen=True)
 class Running:
-    """A process with those that it started.
+    """A server, or another process with patches, with all processes that it started.
 
     Attributes:
         pid: of the process that started the others.
-        members: the records of them all.
-        is_server: whether it serves: False for a script that has an Engine, or a test.
-        model: its ``--model-path``; empty where the command does not name it.
-        port: likewise, or sglang's default.
+        members: the records of all of them.
+        is_server: False for a script with an Engine, or a test.
+        model: its ``--model-path``; "" if the command has none.
+        port: its ``--port`` or sglang's default; "" if the command names no model.
     """
 
     pid: int
@@ -37,20 +37,20 @@ class Running:
 
     @property
     def name(self) -> str:
-        """What an operator knows it by: ``server 12 (MODEL, port 30000)``."""
+        """``server 12 (MODEL, port 30000)``."""
         label = ", ".join(filter(None, [self.model, self.port and f"port {self.port}"]))
         return f"{'server' if self.is_server else 'process'} {self.pid}{label and f' ({label})'}"
 
     @property
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As a JSON object."""
         return {"pid": self.pid, "is_server": self.is_server, "model": self.model} | {
             "port": int(self.port) if self.port.isdecimal() else None
         }
 
 
 def of(records: Sequence[dict[str, Any]]) -> list[Running]:
-    """The servers of some records, which are sorted by server."""
+    """The servers of records, which must be sorted by server."""
     return [
         _running(server, list(members))
         for server, members in groupby(records, key=lambda data: data["server"])
@@ -58,7 +58,7 @@ def of(records: Sequence[dict[str, Any]]) -> list[Running]:
 
 
 def lacks_something(members: Sequence[dict[str, Any]]) -> bool:
-    """Whether a chosen patch, also one that only ``all`` chose, does not do its work somewhere."""
+    """Whether a chosen patch, also one that only ``all`` selected, is in trouble in any process."""
     return any(_lacks(data) for data in members)
 
 

@@ -1,4 +1,4 @@
-"""``status``: what is live in this user's running sglang processes, a line a server."""
+"""``status``: which patches are live in this user's sglang processes, one line per server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Record = dict[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of which servers, how much, and how often."""
+    """Add the options: which servers, how much detail, and how often."""
     parser.add_argument(
         "pids",
         nargs="*",
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the records say; 1 if a chosen patch does not do its work in some process."""
+    """Print the states; exit code 1 if a chosen patch is in trouble in any process."""
     if args.watch is None:
         return _once(args)
     if args.json:
@@ -92,7 +92,7 @@ def _once(args: argparse.Namespace) -> int:
 
 
 def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:
-    """What there is to say of each server."""
+    """The lines about each server."""
     for one in servers.of(processes):
         server, members = one.pid, one.members
         count = f"{len(members)} process{'es' if len(members) > 1 else ''}"
@@ -110,7 +110,7 @@ def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:
 
 
 def _groups(members: Sequence[Record], *, by_run: bool = False) -> list[list[Record]]:
-    """Processes of one kind whose patches are in the same states, together."""
+    """Groups of processes of the same kind, with patches in the same states."""
     groups: dict[Any, list[Record]] = {}
     for data in members:
         states = tuple(
@@ -122,7 +122,7 @@ def _groups(members: Sequence[Record], *, by_run: bool = False) -> list[list[Rec
 
 
 def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
-    """A row for each group: who, which PIDs, what is live, and how much of that has run."""
+    """A row for each group: its kind, its PIDs, the live patches, and how many have run."""
     yield ["  PROCESS", "PID", "LIVE", "HAVE RUN", "WHICH"]
     for group in _groups(members):
         live = [patch["id"] for patch in group[0]["patches"] if patch["state"] == "live"]
@@ -133,7 +133,7 @@ def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
 
 
 def _troubles(members: Sequence[Record]) -> list[str]:
-    """A line for each patch that is in trouble anywhere, whatever the number of processes."""
+    """One line for each patch that is in trouble in any process."""
     troubles = {
         (patch["id"], patch["state"], patch["reason"]): None
         for data in members
@@ -166,7 +166,7 @@ def _name(group: Sequence[Record]) -> str:
 
 
 def _kind(role: str) -> str:
-    """``scheduler`` for ``scheduler_TP3``: ranks do the same work."""
+    """The role without its rank: ``scheduler`` for ``scheduler_TP3``."""
     return role.partition("_")[0].partition(":")[0] if role.startswith("scheduler") else role
 
 

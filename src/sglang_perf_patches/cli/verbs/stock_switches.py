@@ -1,7 +1,7 @@
-"""Switches of stock sglang and of MLX that do the work of a patch, or work like it, and are off.
+"""Options of stock sglang and MLX that are off by default and may help like a patch does.
 
-``doctor`` names those that a tree has. What is said of each was read in the released code. Of the
-prefill's graphs and MLX's it was also measured, see ``tests/benchmarks/results/stock.md`` and
+``doctor`` lists those that a tree has. The texts follow from reading the released code. The prefill
+graphs and the MLX options were also measured, see ``tests/benchmarks/results/stock.md`` and
 ``mlx.md``.
 """
 
@@ -27,12 +27,12 @@ class Switch:
 
     Attributes:
         name: how an operator turns it on.
-        gains: what it does for whom.
+        gains: what it does, and for whom.
         costs: what it costs, or where it has no effect.
-        of_gpu: whether a machine without a GPU has nothing that it could switch.
-        of_mlx: the same of one without MLX.
-        module: whose source says that a release has it.
-        marker: the text that says so, and that it is off.
+        of_gpu: whether it only has an effect on a GPU.
+        of_mlx: whether it only has an effect with MLX.
+        module: the module whose source shows that a release has it.
+        marker: the text there that shows it, and that it is off by default.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Switch:
 
     @property
     def command(self) -> str:
-        """What measures it on an operator's own server."""
+        """The command that measures it on an operator's own server."""
         return measured_by(self.name)
 
     @property
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As a JSON object."""
         return asdict(self) | {"measure": self.command}
 
 
@@ -117,12 +117,12 @@ SWITCHES = (
 
 
 def of(tree: Tree, *, with_gpu: bool = True, with_mlx: bool = True) -> list[Switch]:
-    """The switches that a tree has; none of a file that can't be read.
+    """The switches that a tree has, without those in files that can't be read.
 
     Args:
-        tree: of a release.
-        with_gpu: whether those are meant too that work on a GPU alone.
-        with_mlx: the same of MLX.
+        tree: the tree.
+        with_gpu: whether to include those that need a GPU.
+        with_mlx: whether to include those that need MLX.
     """
     present = []
     for switch in SWITCHES:
@@ -138,7 +138,7 @@ def of(tree: Tree, *, with_gpu: bool = True, with_mlx: bool = True) -> list[Swit
 
 
 def text(switches: Sequence[Switch], where: str = "there") -> str:
-    """What ``doctor`` says of them; empty for none."""
+    """The lines that ``doctor`` prints about switches; "" for none."""
     if not switches:
         return ""
     lines = [f"Stock's own switches {where}, off by default; what measures each, and what it is:"]

@@ -1,4 +1,4 @@
-"""``verify``: compare what depends on this machine's device with stock, bit by bit."""
+"""``verify``: compares patches whose results depend on the device with stock, bit by bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARSER: dict[str, Any] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to compare, and for how long."""
+    """Add the options: what to compare, and for how long."""
     names: Any = parser.add_argument(
         "names", nargs="*", metavar="NAME", help="sets or patches (default: all)"
     )
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print; see `verify.exit_code`."""
+    """Compare, print, and return `verify.exit_code`."""
     named = _named(args.names)
     tree = tree_at()
     plan = verify.plan([verdict for verdict in judged(tree) if verdict.patch.id in named.ids])
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _named(names: Sequence[str]) -> Selection:
-    """The patches that were named: a set's name stands for its policy patches too.
+    """The patches of these names; a set's name includes its policy patches.
 
     Raises:
         SelectionError: a name is unknown, or all of them together name nothing.
@@ -110,7 +110,7 @@ def _text(outcome: verify.Outcome) -> str:
 
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
-    """One line for all: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
+    """The summary line: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
     words: dict[str, set[str]] = {}
     not_here = set()
     for outcome in outcomes:

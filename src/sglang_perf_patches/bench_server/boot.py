@@ -1,4 +1,4 @@
-"""One boot of an operator's server, from its start until nothing of it runs."""
+"""One boot of an operator's server, from its start until its last process has ended."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Plan:
 
     Attributes:
         served: the command and its address.
-        prefix: words before the command, which put the patches into releases without plugins.
-        sides: what is compared; the others with the first.
-        module: sglang's ``bench_serving``.
+        prefix: words before the command, which activate patches in releases without plugins.
+        sides: the sides; each is compared with the first.
+        module: the module of sglang's ``bench_serving``.
         options: its options.
-        folder: where logs and results go.
-        boot_limit_s: seconds that a server may take until it is ready.
-        load_limit_s: seconds that a load may take.
+        folder: the folder for logs and results.
+        boot_limit_s: the limit until a server is ready, in seconds.
+        load_limit_s: the limit for the load, in seconds.
     """
 
     served: ServerCommand
@@ -48,10 +48,10 @@ class Boot:
 
     Attributes:
         side: the name of its side.
-        figures: name → value, as `outcome.FIGURES` names them; what is unknown is left out.
+        figures: name (see `outcome.FIGURES`) → value, without unknown ones.
         tokens: the greedy tokens.
-        records: those of the server's processes, as `telemetry.records` gives them.
-        labels: what the server says about itself: model, sglang.
+        records: the records of the server's processes, as `telemetry.records` gives them.
+        labels: model and sglang version, as the server reports them.
     """
 
     side: str
@@ -66,9 +66,9 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
 
     Args:
         plan: what all boots have in common.
-        side: which of its sides this is.
-        name: of this boot, for its files.
-        say: called with a line about the progress, now and then.
+        side: the side to start.
+        name: the name of this boot's files.
+        say: called with each line about the progress.
 
     Raises:
         BenchError: it crashed, hung or did not answer.
@@ -137,7 +137,7 @@ def _loaded(
     tokenizer: str | None,
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], int]:
-    """What ``bench_serving`` measured, and the most memory that the server held meanwhile."""
+    """Send the load; return ``bench_serving``'s result and the server's peak memory meanwhile."""
     result, client_log = plan.folder / f"{name}.jsonl", plan.folder / f"{name}-load.log"
     result.unlink(missing_ok=True)
     began = spoke = time.monotonic()
@@ -172,7 +172,11 @@ def _loaded(
 
 
 def _require_alive(tree: processes.Tree, log: Path, doing: str) -> None:
-    """Check that the command has neither failed nor ended without a server."""
+    """Check that the server's command still runs.
+
+    Raises:
+        BenchError: it has ended.
+    """
     code = tree.code
     if code is None or (code == 0 and tree.pids()):
         return
@@ -190,7 +194,7 @@ def _last(log: Path) -> str:
 
 
 def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
-    """What of ``bench_serving``'s result is compared."""
+    """The figures of ``bench_serving``'s result that are compared."""
     keys = {
         "TTFT": "median_ttft_ms",
         "TTFT p99": "p99_ttft_ms",
@@ -204,6 +208,6 @@ def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _gpu_bytes() -> int | None:
-    """The memory in use on all NVIDIA GPUs of this machine; None if there is no such GPU."""
+    """Bytes in use on all NVIDIA GPUs of this machine; None without such a GPU."""
     numbers = [word for word in machine.smi("memory.used") if word.isdecimal()]
     return sum(map(int, numbers)) * 1024 * 1024 if numbers else None

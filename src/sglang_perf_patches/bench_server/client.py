@@ -19,7 +19,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def is_ready(served: ServerCommand) -> bool:
-    """Whether the server says that it can serve."""
+    """Whether the server reports that it is ready."""
     try:
         with _direct.open(_request(served, "/health"), timeout=_HEALTH_S) as reply:
             return bool(reply.status == 200)
@@ -28,7 +28,7 @@ def is_ready(served: ServerCommand) -> bool:
 
 
 def told(served: ServerCommand, *paths: str) -> dict[str, Any]:
-    """The object from the first path that the server knows; empty if it knows none."""
+    """The server's information about itself; empty if it knows none of the paths."""
     for path in paths:
         try:
             reply = _json(served, path, None)
@@ -40,10 +40,10 @@ def told(served: ServerCommand, *paths: str) -> dict[str, Any]:
 
 
 def generated(served: ServerCommand, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The replies of ``/generate`` to a body of one or several prompts.
+    """The replies of ``/generate`` to a body with one or several prompts.
 
     Raises:
-        BenchError: it gave none.
+        BenchError: the server did not reply.
     """
     reply = _json(served, "/generate", body)
     return reply if isinstance(reply, list) else [reply]

@@ -20,13 +20,13 @@ _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """A command that is complete.
+    """A server's command with a known address.
 
     Attributes:
-        command: its words; a port is added if it names none.
-        host: where it listens, as a client reaches it.
-        port: likewise.
-        api_key: what requests must bear, None if it wants none.
+        command: its words; with a port added if it had none.
+        host: the address under which a client reaches it.
+        port: the port.
+        api_key: the key that requests must send; None if it needs none.
     """
 
     command: tuple[str, ...]
@@ -36,7 +36,7 @@ class ServerCommand:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a slash at the end."""
+        """The base URL, without a slash at the end."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -49,8 +49,8 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
         url: its address, if the command does not name it.
 
     Raises:
-        UsageError: there is no such program, its address is unknown, or it can't be
-            driven alone.
+        UsageError: there is no such program, its address is unknown, or it can't serve requests
+            by itself.
     """
     words = list(command)
     if not words:
@@ -104,8 +104,8 @@ def require_free(served: ServerCommand) -> None:
 def free_port(host: str) -> int:
     """A free port.
 
-    It is below those from which 0.5.23 draws more, 22000 to 29999, and opens them only later. Some
-    releases derive others from it: 0.5.11 adds 10000 for one that it does not even open.
+    It is below 22000 to 29999, from which 0.5.23 draws further ports that it opens only later. Some
+    releases derive ports from this one: 0.5.11 adds 10000, for a port that it never opens.
     """
     while True:
         port = random.randrange(12_000, 22_000)  # noqa: S311 - not a secret
@@ -114,7 +114,7 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there; a host of another machine is not checked."""
+    """Whether a server could listen there; True, unchecked, for a host of another machine."""
     with suppress(socket.gaierror):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -142,7 +142,7 @@ def _at_url(words: list[str], url: str, api_key: str | None) -> ServerCommand:
 
 
 def is_of_sglang(words: Sequence[str]) -> bool:
-    """Whether options at the end of the command are the server's own."""
+    """Whether options that are appended to the command reach the sglang server."""
     names = [os.path.basename(word) for word in words]
     return (
         "sglang.launch_server" in words

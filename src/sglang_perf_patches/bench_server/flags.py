@@ -1,8 +1,8 @@
-"""The flags of a release's server and of its ``bench_serving``, and which values may be shown.
+"""The flags of a release's server and its ``bench_serving``, and which values may be shown.
 
-They are read from the release's source: from ``add_argument`` calls, and from the fields
-``NAME: A[TYPE, ...]`` that it has since 0.5.14. A value may be shown if its flag takes a number and
-it is one, or if its flag takes one of some names and the release's own lists have it.
+They are read from the release's source: from ``add_argument`` calls and, since 0.5.14, from fields
+``NAME: A[TYPE, ...]``. A value may be shown if it is a number and its flag takes one, or if it is a
+name in one of the release's lists of choices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..model import setups
 from ..model.feature import flag
 
 Kind = Literal["number", "name", "switch", "text"]
-"""What a flag takes: a ``switch`` takes nothing, and no value of a ``text`` may be shown."""
+"""What a flag takes. A ``switch`` takes nothing; a ``text`` may never be shown."""
 
 _FILES = (
     *("srt/server_args.py", "srt/arg_groups/choices.py", "srt/arg_groups/fields/*.py"),
@@ -34,25 +34,25 @@ _NAME = re.compile(r"[A-Za-z][\w.+-]{0,30}", re.ASCII)
 
 @dataclass(frozen=True)
 class Flags:
-    """What is known of a release.
+    """The flags of a release.
 
     Attributes:
         kinds: flag → what it takes.
-        names: what its lists of choices have.
+        names: all names in lists of choices.
     """
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
 
     def kind(self, name: str) -> Kind | None:
-        """What a flag takes, also one that is cut short, as argparse allows; None if unknown."""
+        """What a flag takes, also if it is abbreviated as argparse allows; None if unknown."""
         if name in self.kinds or len(name) < 4:
             return self.kinds.get(name)
         longer = {kind for each, kind in self.kinds.items() if each.startswith(name)}
         return longer.pop() if len(longer) == 1 else "text" if longer else None
 
     def may_show(self, name: str, value: str) -> bool:
-        """Whether a value is of the kind that the flag takes, and public."""
+        """Whether a flag's value is known to hold nothing private."""
         kind = self.kind(name)
         if kind == "number":
             return bool(_NUMBER.fullmatch(value) or _NUMBERS.fullmatch(value))
@@ -64,7 +64,7 @@ class Flags:
 
 @cache
 def _values_of_features() -> dict[str, set[Any]]:
-    """Flag → the values by which a declaration tells what a server has on."""
+    """Flag → the values of it that the declarations of features mention."""
     values: dict[str, set[Any]] = {}
     told = [(each.off, each.on) for each in setups.FEATURES.all]
     told += [(each.off, each.on) for each in setups.FEATURES.uses]
@@ -75,7 +75,7 @@ def _values_of_features() -> dict[str, set[Any]]:
 
 @cache
 def installed() -> Flags:
-    """Those of the installed sglang; none without it."""
+    """The flags of the installed sglang; empty without sglang."""
     try:
         return of(source.installed())
     except TreeError:
@@ -83,7 +83,7 @@ def installed() -> Flags:
 
 
 def of(tree: Tree) -> Flags:
-    """Those of a tree. A flag that two files have with different kinds is a ``text``."""
+    """The flags of a tree. If two files give a flag different kinds, it is a ``text``."""
     kinds: dict[str, Kind] = {}
     names: set[str] = set()
     for path in (path for pattern in _FILES for path in sorted(tree.root.glob(pattern))):
@@ -135,7 +135,7 @@ def _typed(annotation: ast.expr, *, has_choices: bool) -> Kind:
 
 
 def _listed(node: ast.AST) -> Iterator[str]:
-    """The names in a list of choices: a display of texts, or the arguments of ``Literal``."""
+    """The names in a list of choices: string literals, or the arguments of ``Literal``."""
     if isinstance(node, (ast.List, ast.Set)) or (
         isinstance(node, ast.Tuple) and all(isinstance(each, ast.Constant) for each in node.elts)
     ):

@@ -25,13 +25,13 @@ class Bar:
     """A line of a plot.
 
     Attributes:
-        name: what it is of.
-        change: of the second side against the first: -0.3 for 30 % less.
-        low: the lower end of what was seen.
-        high: the upper end.
-        tone: whether it is good, beyond the noise.
+        name: of the figure.
+        change: the second side's relative to the first's: -0.3 for 30 % less.
+        low: the lowest change of a turn.
+        high: the highest change of a turn.
+        tone: good or bad beyond the noise, or neither.
         text: the change in words.
-        dots: each single change, where there are few.
+        dots: the change of each turn, if there are few.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Bar:
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """A page of parts that are HTML already."""
+    """A whole page; `parts` are HTML, `title` is text."""
     return (
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
@@ -72,7 +72,7 @@ def bullets(texts: Iterable[str]) -> str:
 
 
 def facts(pairs: Mapping[str, str]) -> str:
-    """Names and a text for each."""
+    """A list of names with a text for each."""
     items = "".join(
         f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in pairs.items()
     )
@@ -85,7 +85,7 @@ def code(text: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) -> str:
-    """Text cells, each with whether it is a number; on a narrow page, a card for each row."""
+    """A table of ``(text, whether it is a number)`` cells; on a narrow page, a card per row."""
     rows = list(rows)
     numbers = [any(row[at][1] for row in rows) for at in range(len(columns))]
     heads = "".join(
@@ -108,7 +108,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
 
 
 def plot(bars: Sequence[Bar], axis: str) -> str:
-    """Changes, one line each, above an axis of percentages; `axis` says what they are."""
+    """A plot of changes, one line each, above an axis of percentages with the label `axis`."""
     if not bars:
         return ""
     low, high, ticks = _range(bars)
@@ -140,7 +140,7 @@ def plot(bars: Sequence[Bar], axis: str) -> str:
 
 
 def _reach(bar: Bar) -> float:
-    """The largest change that is drawn of a line."""
+    """The largest absolute change that a line draws."""
     return max(bar.change, bar.high, *bar.dots)
 
 

@@ -1,4 +1,4 @@
-"""The signals that end a process as one exception, held back while one is started or ended."""
+"""Turns the signals that end a process into an exception, which can be deferred for a block."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _State:
 
 @contextmanager
 def turned_into_exceptions() -> Iterator[None]:
-    """Have the first of these signals raise `Interrupted`, at once or after `held_back`.
+    """Make the first of these signals raise `Interrupted`, at once or after `held_back`.
 
-    What comes after the first is only noted, for `is_waiting`: the way out is not interrupted.
+    Later ones are only noted, for `is_waiting`, so that cleaning up is not interrupted.
     """
     _State.waiting, _State.has_raised = None, False
     before = {number: signal.signal(number, _arrived) for number in _SIGNALS}
@@ -45,7 +45,7 @@ def turned_into_exceptions() -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let nothing interrupt the block; a signal in between is raised at its end."""
+    """Defer signals to the end of the block."""
     _State.held += 1
     try:
         yield
@@ -56,7 +56,7 @@ def held_back() -> Iterator[None]:
 
 
 def is_waiting() -> bool:
-    """Whether a signal came while it was held back: who waits for something may cut it short."""
+    """Whether a deferred signal waits, so that the block should end soon."""
     return _State.waiting is not None
 
 

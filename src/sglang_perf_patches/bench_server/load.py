@@ -1,4 +1,4 @@
-"""Requests to a server by sglang's own ``bench_serving``, whose options pass through."""
+"""Sends requests to a server with sglang's own ``bench_serving``; its options are passed on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HELP_S = 300
 
 
 def module(source: Source) -> str:
-    """The module that is ``bench_serving`` in this sglang.
+    """The name of the ``bench_serving`` module in this sglang.
 
     Raises:
         UsageError: it has none.
@@ -45,17 +45,17 @@ def module(source: Source) -> str:
 
 
 def completed(options: Sequence[str]) -> list[str]:
-    """The operator's options, with a load of random prompts as the default."""
+    """The operator's options, completed by a default load of random prompts."""
     names = {word.partition("=")[0] for word in options if word.startswith("-")}
     added = [word for pair in _DEFAULTS.items() if pair[0] not in names for word in pair]
     return [*added, *options]
 
 
 def check(name: str, options: Sequence[str]) -> None:
-    """See that ``bench_serving`` runs here and has these options, before a server is started.
+    """Check, before a server is started, that ``bench_serving`` runs here and has these options.
 
     Raises:
-        UsageError: it does not, or has not, or this tool sets one of them itself.
+        UsageError: it does not run, lacks an option, or this tool sets the option itself.
     """
     for word in options:
         name_of = word.partition("=")[0]
@@ -91,7 +91,7 @@ def started(
     result: Path,
     log: Path,
 ) -> Iterator[processes.Tree]:
-    """Send the requests while the block runs; `read` takes what `result` then holds."""
+    """Send the requests while the block runs; `read` then reads the file `result`."""
     where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
     if tokenizer and "--tokenizer" not in {word.partition("=")[0] for word in options}:
         where += ["--tokenizer", tokenizer]
@@ -104,7 +104,7 @@ def started(
 
 
 def read(result: Path, log: Path) -> dict[str, Any]:
-    """What ``bench_serving`` measured.
+    """The result of ``bench_serving``.
 
     Raises:
         BenchError: it wrote nothing, or not every request was answered.
@@ -126,7 +126,7 @@ def read(result: Path, log: Path) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, without what may be private, for one line of a terminal."""
+    """The public names in the last non-empty line of a text (see `secrets.said`)."""
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -136,6 +136,6 @@ def last_line(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's own, so that the client is the same beside both servers."""
+    """The client's environment: this process's own, so that it is the same for all sides."""
     kept: Mapping[str, str] = os.environ
     return {**kept, "SGLANG_PERF_PATCHES": "none"}

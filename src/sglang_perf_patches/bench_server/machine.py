@@ -1,4 +1,4 @@
-"""This machine, as a reader of figures needs to know it."""
+"""The facts about this machine that a reader of figures needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT_S = 30.0
 
 
 def facts() -> dict[str, str]:
-    """Names and versions; imports no library of sglang's."""
+    """Name → hardware or version; imports none of sglang's libraries."""
     found = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
@@ -36,10 +36,10 @@ def _processor() -> str:
 
 
 def smi(field: str) -> list[str]:
-    """A field of each GPU; nothing without such a GPU, or where the tool fails or hangs.
+    """A field of each NVIDIA GPU; empty without one, or if ``nvidia-smi`` fails or hangs.
 
     Args:
-        field: as ``nvidia-smi --help-query-gpu`` calls it.
+        field: its name in ``nvidia-smi --help-query-gpu``.
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:

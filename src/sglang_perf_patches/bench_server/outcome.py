@@ -1,4 +1,4 @@
-"""The result of a comparison of servers: figures, tokens, patches, and a conclusion in words."""
+"""The outcome of a comparison of servers: figures, tokens, patches, and a conclusion in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT = (Side("stock"), Side("patched"))
 
 @dataclass(frozen=True)
 class Figure:
-    """What is measured: its name, its unit, what it is in words, and whether less is better."""
+    """A quantity that is measured."""
 
     name: str
     unit: str
@@ -52,21 +52,21 @@ class Outcome:
         sglang: the release.
         machine: as `report.machine` gives it.
         model: the last name of the model's path.
-        command: the operator's own, as `secrets` shows it.
-        repeat: the command that does this comparison again.
-        selection: `SGLANG_PERF_PATCHES` of the second side.
-        load: bench_serving's options.
-        turns: how many were requested.
-        changes: figure → both sides; empty if no turn was completed.
-        tokens: the comparison of greedy tokens; None likewise.
-        live: the patches of the second side's boots.
-        failed: patch → why it is not live, of those that were refused or failed.
-        lost: the patches that were chosen by name and can't be had.
-        stopped: why there are fewer turns than requested.
-        boots: each boot's figures, in turns: stock's, patched's.
-        sides: the two that are compared. Where an operator described them, ``stock`` in other
-            fields is the first, ``patched`` the second.
-        live_in_first: the patches of the first side's boots; stock has none.
+        command: the operator's command, as `secrets` shows it.
+        repeat: the command that repeats this comparison.
+        selection: ``SGLANG_PERF_PATCHES`` of the second side.
+        load: the options of bench_serving.
+        turns: the number of turns that were requested.
+        changes: figure → its values on both sides; empty if no turn was completed.
+        tokens: the comparison of greedy tokens; None if no turn was completed.
+        live: the live patches of the second side.
+        failed: patch that was refused, in conflict or failed → why.
+        lost: the patches that were chosen by name and are not available.
+        stopped: why there are fewer turns than requested; "" if there are not.
+        boots: the figures of each boot, turn by turn: stock's, patched's.
+        sides: the two sides. If the operator described them, ``stock`` in the other fields means
+            the first and ``patched`` the second.
+        live_in_first: the live patches of the first side; stock has none.
     """
 
     sglang: str
@@ -89,17 +89,17 @@ class Outcome:
 
     @property
     def is_described(self) -> bool:
-        """Whether an operator described the sides, so that they are not stock and patched."""
+        """Whether the operator described the sides; else they are stock and patched."""
         return self.sides[0].name != "stock"
 
     @property
     def turns_done(self) -> int:
-        """How many turns came to their end."""
+        """The number of completed turns."""
         return len(self.boots)
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether anything may be concluded: two turns at least."""
+        """Whether there are enough turns for a conclusion, which is two."""
         return self.turns_done >= 2
 
 
@@ -109,7 +109,7 @@ def compared(
     stopped: Stopped | None,
     sides: tuple[Side, Side] = _DEFAULT,
 ) -> dict[str, Any]:
-    """The fields of an `Outcome` that come of the turns of two sides."""
+    """The fields of an `Outcome` that follow from the turns of two sides."""
     stock, patched = [pair[0] for pair in taken], [pair[1] for pair in taken]
     changes = {}
     for figure in FIGURES:
@@ -140,7 +140,7 @@ def compared(
 
 
 def exit_code(outcome: Outcome) -> int:
-    """0 if it came to a conclusion with equal tokens and all that was chosen by name; else 1."""
+    """0 if it is conclusive, tokens are equal and no patch chosen by name is missing; else 1."""
     is_equal = outcome.tokens is not None and outcome.tokens.word != "different"
     is_whole = outcome.stopped is None and not outcome.lost
     return 0 if outcome.is_conclusive and is_equal and is_whole else 1
@@ -178,7 +178,7 @@ def _second(outcome: Outcome) -> str:
 
 
 def _beyond(outcome: Outcome, is_better: bool) -> list[tuple[str, Change]]:
-    """The figures that got better, or worse, beyond the noise; what is felt most comes first."""
+    """The figures that are better (or worse) beyond the noise, most noticeable first."""
     names = [*_FELT, *(figure.name for figure in FIGURES if figure.name not in _FELT)]
     less_is_better = {figure.name: figure.less_is_better for figure in FIGURES}
     changes = [(name, outcome.changes[name]) for name in names if name in outcome.changes]
@@ -191,7 +191,7 @@ def _beyond(outcome: Outcome, is_better: bool) -> list[tuple[str, Change]]:
 
 
 def _named(figures: Sequence[tuple[str, Change]]) -> str:
-    """The first ones with their amounts, the others by name."""
+    """The first figures with their amounts, the others by name."""
     amounts = ", ".join(
         f"{name} {amount(change).partition(' (')[0]}" for name, change in figures[:_AMOUNTS]
     )
@@ -200,7 +200,7 @@ def _named(figures: Sequence[tuple[str, Change]]) -> str:
 
 
 def amount(change: Change) -> str:
-    """How much less or more, in words, with the turns' ends: ``12 % less (10 to 13)``."""
+    """The change in words, with the lowest and highest turn: ``12 % less (10 to 13)``."""
     percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
     if change.word == "same" or not any(percent):
         return "the same"
@@ -220,7 +220,7 @@ def amount(change: Change) -> str:
 
 
 def to_json(outcome: Outcome, *others: Outcome) -> str:
-    """All of it, for machines; the comparisons with further sides are in ``more``."""
+    """The outcome as JSON; comparisons with further sides are under ``more``."""
     return json.dumps({**_data(outcome), "more": [_data(one) for one in others]}, indent=1)
 
 

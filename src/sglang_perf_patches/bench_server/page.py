@@ -1,4 +1,4 @@
-"""An outcome as one page that can be sent on."""
+"""An outcome as one self-contained HTML page, safe to share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class PageError(OperatorError, RuntimeError):
 
 
 def to_html(outcome: Outcome, *others: Outcome) -> str:
-    """The conclusion, a plot of the changes, the figures, and how they were taken.
+    """The page: conclusion, plot of the changes, figures, and how they were measured.
 
     Args:
         outcome: the comparison.
-        others: those of further sides with the same first side.
+        others: the comparisons of further sides with the same first side.
     """
     parts = [html.heading(1, conclusion(outcome)), html.paragraph(_about(outcome))]
     parts += _compared(outcome)
@@ -52,7 +52,7 @@ def _about(outcome: Outcome) -> str:
 
 
 def _compared(outcome: Outcome) -> list[str]:
-    """Two sides: what they are, their tokens, figures and patches."""
+    """The section on two sides: what they are, their tokens, figures and patches."""
     parts = [html.facts(dict(shown.described(outcome)))] if outcome.is_described else []
     if outcome.tokens is not None:
         kind = "lead" if outcome.tokens.word == "equal" else "bad"
@@ -89,7 +89,7 @@ def _bar(figure: Figure, change: Change) -> html.Bar:
 
 
 def _live(outcome: Outcome) -> list[str]:
-    """The facts without the tokens', which are shown above."""
+    """The facts without those on tokens, which the page shows elsewhere."""
     facts = list(shown.facts(outcome))
     return facts[1:] if outcome.tokens is not None else facts
 
@@ -110,10 +110,10 @@ def _boots(outcome: Outcome) -> str:
 
 
 def require_writable(path: Path) -> None:
-    """Say that a page can't be written before anything is measured for it.
+    """Check, before anything is measured, that the page can be written.
 
     Raises:
-        PageError: its folder is not there, or may not be written.
+        PageError: its folder does not exist or can't be written.
     """
     place = path if path.exists() else path.parent
     if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):

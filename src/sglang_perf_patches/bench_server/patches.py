@@ -19,13 +19,13 @@ _FAILED = ("refused", "conflict", "failed")
 
 @dataclass(frozen=True)
 class Of:
-    """A patch in the processes of one kind, over all boots of a side.
+    """A patch in the processes of one role, over all boots of a side.
 
     Attributes:
         patch: its id.
-        role: what the processes are: ``scheduler``, say, or ``launcher``.
-        live: in how many processes it was live.
-        ran: in how many of these it had run.
+        role: such as ``scheduler`` or ``launcher``.
+        live: the number of processes in which it was live.
+        ran: the number of those in which it had run.
     """
 
     patch: str
@@ -35,10 +35,10 @@ class Of:
 
 
 def require_side(pids: Iterable[int], side: Side) -> None:
-    """Check that a ready server has live patches if its side needs them, and none if it has none.
+    """Check that a ready server has live patches if its side needs them, and none if it is stock.
 
     Raises:
-        BenchError: it is not so.
+        BenchError: it does not.
     """
     records = _of(pids)
     live = {of.patch for of in summary([records])}
@@ -54,8 +54,8 @@ def require_side(pids: Iterable[int], side: Side) -> None:
 def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[dict[str, Any]]:
     """The records of a server's processes, after its load.
 
-    That a patch has run is written down a little later, so a patched server's are read again until
-    each patch that is live somewhere has run somewhere, for some seconds.
+    A record is written up to a second later than a patch runs. So a patched server's records are
+    read for some seconds, until each live patch has run in some process.
     """
     deadline = time.monotonic() + (_PATIENCE_S if is_patched else 0)
     while True:
@@ -68,7 +68,7 @@ def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[di
 
 
 def summary(boots: Sequence[Sequence[dict[str, Any]]]) -> list[Of]:
-    """The live patches by role, over several boots; where one has run comes first."""
+    """The live patches by role, over several boots; those that have run come first."""
     live: dict[tuple[str, str], int] = {}
     ran: dict[tuple[str, str], int] = {}
     for data in (record for boot in boots for record in boot):
@@ -82,7 +82,7 @@ def summary(boots: Sequence[Sequence[dict[str, Any]]]) -> list[Of]:
 
 
 def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
-    """Patch → why it was refused, in conflict or failed in some process."""
+    """Patch that was refused, in conflict or failed in any process → why."""
     return {
         state["id"]: f"{state['state']}: {secrets.said(state['reason'])}"
         for state in _states(boots)
@@ -91,13 +91,13 @@ def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
 
 
 def lost(boots: Sequence[Sequence[dict[str, Any]]], selection: Selection) -> list[str]:
-    """The patches that were chosen by name and that some process can't have."""
+    """The patches that were chosen by name and that any process lacks."""
     states = _states(boots)
     return sorted({s["id"] for s in states if selection.is_lost(s["id"], s["state"])})
 
 
 def role(title: str) -> str:
-    """The kind of a process: ``scheduler`` of ``scheduler_TP0``; a script's name is not shown."""
+    """The role without its rank: ``scheduler`` for ``scheduler_TP0``; "other" for a script."""
     return public.role(title).partition("_")[0].lower()
 
 

@@ -1,4 +1,4 @@
-"""A command with all that it starts: in a session of its own, watched, and ended as a whole."""
+"""Runs a command in a session of its own, and ends it with everything that it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASK_S = 20.0
 
 @contextmanager
 def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Iterator[Tree]:
-    """Run a command with its output in `log`; however the block ends, all of it ends.
+    """Run a command during the block, with its output in `log`; then end all its processes.
 
     Raises:
         UsageError: there is no such command, or it can't be run.
@@ -32,27 +32,29 @@ def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path
 
 
 def end_all() -> None:
-    """End what `started` could not, because a signal came just as a block ended."""
+    """End the commands that `started` could not end because a signal came at that moment."""
     while _trees:
         _trees[-1].end()
 
 
 class Tree:
-    """A started command and all that came of it.
+    """A running command and its descendants, which end at the latest with this process.
 
-    Its members are the command's process, its session and process group, their descendants and,
-    on Linux, the orphans among them that went to a session of their own. They end with this
-    process, whatever ends it.
+    Its members are the command's process, its session and process group, and their descendants; on
+    Linux also orphans that moved to a session of their own.
+
+    Args:
+        command: its words.
+        environment: its variables.
+        log: receives its output.
+
+    Raises:
+        UsageError: there is no such command, or it can't be run.
     """
 
     def __init__(
         self, command: Sequence[str], *, environment: Mapping[str, str], log: Path
     ) -> None:
-        """Start it with its output in `log` and nothing to read.
-
-        Raises:
-            UsageError: there is no such command, or it can't be run.
-        """
         with log.open("ab") as output:
             try:
                 self._command = Supervised(
@@ -73,15 +75,15 @@ class Tree:
         return self._command.code
 
     def pids(self) -> set[int]:
-        """The PIDs of the members that have not ended."""
+        """The PIDs of the living members."""
         return {member.pid for member in self._command.processes()}
 
     def resident_bytes(self) -> int:
-        """The members' resident memory; what they share counts once for each."""
+        """The sum of the members' resident memory; shared memory counts once per member."""
         return sum(member.resident for member in self._command.processes())
 
     def end(self) -> None:
-        """End all members: terminate first, then kill. A signal in between ends the waiting.
+        """End all members: SIGTERM first, then SIGKILL, at once if a signal is waiting.
 
         Raises:
             BenchError: one of them can't be killed.

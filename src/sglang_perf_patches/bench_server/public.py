@@ -1,7 +1,7 @@
-"""Names and versions that a page or a report may show; whatever else a text says is left out.
+"""The names and versions that a page or a report may show; everything else in a text is left out.
 
-What is private can't be listed: a model, a host, a token may look like anything. So everything here
-lets through what is public: this project's own names, those of sglang's code, and versions.
+Private words can't be listed: a model, a host or a token may look like anything. So only public
+ones pass: this project's own names, those of sglang's code, and versions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..model.feature import flag
 from ..model.patch import by_id
 
 OTHER = "other"
-"""Instead of a text that is no such name."""
+"""Shown instead of a text that is not public."""
 
 _VERSION = re.compile(
     r"(?P<public>\d{1,4}\.\d{1,4}(?:\.\d{1,8})?(?:(?:a|b|rc)\d{1,3})?(?:\.post\d{1,3})?"
@@ -34,7 +34,7 @@ _OF_LIBRARIES = ("OutOfMemoryError", "AcceleratorError", "DistBackendError", "Va
 
 
 def version(text: str) -> str:
-    """A version; of its local part only what names a kind of build."""
+    """A version; its local part only if it names a kind of build."""
     match = _VERSION.fullmatch(text)
     if not match:
         return OTHER
@@ -43,7 +43,7 @@ def version(text: str) -> str:
 
 
 def role(text: str) -> str:
-    """What a process is, as sglang calls its own; a script's own name is not shown.
+    """A process's role if it is one of sglang's, else ``other``.
 
     >>> role("scheduler_TP0"), role("scheduler_for_acme.py")
     ('scheduler_TP0', 'other')
@@ -52,14 +52,14 @@ def role(text: str) -> str:
 
 
 def selection(text: str) -> str:
-    """A choice of patches: names of sets and patches."""
+    """A selection, with only the names of sets and patches."""
     known = {*names(), *sets.NAMES, "all", "none", "off", "0"}
     items = [item.strip() for item in text.split(",")]
     return ",".join(item if item.removeprefix("-") in known else OTHER for item in items)
 
 
 def named(text: str) -> list[str]:
-    """The public names in a text, in their order, each once.
+    """The public names in a text, in order, each once.
 
     >>> named("RuntimeError: no model me/secret, says mlx.kv-arena (--tp-size)")
     ['RuntimeError', 'mlx.kv-arena', '--tp-size']
@@ -76,7 +76,7 @@ def names() -> frozenset[str]:
 
 @cache
 def _known() -> frozenset[str]:
-    """Patches, releases, flags of features, what patches look at, and classes of exceptions."""
+    """All public names: patches, releases, flags, definitions of patches, exception classes."""
     references = {name for patch in by_id(sets.load()).values() for name in patch.references()}
     modules = {name.partition(":")[0] for name in references}
     flags = {flag(name) for each in setups.FEATURES.all for name in each.arguments()}

@@ -1,7 +1,7 @@
-"""A command, a model and a server's words, as a page or a report may show them that is sent on.
+"""Commands, model names and server output, reduced to what a page or a report may show.
 
-What is private can't be recognized, so only what is known is shown: flags and values of sglang's
-own, numbers where a flag takes one, the last name of a model's path, and names of exceptions.
+Private words can't be recognized, so only known ones are shown: sglang's own flags and values,
+numbers if a flag takes one, the last name of a model's path, and names of exceptions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})
 """The options of a shell that take a script."""
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-"""A variable of the environment and its value, as ``env`` and shells take it."""
+"""An assignment of an environment variable, as ``env`` and shells take it."""
 
 _OF_MODELS = {"--model", "--model-path", "--tokenizer-path", "--tokenizer"}
 _OF_MODELS |= {"--speculative-draft-model-path", "--speculative-draft-model"}
 _TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d", "--load"}
-"""Options whose value holds words itself."""
+"""Options whose value is itself a list of words."""
 _NUMBERS = {"--port", "--turns", "--boot-timeout", "--load-timeout"}
 _OTHERS = {"--keep", "--html", "--url", "-m", "--", "--json"}
 _ALONE = {"-m", "--", "--json"}
@@ -44,11 +44,11 @@ _KINDS_OF_TOKENS = re.compile(r"hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|
 
 
 def shown(words: Sequence[str], *, with_model: bool = True) -> str:
-    """A command of which only known words, flags and values are shown.
+    """A command with ``...`` in place of every word that is not known to be public.
 
     Args:
         words: of the command.
-        with_model: whether the last name of a model's path is shown.
+        with_model: whether to show the last name of a model's path.
 
     >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--port", "1", "--pw", "k"])
     'env HF_TOKEN=... serve --port 1 ...'
@@ -61,7 +61,7 @@ def shown(words: Sequence[str], *, with_model: bool = True) -> str:
 
 
 def model_name(path: str) -> str:
-    """The last name of a model's path or id; of an address or a token, nothing.
+    """The last name of a model's path or id; ``...`` for an address or a token.
 
     >>> model_name("/home/me/models/Qwen3-8B"), model_name("https://me:key@hub/m")
     ('Qwen3-8B', '...')
@@ -72,12 +72,12 @@ def model_name(path: str) -> str:
 
 
 def said(text: str) -> str:
-    """The public names in what a server or a client of it said last: ``RuntimeError``."""
+    """The public names in the last line of a server's or client's output: ``RuntimeError``."""
     return ", ".join(public.named(text)) or HIDDEN
 
 
 def _each(words: Sequence[str], with_model: bool) -> Iterator[str]:
-    """Each word as it is shown."""
+    """Each word, or ``...`` in its place."""
     option = ""
     for word in words:
         if re.match(r"-(?!\d)\S*$", word):
@@ -113,7 +113,7 @@ def _value(option: str, value: str, with_model: bool) -> str:
 
 
 def _word(word: str) -> str:
-    """A word that is neither an option nor its value."""
+    """A word, or ``...``, that is neither an option nor the value of one."""
     variable = VARIABLE.fullmatch(word)
     if variable and _NAME.fullmatch(variable[1]):
         return f"{variable[1]}={_setting(variable[1], variable[2])}"

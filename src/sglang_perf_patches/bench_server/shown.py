@@ -1,4 +1,4 @@
-"""An outcome in words and tables, for a terminal and for the page."""
+"""An outcome as words and tables, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .patches import Of
 from .sides import Side
 
 WIDTH = 100
-"""Columns of a terminal that a table has at most."""
+"""The maximum width of a table on a terminal, in columns."""
 
 _FELT = ("TPOT", "throughput")
 _STEADY = 1.1
 
 
 def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
-    """The conclusion first, then figures, tokens and patches; for so many columns, or `WIDTH`."""
+    """The text for a terminal: the conclusion, then figures, tokens and patches."""
     columns = min(columns, WIDTH)
     parts = [textwrap.fill(conclusion(outcome), columns)]
     if outcome.is_described:
@@ -36,7 +36,7 @@ def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
 
 
 def rows(outcome: Outcome) -> list[list[str]]:
-    """A heading, and a line for each figure."""
+    """The rows of the table of figures, with its heading."""
     names = [side.name for side in outcome.sides]
     lines = [["figure", "unit", *names, f"{names[1]} is", "beyond noise"]]
     for figure in FIGURES:
@@ -50,7 +50,7 @@ def rows(outcome: Outcome) -> list[list[str]]:
 
 
 def judgement(figure: Figure, change: Change) -> str:
-    """Whether it is more than noise, and whether it is good."""
+    """The judgement of a change: noise or not, better or worse."""
     if change.word == "one turn":
         return "unknown"
     if change.word in ("within", "same"):
@@ -60,7 +60,7 @@ def judgement(figure: Figure, change: Change) -> str:
 
 
 def facts(outcome: Outcome) -> Iterator[str]:
-    """Tokens, patches, and what was not live, a line each."""
+    """A line each for tokens, live patches, and patches that were not live."""
     if outcome.tokens is not None:
         yield f"greedy tokens: {outcome.tokens.sentence}"
     for name, of in _live(outcome):
@@ -73,7 +73,7 @@ def facts(outcome: Outcome) -> Iterator[str]:
 
 
 def _live(outcome: Outcome) -> Iterator[tuple[str, Of]]:
-    """The live patches; if both sides have some, each with the name of its side."""
+    """The lines on live patches; if both sides have some, with the side's name."""
     if not outcome.live_in_first:
         yield from (("", of) for of in outcome.live)
         return
@@ -82,18 +82,18 @@ def _live(outcome: Outcome) -> Iterator[tuple[str, Of]]:
 
 
 def titled(side: Side) -> str:
-    """Its name where a sentence begins: a letter is a name and stays small."""
+    """A side's name at the start of a sentence; a single letter stays in lower case."""
     return side.name if len(side.name) == 1 else side.name.title()
 
 
 def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Each side's name and what it adds to the command."""
+    """A line for each side: its name, and what it adds to the command."""
     for side in outcome.sides:
         yield side.name, side.said or "the command as it is"
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
-    """What a reader of the figures must know."""
+    """The notes that a reader of the figures needs."""
     first, second = outcome.sides
     boots = f"{outcome.turns_done} turn{'s' if outcome.turns_done > 1 else ''} of two boots each"
     yield (
@@ -120,7 +120,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and all of those before the point."""
+    """A number with three significant digits, and never fewer than all before the point."""
     if value == 0 or abs(value) >= 1000:
         return f"{value:.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -128,12 +128,12 @@ def number(value: float) -> str:
 
 
 def _narrow(cell: str) -> str:
-    """Both ends of a spread with a dash, unless one has a sign: a line has 100 columns at most."""
+    """A spread ``1 to 2`` shortened to ``1-2``, unless a number has a sign."""
     return re.sub(r"(?<=\d) to (?=\d)", "-", cell)
 
 
 def table(lines: Sequence[Sequence[str]], columns: int = WIDTH) -> str:
-    """Columns as wide as their widest cell; what has no room stands below, with the names again."""
+    """A table; columns that do not fit stand in a second table below, with the names again."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     blocks: list[list[int]] = [[0, 1]]
     for at in range(2, len(widths)):

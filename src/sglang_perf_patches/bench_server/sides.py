@@ -1,4 +1,4 @@
-"""The sides of a comparison: what each adds to the operator's command, and which patches it has."""
+"""The sides of a comparison: what each adds to the operator's command, and its patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..model.switch import VARIABLE, is_off
 from . import UsageError, secrets
 
 NAMES = ("a", "b", "c", "d")
-"""What sides are called that an operator describes; the others are compared to the first."""
+"""The names of sides that an operator describes; each is compared with the first."""
 
 _OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
 
@@ -23,10 +23,10 @@ class Side:
 
     Attributes:
         name: ``stock`` and ``patched``, or one of `NAMES`.
-        selection: its `SGLANG_PERF_PATCHES`.
-        needs_live: whether a server of it without a live patch is an error.
-        variables: what else it adds to the environment.
-        flags: what it puts at the end of the command.
+        selection: its ``SGLANG_PERF_PATCHES``.
+        needs_live: whether its server must have a live patch.
+        variables: other variables that it adds to the environment.
+        flags: the words that it appends to the command.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Side:
 
     @property
     def is_patched(self) -> bool:
-        """Whether patches may be live in it."""
+        """Whether it may have live patches."""
         return not is_off(self.selection)
 
     @property
@@ -47,7 +47,7 @@ class Side:
 
     @property
     def said(self) -> str:
-        """What it adds to the command, without secrets; empty for nothing."""
+        """What it adds to the command, without secrets; "" for nothing."""
         added = {**self.variables, **({VARIABLE: self.selection} if self.needs_live else {})}
         if not self.is_patched:
             added[VARIABLE] = self.selection
@@ -65,13 +65,14 @@ def described(
     """The sides that an operator describes, in the order of `NAMES`.
 
     Args:
-        texts: of each name, variables as ``NAME=VALUE`` and then flags of the server; None for a
-            name that is not used. The first may be None: the command as it is.
-        selection: `SGLANG_PERF_PATCHES` of sides that set none.
-        command: the operator's own.
+        texts: for each of `NAMES`, variables ``NAME=VALUE`` followed by flags of the server; None
+            if that side is not used. For the first side None means the command as it is.
+        selection: ``SGLANG_PERF_PATCHES`` of sides that do not set it.
+        command: the operator's command.
 
     Raises:
-        UsageError: a text is neither, or sets what both sides share, or two sides are the same.
+        UsageError: a text is malformed, sets something that both sides must share, or describes
+            the same side as another.
     """
     if all(text is None for text in texts[1:]):
         raise UsageError("--a needs a side to compare with: give --b as well")

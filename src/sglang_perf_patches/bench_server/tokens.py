@@ -1,4 +1,4 @@
-"""Greedy tokens of fixed prompts: whether patched and stock servers give the same."""
+"""Compares the greedy tokens of fixed prompts between stock and patched servers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Comparison:
     """The tokens of all boots compared.
 
     Attributes:
-        word: ``equal``; ``different``: stock's boots agree on a prompt and a patched one does not
-            give their tokens; ``unsteady``: stock's own boots agree on no prompt.
-        sentence: the same, with numbers.
-        prompts: how many were compared.
-        unsteady: of how many stock's own boots gave different tokens.
-        different: the numbers of the prompts on which the sides differ.
+        word: ``equal``; ``different``: stock's boots agree on a prompt, but a patched boot gives
+            other tokens; ``unsteady``: stock's own boots agree on no prompt.
+        sentence: the same in a sentence, with numbers.
+        prompts: the number of prompts.
+        unsteady: the number of prompts on which stock's own boots differ.
+        different: the prompts, by number, on which the sides differ.
     """
 
     word: str
@@ -43,9 +43,9 @@ class Comparison:
 
 
 def prompts() -> list[list[int]]:
-    """The prompts' token ids, the same every time, of unequal lengths.
+    """The prompts as token ids: always the same, of different lengths.
 
-    Ids, not text: a model's tokenizer could make the same of several texts.
+    They are ids because a tokenizer could turn different texts into the same ids.
     """
     rng = random.Random(20)  # noqa: S311 - not a secret
     count = _ALONE + _TOGETHER
@@ -53,10 +53,10 @@ def prompts() -> list[list[int]]:
 
 
 def of(served: ServerCommand) -> Tokens:
-    """The server's tokens: some prompts one after another, then the others all at once.
+    """The server's greedy tokens: some prompts one by one, then the others all at once.
 
     Raises:
-        BenchError: it did not answer one of them.
+        BenchError: it did not answer a prompt.
     """
     asked = prompts()
     replies = [_reply(served, prompt) for prompt in asked[:_ALONE]]
@@ -70,7 +70,7 @@ def of(served: ServerCommand) -> Tokens:
 
 
 def compare(stock: Sequence[Tokens], patched: Sequence[Tokens], base: str = "stock") -> Comparison:
-    """Compare boots; each side has at least one. `base` is what the first side is called."""
+    """Compare the boots of two sides, at least one each; `base` is the first side's name."""
     count = len(stock[0])
     unsteady = {at for at in range(count) if len({boot[at] for boot in stock}) > 1}
     different = tuple(

@@ -1,4 +1,4 @@
-"""The boots of all sides in turns, in an order that favours none."""
+"""Boots all sides in turns, in an order that favours none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sides import Side
 
 @dataclass(frozen=True)
 class Stopped:
-    """Where it came to an end before its time, and why, in a sentence."""
+    """Why the turns ended early, in a sentence."""
 
     turn: int
     side: str
@@ -24,9 +24,9 @@ class Stopped:
 
 
 def order(turns: int, sides: Sequence[Side]) -> Iterator[tuple[int, Side]]:
-    """Turn, from 1, and the side of each boot: the last side first, then the first, and so on.
+    """``(turn from 1, side)`` of each boot; odd turns have the sides in reverse order.
 
-    So a machine that gets slower or faster all the time favours no side.
+    So no side gains from a machine that steadily becomes faster or slower.
     """
     for turn in range(1, turns + 1):
         for side in reversed(sides) if turn % 2 else sides:
@@ -36,10 +36,10 @@ def order(turns: int, sides: Sequence[Side]) -> Iterator[tuple[int, Side]]:
 def take(
     plan: Plan, turns: int, say: Callable[[str], None]
 ) -> tuple[list[tuple[Boot, ...]], Stopped | None]:
-    """The turns that came to their end, a boot of each side in order, and what stopped them.
+    """The completed turns, each with a boot of every side in order, and why they stopped early.
 
     Raises:
-        UsageError: the first boot can't even begin.
+        UsageError: the first boot can't start.
     """
     done: list[tuple[Boot, ...]] = []
     taken: dict[str, Boot] = {}

@@ -378,16 +378,6 @@ def test_a_folder_of_another_user_is_not_trusted(throwaway: Throwaway, tmp_path:
     assert (code, stderr.count("\n")) == (2, 1)
 
 
-def test_without_a_runtime_folder_the_temporary_one_serves(
-    throwaway: Throwaway, tmp_path: Path
-) -> None:
-    where = {"XDG_RUNTIME_DIR": None, "TMPDIR": str(tmp_path)}
-    with serving(throwaway, **where) as process:
-        folder = tmp_path / f"sglang-perf-patches-{os.getuid()}"
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert [entry["pid"] for entry in processes(throwaway, **where)] == [process.pid]
-
-
 def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as file, serving(throwaway, stderr=file) as process:
@@ -523,7 +513,9 @@ def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_bac
     with serving(throwaway, XDG_RUNTIME_DIR=None) as process:
         folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
         assert len(written(folder)) == 1
-        assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        for where in ({}, {"XDG_RUNTIME_DIR": None}):
+            assert [entry["pid"] for entry in processes(throwaway, **where)] == [process.pid]
     assert processes(throwaway) == []
     assert list(folder.iterdir()) == []
 

@@ -30,7 +30,7 @@ def found() -> Found:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--slot-episodes N``: random episodes on each release; else 60, or 20 by default."""
+    """``--slot-episodes N``: random episodes on each release; else 60, or 10 by default."""
     parser.addoption("--slot-episodes", type=int)
 
 
@@ -38,4 +38,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def slot_episodes(request: pytest.FixtureRequest) -> int:
     """How many episodes with few slots are played."""
     asked = request.config.getoption("--slot-episodes", default=None)
-    return int(asked or (60 if tiers.is_whole(request.config) else 20))
+    return int(asked or (60 if tiers.is_whole(request.config) else 10))

@@ -16,9 +16,8 @@ _RANK = Path(__file__).with_name("qwen_rank.py")
 _LIMIT_S = 900
 
 
-@pytest.mark.parametrize(
-    "release", [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
-)
+@pytest.mark.whole_matrix  # four processes with a model each
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
 def test_a_server_boots_and_computes_the_same_if_one_rank_has_no_patch(release: str) -> None:
     """Both ranks then run stock's code, so both plays are compared with it."""
     stock = _ranks(release, GRAPH, "none")

@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import sglang_perf_patches
+
 # What a request is called when a graph is counted → its prompt's length.
 COUNTED = {"a": 5, "b": 9, "c": 9, "d": 12}
 # Beyond the window of the model that has one.
@@ -24,7 +26,6 @@ SEEDS = range(6)
 
 def equivalence() -> dict[str, Any]:
     """Each model: stock, patched, broken, and stock again; stock's code decodes every step."""
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
     from sglang_perf_patches.verify.mlx import models
 
@@ -73,7 +74,6 @@ def outcome_of_growth(
     made: Any, selection: str, tokens: int, schedules: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
     """What schedules give with buffers of so many tokens."""
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.verify.mlx import rig
 
@@ -109,7 +109,6 @@ def before_23470() -> dict[str, Any]:
     """
     from before_23470 import undo
 
-    import sglang_perf_patches
     from sglang_perf_patches.verify.mlx import models
 
     results: dict[str, Any] = {}
@@ -137,8 +136,6 @@ def off() -> dict[str, Any]:
     """What the patched modules hold, with the plugin as the environment has it."""
     from attributes import describe, held, patched_modules
     from sglang.srt.plugins import load_plugins
-
-    import sglang_perf_patches
 
     if os.environ.get("LOAD_PLUGINS"):
         load_plugins()
@@ -398,11 +395,8 @@ def restless_stock() -> dict[str, str]:
 
 def arena_memory() -> dict[str, Any]:
     """Which buffers there are over the life of a batch, in bytes, stock and patched."""
-    import gc
-
     import mlx.core as mx
 
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.verify.mlx import models, rig
@@ -475,7 +469,6 @@ def changing() -> dict[str, Any]:
 
     Then the batch settles, and the counts are of a settled batch's change and of its next steps.
     """
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.verify.mlx import models, rig
 
@@ -510,7 +503,6 @@ def apart() -> dict[str, Any]:
 
     Stock, patched, and without setting rows apart.
     """
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena.moves import Moves
     from sglang_perf_patches.verify.mlx import models
 
@@ -530,8 +522,6 @@ def apart() -> dict[str, Any]:
 
 
 def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
-    import gc
-
     import mlx.core as mx
 
     from sglang_perf_patches.verify.mlx import rig
@@ -562,7 +552,6 @@ def far_apart() -> dict[str, Any]:
 
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
     from sglang_perf_patches.verify.mlx import models, rig
@@ -591,7 +580,6 @@ def far_apart() -> dict[str, Any]:
 
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
     from sglang_perf_patches.verify.mlx import cases, models, rig
@@ -629,7 +617,6 @@ def queued_faults() -> dict[str, Any]:
     Stock, patched on a device without a fault, with each fault, and with a fault while the patch
     waits for every step that it compares.
     """
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.verify.mlx import cases, models, rig
@@ -871,8 +858,6 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     first difference of each way to break the growth, "" for none; and the least part of the slots
     that a pool had at an episode's end.
     """
-    import sglang_perf_patches
-
     installed_release()
     from sglang_perf_patches.compat import source
     from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, room
@@ -918,8 +903,6 @@ def looks_at_slots() -> dict[str, Any]:
 
     A look is a ``memoryview`` of them. Stock's results and the patch's too.
     """
-    import sglang_perf_patches
-
     installed_release()
     from sglang_perf_patches.sets.mlx.pool_write import room
     from sglang_perf_patches.verify.mlx import models, rig
@@ -1011,7 +994,6 @@ def on_cuda() -> dict[str, Any]:
 
     import mlx.core as mx
 
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx import device
     from sglang_perf_patches.verify import Missing, comparing
     from sglang_perf_patches.verify.mlx import models, rig
@@ -1049,7 +1031,6 @@ def few_rows() -> dict[str, Any]:
     """A device that counts as unproven, where heads give other bits for fewer positions."""
     import mlx.core as mx
 
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
     from sglang_perf_patches.verify.mlx import models, rig
 
@@ -1094,7 +1075,6 @@ def other_blas() -> dict[str, Any]:
     """
     import mlx.core as mx
 
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
     from sglang_perf_patches.verify.mlx import models, rig
 
@@ -1138,8 +1118,6 @@ def other_blas() -> dict[str, Any]:
 
 def together() -> dict[str, Any]:
     """Random episodes with every patch of the set, and stock; by the kind of model."""
-    import sglang_perf_patches
-
     release = installed_release()
     from sglang_perf_patches.verify.mlx import cases, models, rig
 
@@ -1180,8 +1158,6 @@ def trials() -> dict[str, Any]:
 def whose_turn() -> dict[str, Any]:
     """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
     installed_release()
-
-    import sglang_perf_patches
     from sglang_perf_patches.live import engine
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
     from sglang_perf_patches.verify.mlx import cases, models, rig
@@ -1267,8 +1243,6 @@ def give_windows() -> None:
 def kept_turns() -> dict[str, int]:
     """Bytes that kept turns hold after a batch has ended, and those that they count."""
     installed_release()
-
-    import sglang_perf_patches
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
     from sglang_perf_patches.verify.mlx import models, rig
 
@@ -1310,7 +1284,6 @@ def arena_nodes() -> dict[str, Any]:
     """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
     from graphs import primitives
 
-    import sglang_perf_patches
     from sglang_perf_patches.verify.mlx import models, rig
 
     results: dict[str, Any] = {}

@@ -1,10 +1,10 @@
 """Run checks on this machine's device: ``python -m sglang_perf_patches.verify.child PATCH …``.
 
-Prints one JSON line a patch: ``patch``, ``seconds`` and one of ``compared`` (how many comparisons
-were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the tracebacks of
-anything else). Next to ``missing``, ``others`` is how many comparisons of the patch's other checks
-were equal. Every check of a patch runs, whatever becomes of the others, and each that differs or
-fails is reported by its name; so is one that misses something where others don't.
+Prints one JSON line a patch: ``patch``, ``seconds`` of its checks and one of ``compared`` (how many
+comparisons were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the
+tracebacks of anything else). Next to ``missing``, ``others`` is how many comparisons of the patch's
+other checks were equal. Every check of a patch runs, whatever becomes of the others, and each that
+differs or fails is reported by its name; so is one that misses something where others don't.
 """
 
 from __future__ import annotations
@@ -62,22 +62,21 @@ def run(
     for name in ("sglang", "sglang_perf_patches"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # about intended refusals
     for patch in patches:
-        began = time.monotonic()
-        line = {"patch": patch, **_compared(patch, checks, inputs)}
+        try:
+            by_name = checks(patch)
+        except Exception:
+            yield {"patch": patch, "failed": traceback.format_exc(), "seconds": 0.0}
+            continue
+        began = time.monotonic()  # the first patch's import of sglang may take 30 s
+        line = {"patch": patch, **_compared(by_name, inputs)}
         yield {**line, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _compared(
-    patch: str, checks: Callable[[str], Mapping[str, Check]], inputs: Inputs
-) -> dict[str, Any]:
+def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> dict[str, Any]:
     """Run all checks of a patch: the worst that became of any, and of which."""
     compared = 0
     reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
     missing: dict[str, str] = {}
-    try:
-        by_name = checks(patch)
-    except Exception:
-        return {"failed": traceback.format_exc()}
     for name, check in by_name.items():
         try:
             compared += check(inputs)

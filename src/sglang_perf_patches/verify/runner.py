@@ -34,7 +34,7 @@ class Outcome:
         reason: what was equal, how it differs, or why it was skipped; one sentence.
         device: where it ran, None if it did not.
         compared: how many comparisons were equal.
-        seconds: how long it took.
+        seconds: how long its checks took, without the import of sglang.
         traceback: if anything but a difference ended it.
     """
 

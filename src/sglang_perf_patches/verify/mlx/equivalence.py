@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -39,6 +39,8 @@ def same(
 ) -> int:
     """What `comparing.same` does; stock plays a schedule once for all patches.
 
+    With `sampling` it does nothing on a release that can't sample.
+
     Args:
         patch: its id.
         model: the model.
@@ -53,13 +55,30 @@ def same(
         Different: as `comparing.same`.
         Missing: as `where_stock_repeats`.
     """
-    play = _Play(model, radix, sampling)
+    if sampling and not can_sample():
+        return 0
+    options = {"radix": radix, "sampling": sampling}
+    batched: list[int] = []
+
+    def anew(schedule: Sequence[Step]) -> Played:
+        return Player(model, **options).play(schedule)
+
+    def noted(played: Played) -> dict[str, Any]:
+        batched.append(played.batched)
+        return asdict(played)
+
     if counts is not None:
         counts.clear()
-    with where_stock_repeats(model, lambda: [play.anew(each) for each in schedules]):
-        compared = comparing.same(patch, play, schedules, ran=ran, stock=play.stock)
+    with where_stock_repeats(model, lambda: [anew(each) for each in schedules]):
+        compared = comparing.same(
+            patch,
+            lambda schedule: noted(anew(schedule)),
+            schedules,
+            ran=ran,
+            stock=lambda schedule: noted(_of_stock(model, schedule, **options)),
+        )
     if counts is not None:
-        steps = sum(play.batched) // 2
+        steps = sum(batched) // 2
         seen = sum(counts[name] for name in served)
         require(seen == steps, f"{patch}: {dict(counts)} in {steps} steps of two or more requests")
     return compared
@@ -76,9 +95,8 @@ def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
     with models.model("qwen3", "float32") as model:
         compared += same(patch, model, [*hits, *drawn], radix=True)
         compared += same(patch, model, [cases.SCRIPTED, cases.EXTENDING], ran=not needs_pool)
-        if can_sample():
-            sampled = some(inputs, [cases.HITTING, cases.EXTENDING])
-            compared += same(patch, model, sampled, radix=True, sampling=True)
+        sampled = some(inputs, [cases.HITTING, cases.EXTENDING])
+        compared += same(patch, model, sampled, radix=True, sampling=True)
     others = (
         ("qwen3", "bfloat16", False),
         ("qwen3", "bfloat16", True),
@@ -172,7 +190,7 @@ def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = cases.FAIL
     """A patched run with failing steps, against stock without those steps."""
     without = [step for step in schedule if step[0] != "fail"]
     with models.model("qwen3", dtype) as model:
-        expected = _Play(model).stock(without)
+        expected = asdict(_of_stock(model, without))
         with live(patch):
             actual = asdict(Player(model).play(schedule))
     require_same(f"{patch}, after a step that failed", expected, actual)
@@ -191,37 +209,26 @@ def further_models() -> list[str]:
     return [*names, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else names
 
 
-@dataclass
-class _Play:
-    """Plays schedules on fresh runners, and notes the number of batched steps of each."""
+def with_logits(
+    model: Model, schedule: Sequence[Step], **options: bool
+) -> tuple[dict[str, Any], list[mx.array]]:
+    """What a schedule gives with what is live, and the logits of each forward pass."""
+    logits: list[mx.array] = []
+    player = Player(model, **options)
+    player.note = logits.append
+    return asdict(player.play(schedule)), logits
 
-    model: Model
-    radix: bool = False
-    sampling: bool = False
-    batched: list[int] = field(default_factory=list)
 
-    def __call__(self, schedule: Sequence[Step]) -> dict[str, Any]:
-        """Play it with what is live."""
-        return self._noted(self.anew(schedule))
+def _of_stock(model: Model, schedule: Sequence[Step], **options: bool) -> Played:
+    """What stock gives, from the first time that this process has played it.
 
-    def stock(self, schedule: Sequence[Step]) -> dict[str, Any]:
-        """What stock gives, from the first time that this process has played it.
-
-        A model of the same making always has the same weights, and what is kept are digests,
-        tokens and counts, so every patch is compared with the same results.
-        """
-        key = repr((self.model.made_as, self.radix, self.sampling, schedule))
-        if key not in _STOCK:
-            _STOCK[key] = self.anew(schedule)
-        return self._noted(_STOCK[key])
-
-    def anew(self, schedule: Sequence[Step]) -> Played:
-        """Play it with what is live, and note nothing."""
-        return Player(self.model, radix=self.radix, sampling=self.sampling).play(schedule)
-
-    def _noted(self, played: Played) -> dict[str, Any]:
-        self.batched.append(played.batched)
-        return asdict(played)
+    A model of the same making always has the same weights, and what is kept are digests, tokens and
+    counts, so every patch is compared with the same results.
+    """
+    key = repr((model.made_as, options, schedule))
+    if key not in _STOCK:
+        _STOCK[key] = Player(model, **options).play(schedule)
+    return _STOCK[key]
 
 
 _STOCK: dict[str, Played] = {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from random import Random
 from typing import Any
 from unittest import mock
@@ -20,9 +19,7 @@ from .. import Inputs
 from ..comparing import require, some
 from . import cases, models
 from .cases import Step, schedule
-from .equivalence import FEW, after_failures, can_sample, further_models, near
-from .models import Model
-from .rig import Player
+from .equivalence import FEW, after_failures, can_sample, further_models, near, with_logits
 
 PATCH = "mlx.length-groups"
 
@@ -145,21 +142,11 @@ def _same(
     with models.model(name, dtype) as model, groups_at(32):
 
         def played() -> list[tuple[dict[str, Any], list[mx.array]]]:
-            return [_play(model, each, radix, sampling) for each in schedules]
+            return [with_logits(model, each, radix=radix, sampling=sampling) for each in schedules]
 
         near(PATCH, model, played, 1 / 100, ran=None)
     require(COUNTS["steps"] or not served, f"{PATCH}: no step was served in groups")
     return len(schedules)
-
-
-def _play(
-    model: Model, schedule: Sequence[Step], radix: bool, sampling: bool
-) -> tuple[dict[str, Any], list[mx.array]]:
-    """What a schedule gives, and its logits."""
-    logits: list[mx.array] = []
-    player = Player(model, radix=radix, sampling=sampling)
-    player.note = logits.append
-    return asdict(player.play(schedule)), logits
 
 
 CHECKS = {

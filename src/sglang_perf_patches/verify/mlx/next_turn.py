@@ -15,9 +15,7 @@ from .. import Inputs
 from ..comparing import live, require
 from . import cases, models
 from .cases import Step, schedule
-from .equivalence import FEW, can_sample, same
-from .models import Model
-from .rig import Player
+from .equivalence import FEW, same, with_logits
 
 PATCH = "mlx.next-turn"
 
@@ -62,9 +60,10 @@ def full_attention(_: Inputs) -> int:
     """The radix cache has the last turn, and stock's code runs."""
     COUNTS.clear()
     with models.model("qwen3", "float32") as model:
-        compared = same(PATCH, model, [cases.TALKING], radix=True, ran=False)
-        if can_sample():
-            compared += same(PATCH, model, [cases.TALKING], radix=True, sampling=True, ran=False)
+        compared = sum(
+            same(PATCH, model, [cases.TALKING], radix=True, sampling=sampling, ran=False)
+            for sampling in (False, True)
+        )
     require(not COUNTS, f"{PATCH}: {dict(COUNTS)}")
     return compared
 
@@ -79,24 +78,15 @@ def _close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] =
     """
     with models.model("gpt_oss", "float32") as model:
         COUNTS.clear()
-        expected = _logits(model, schedule)
+        _, expected = with_logits(model, schedule, radix=True)
         with live(PATCH, beside=beside, ran=True if count else None):
-            actual = _logits(model, schedule)
+            _, actual = with_logits(model, schedule, radix=True)
     require(len(expected) == len(actual), f"{PATCH}: another number of forward passes")
     for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
         close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())
         require(close, f"{PATCH}: logits {number} are not close")
     require(not count or COUNTS[count], f"{PATCH}: no turn was {count}")
     return len(actual)
-
-
-def _logits(model: Model, schedule: Sequence[Step]) -> list[mx.array]:
-    """The logits of each forward pass."""
-    logits: list[mx.array] = []
-    player = Player(model, radix=True)
-    player.note = logits.append
-    player.play(schedule)
-    return logits
 
 
 CHECKS = {

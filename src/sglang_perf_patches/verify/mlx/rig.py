@@ -9,6 +9,7 @@ from importlib import import_module
 from itertools import cycle
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 
@@ -221,11 +222,7 @@ class Player:
         attention = getattr(attention, "_inner", attention)
         projection = attention.o_proj
 
-        class Failing:
-            def __call__(self, _: Any) -> Any:
-                raise _Failure
-
-        attention.o_proj = Failing()
+        attention.o_proj = Mock(side_effect=_Failure)
         try:
             self.runner.decode_batch(batch)
         except _Failure:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import live, require
-from sglang_perf_patches.verify.mamba.cases import SCHEDULED
 from sglang_perf_patches.verify.mamba.harness import source_has
 from sglang_perf_patches.verify.mamba.lightning_rows import MODULE, PATCH
 from tests.proof.mamba.harness import counted_gdn
+from tests.proof.mamba.scheduling import SCHEDULED
 
 
 def knowledge(_: Inputs) -> int:

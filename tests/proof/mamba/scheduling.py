@@ -16,6 +16,13 @@ from tests.proof import requests
 from tests.proof.caches import cache_params, kv_allocator
 from tests.proof.mamba.hybrid_parts import schedule_batch
 
+SCHEDULED = (
+    (Request(65), Request(9), Request(70, 64), Request(128, 128)),
+    # In the next decode the first and the third reach 256 tokens, where it tracks.
+    (Request(255), Request(9), Request(191, 64), Request(128, 128)),
+)
+"""Requests of which the release's own scheduler makes a batch."""
+
 
 def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
     """ScheduleBatch and ForwardBatch of the release for these requests; the pool is cleared."""

@@ -6,6 +6,7 @@ A decode is stock's own, with its waits.
 from __future__ import annotations
 
 import importlib
+from random import Random
 from typing import Any
 
 from sglang_perf_patches.verify import Inputs
@@ -14,14 +15,14 @@ from sglang_perf_patches.verify.mamba.cases import (
     EDGES,
     FORWARDS,
     METADATA,
-    SCHEDULED,
     Batch,
+    Request,
     draw,
-    draw_decode,
 )
 from sglang_perf_patches.verify.mamba.harness import alike, attention_module
 from sglang_perf_patches.verify.mamba.rig import ATTENTION, Rig
 from tests.proof.mamba.harness import UNKNOWN, Counted, counted_gdn
+from tests.proof.mamba.scheduling import SCHEDULED
 
 PATCH = "mamba.zero-sync"
 
@@ -37,6 +38,18 @@ class Kda(Rig):
         self._choose_triton()
         module = importlib.import_module(f"{ATTENTION}.linear.kda_backend")
         return module.KDAAttnBackend(self.runner)
+
+
+def draw_decode(random: Random) -> Batch:
+    """A decode of one to nine requests."""
+    count = random.randint(1, 9)
+    return Batch(
+        tuple(
+            Request(1, random.randint(1, 300), tracked=random.randint(0, 3) == 0)
+            for _ in range(count)
+        ),
+        mode="DECODE",
+    )
 
 
 def forwards(inputs: Inputs) -> int:

@@ -76,13 +76,6 @@ FORWARDS: dict[str, tuple[Batch, ...]] = {
 What shows most for its time comes first.
 """
 
-SCHEDULED = (
-    (Request(65), Request(9), Request(70, 64), Request(128, 128)),
-    # In the next decode the first and the third reach 256 tokens, where it tracks.
-    (Request(255), Request(9), Request(191, 64), Request(128, 128)),
-)
-"""Requests of which the release's own scheduler makes a batch."""
-
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""
 
@@ -101,18 +94,6 @@ EDGES = (
 def draw(random: Random) -> Batch:
     """A prefill of one to nine requests, with lengths on and around boundaries more often."""
     return Batch(tuple(_drawn(random, number) for number in range(random.randint(1, 9))))
-
-
-def draw_decode(random: Random) -> Batch:
-    """A decode of one to nine requests."""
-    count = random.randint(1, 9)
-    return Batch(
-        tuple(
-            Request(1, random.randint(1, 300), tracked=random.randint(0, 3) == 0)
-            for _ in range(count)
-        ),
-        mode="DECODE",
-    )
 
 
 def _drawn(random: Random, number: int) -> Request:

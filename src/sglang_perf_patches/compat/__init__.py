@@ -1,1 +1,1 @@
-"""What a patch would do to a sglang tree, judged from its source alone."""
+"""Whether the code of a sglang tree fits each patch, judged from its source alone."""

@@ -1,10 +1,10 @@
-"""What was read from the files of a tree, kept from one process to the next.
+"""A cache of what was parsed from the files of a tree, kept from one process to the next.
 
-One file a tree, in this user's own cache folder, or in the temporary folder if that can't be used.
-What it holds of a source file is good for that file's content, and was made by our code as it is.
-Sizes and times would not do: images that are built reproducibly have the same ones around another
-content. It only saves time: one that can't be used, or that another user can write, counts as none.
-What it does not hold of a release's file comes with the package (see `shipped`).
+It is one file per tree, in this user's cache folder, or in the temporary folder if that can't be
+used. An entry is valid for a source file's sha256 and for the present version of our code. Sizes
+and times would not do, because reproducible images give other contents the same ones. The cache
+only saves time: one that can't be read, or that another user can write, is ignored. What it lacks
+of a release's file comes from the table in the package (see `shipped`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..model import private
 from . import shipped
 
 NOTHING: Any = object()
-"""What `Cache.get` gives where it has nothing; None is a value."""
+"""Returned by `Cache.get` if there is no entry; None is a value."""
 
 _TREES = 32
-"""How many trees are kept: those that were written last."""
+"""How many trees are kept; the one written longest ago goes first."""
 
 _Stamp = str
-"""What identifies the content of a file."""
+"""Sha256 of a file's content, in hexadecimal."""
 
 
 def user_folder() -> Path:
-    """Where this project keeps files for this user: below ``$XDG_CACHE_HOME``, else ``~/.cache``.
+    """This project's folder below ``$XDG_CACHE_HOME``, else below ``~/.cache``.
 
     Raises:
         OSError: this user has no home.
@@ -51,17 +51,16 @@ def user_folder() -> Path:
 
 
 class Cache:
-    """What is known of the source files of one tree; read at the first question.
+    """The cache of one tree; its file is read at the first call of `get` or `put`.
 
     Attributes:
         root: the tree's folder.
-        name: what the file of it is called.
-        trouble: why nothing is kept where it should be, and where it is instead; "" if all is well.
-            Only the first process of a server has it.
+        name: the name of the cache file.
+        trouble: why the usual folder can't be used, and which one is; "" if all is well. Set by
+            `save`, only in the first process of a server.
     """
 
     def __init__(self, root: Path) -> None:
-        """Of the tree in the folder `root`."""
         self.root = root
         self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24] + ".json"
         self.trouble = ""
@@ -71,7 +70,7 @@ class Cache:
         self._changed: set[str] = set()
 
     def get(self, path: Path, name: str) -> Any:
-        """What was put under `name` for the file at `path` as it is now, else `NOTHING`."""
+        """The value under `name` for the present content of the file at `path`, else `NOTHING`."""
         stamp, files = self._stamp(path), self._loaded()
         if stamp is None:
             return NOTHING
@@ -83,7 +82,7 @@ class Cache:
         return files[os.fspath(path)][1].get(name, NOTHING)
 
     def put(self, path: Path, name: str, value: Any) -> None:
-        """Keep a value that JSON can hold, read from the file at `path` since the first `get`."""
+        """Keep a JSON value that was parsed from the file at `path`, if the file is unchanged."""
         stamp = self._stamp(path)
         if stamp is None or stamp != _stamp(path):
             return
@@ -93,12 +92,12 @@ class Cache:
         self._changed.add(os.fspath(path))
 
     def save(self) -> None:
-        """Write what was put, and set `trouble`; what can't be written costs time and no more."""
+        """Write new entries, and set `trouble` if that fails or needs another folder."""
         if not self._changed:
             return
         try:
             with _private_folder() as (folder, path, why):
-                # Another process may have written meanwhile; keep its entries for other files.
+                # Another process may have written meanwhile: keep its entries for other files.
                 before = _read(folder, self.name, self.root)
                 files = {**before, **{name: self._loaded()[name] for name in self._changed}}
                 there = {
@@ -121,7 +120,7 @@ class Cache:
         return self._files
 
     def _stamp(self, path: Path) -> _Stamp | None:
-        """What the file was at the first question."""
+        """The stamp that the file had when it was first asked for in this process."""
         if path not in self._stamps:
             self._stamps[path] = _stamp(path)
         return self._stamps[path]
@@ -135,17 +134,17 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 def _made_by() -> str:
-    """What a file must have been made by to be read: this code, in a Python with this syntax."""
+    """The maker that a cache file must name to be used: this code, with this Python's syntax."""
     return (
         f"{__version__} {sys.implementation.cache_tag} {_stamp(Path(__file__))} {shipped.makers()}"
     )
 
 
 def _own() -> Path:
-    """This user's cache folder.
+    """The folder of cache files below `user_folder`.
 
     Raises:
-        OSError: this user has none, or the environment names another user's.
+        OSError: this user has no home, or the environment names another user's folder.
     """
     base = user_folder()
     for folder in (base, base.parent):
@@ -155,10 +154,10 @@ def _own() -> Path:
 
 
 def _temporary() -> Path:
-    """The same in the temporary folder.
+    """The folder of cache files in the temporary folder.
 
     Raises:
-        OSError: there is none, or another user can write there.
+        OSError: there is no temporary folder, or another user can write to ours in it.
     """
     base = Path(private.temporary())
     with contextlib.suppress(FileExistsError):
@@ -169,13 +168,13 @@ def _temporary() -> Path:
 
 @contextmanager
 def _private_folder() -> Iterator[tuple[int, Path, str]]:
-    """A private folder of this user that can be written; made if it is missing.
+    """A private, writable folder of this user; created if it is missing.
 
     Returns:
-        its descriptor, its path, and why the usual one can't be used, "" if it is that.
+        its descriptor, its path, and why the usual one can't be used ("" if this is it).
 
     Raises:
-        OSError: there is none.
+        OSError: neither folder can be used.
     """
     why = ""
     for choose in (_own, _temporary):
@@ -211,7 +210,7 @@ def _is_started_by_another() -> bool:
 
 
 def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[str, Any]]]:
-    """What a file of the folder holds; nothing if it is missing, damaged or another's."""
+    """The entries of a cache file; none if it is missing, damaged, another user's or outdated."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
@@ -234,7 +233,7 @@ def _read(folder: int, name: str, root: Path) -> dict[str, tuple[_Stamp, dict[st
 def _write(
     folder: int, name: str, root: Path, files: dict[str, tuple[_Stamp, dict[str, Any]]]
 ) -> None:
-    """Replace a file of the folder as a whole."""
+    """Replace a cache file atomically."""
     data = {"made by": _made_by(), "root": os.fspath(root), "files": files}
     text = json.dumps(data, separators=(",", ":")).encode()
     part = f"{name}.{os.urandom(8).hex()}.part"
@@ -251,7 +250,7 @@ def _write(
 
 
 def _prune(folder: int) -> None:
-    """Remove the trees that were written longest ago, and what a killed process left half done."""
+    """Remove the files of all but the last `_TREES` trees, and leftovers of killed processes."""
     ages = {}
     with os.scandir(folder) as entries:
         for entry in entries:

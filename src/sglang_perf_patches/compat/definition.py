@@ -1,4 +1,4 @@
-"""A definition as its source has it: which lines they are, and what identifies them."""
+"""A definition as read from source: its lines, its surroundings, and the digest of both."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Span = tuple[int, int]
 """First and last line of a piece of source, counted from 1."""
 
 OF_NAME = "of "
-"""Begins what is said of a default that is named; no literal's ``repr`` begins so."""
+"""Prefix of a default that is a name and not a literal; no literal's ``repr`` begins so."""
 
 
 class TreeError(OperatorError, ValueError):
-    """The path is no sglang tree, or a file of it can't be read or parsed."""
+    """The path is not a sglang tree, or a file of it can't be read or parsed."""
 
 
 class NoSourceError(TreeError):
-    """A module is there, but not as source."""
+    """A module exists, but without its source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a definition means by what is around it.
+    """What around a definition decides how it behaves.
 
     Attributes:
-        parts: what else its meaning hangs on, by the keys of `PARTS` → a digest of that.
-        values: the literals that it reads: reference → ``repr``.
-        defaults: its parameters that have a default: name → ``repr`` of a literal, `OF_NAME` and
-            the dotted name of another value, "" where it has none.
-        bases: of the class that it is, or is in: the last name of each base, "" where it is no
-            name.
-        imports: the constants of other files that it reads: reference → the name that its own
-            module has for one, "" where only a function has it.
-        classes: the classes of sglang that it names an attribute of, or inherits from: reference →
-            what it reads of each.
+        parts: key of `PARTS` → digest of that part.
+        values: literal that it reads: reference → ``repr``.
+        defaults: parameter with a default: name → ``repr`` of a literal, or `OF_NAME` and a dotted
+            name, or "" for any other expression.
+        bases: the bases of the class that it is, or is in: the last name of each, "" for an
+            expression that is no name.
+        imports: constant of another file that it reads: reference → the name that its module gives
+            it, "" if only a function imports it.
+        classes: class of sglang whose attributes it reads, or from which it inherits: reference →
+            the attributes.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -53,12 +53,12 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class ClassBody:
-    """A class as other code reads it, or an import that passes one on.
+    """A class whose attributes other code reads, or an import that re-exports one.
 
     Attributes:
         own: the part digest of its source.
-        bases: a reference for each base that is a class of sglang, for others the last name.
-        constants: the names that its body assigns → the part digest of the assignments.
+        bases: the reference of each base that is a class of sglang, the last name of any other.
+        constants: name that its body assigns → part digest of the assignments.
     """
 
     own: str
@@ -67,24 +67,24 @@ class ClassBody:
 
     @property
     def is_enumeration(self) -> bool:
-        """Whether one of its own bases is, by its name, one of the standard library's."""
+        """Whether a base is named like an enumeration of the standard library."""
         return any(":" not in base and base.endswith(("Enum", "Flag")) for base in self.bases)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Definition(Surroundings):
-    """One definition as the source has it, with what is around it.
+    """One definition as read from source, with its surroundings.
 
     Attributes:
         reference: ``"module:Qual.name"``.
         path: the file.
-        lines: first line (decorators included) and last line of each piece: a name that is bound
-            several times, as a property and its setter are, has several pieces.
+        lines: first line (decorators included) and last line of each piece. A name that is bound
+            several times, such as a property and its setter, has several pieces.
         own: sha256 of `text`, in hexadecimal.
-        decorators: how many decorators the last piece has.
+        decorators: the number of decorators of the last piece.
         is_class: whether it is a class.
-        is_function: whether it is a function, a coroutine function or a generator.
-        members: the functions that its body defines, where it is a class.
+        is_function: whether it is a function, also a coroutine function or a generator.
+        members: the functions in the body of a class.
     """
 
     reference: str
@@ -98,7 +98,7 @@ class Definition(Surroundings):
 
     @property
     def digest(self) -> str:
-        """What identifies it: its own source, and the parts around it."""
+        """The digests of its own source and of the parts around it; two equal ones are the same."""
         parts = (f"{name}={self.parts[name]}" for name in PARTS if name in self.parts)
         return " ".join([self.own, *parts])
 
@@ -107,7 +107,7 @@ class Definition(Surroundings):
         """The dedented source of all pieces, read from the file.
 
         Raises:
-            TreeError: the file can't be read, or is not what it was when it was judged.
+            TreeError: the file can't be read, or has changed since it was judged.
         """
         text = text_of(lines_of(self.path), self.lines)
         if digest_of(text) != self.own:
@@ -118,7 +118,7 @@ class Definition(Surroundings):
 def lines_of(path: Path) -> list[str]:
     """The lines of a source file, decoded as Python does: by its BOM, its coding line, or UTF-8.
 
-    Line ends count as Python counts them: a checkout with CRLF has the same lines.
+    A file with CRLF line ends has the same lines as one with LF.
 
     Raises:
         TreeError: it can't be read.
@@ -138,13 +138,13 @@ def lines_of(path: Path) -> list[str]:
 
 
 def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
-    """The dedented source of pieces of a file, one after the other."""
+    """The dedented source of pieces of a file, joined by line breaks."""
     pieces = (textwrap.dedent("\n".join(lines[first - 1 : last])) for first, last in spans)
     return "\n".join(pieces)
 
 
 def differing(known: str, actual: str) -> str:
-    """In which part two digests of a definition differ, in words; "" if they are the same."""
+    """The first part in which two digests differ, in words; "" if they are equal."""
     before, after = (
         dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, actual)
     )
@@ -161,7 +161,7 @@ PARTS = {
     "override": "which classes of its file override it",
     "imported": "a value that it reads from a class or another file",
 }
-"""The parts of a digest, beside the source itself, and what they are of."""
+"""Key → description of the parts of a digest that follow the definition's own source."""
 
 
 def _split(digest: str) -> list[str]:
@@ -170,10 +170,10 @@ def _split(digest: str) -> list[str]:
 
 
 def digest_of(text: str) -> str:
-    """What identifies the source of a definition."""
+    """Sha256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def part_digest_of(text: str) -> str:
-    """What identifies a part around a definition: shorter, as the table holds many."""
+    """The first 12 digits of `digest_of`: shorter, because the table in the package has many."""
     return digest_of(text)[:12]

@@ -1,4 +1,4 @@
-"""Trees of released sglang versions, from the package index. No server imports this."""
+"""Source trees of released sglang versions, from the package index. No server imports this."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PLATFORM = (
 
 
 class DownloadError(OperatorError, RuntimeError):
-    """A release could not be had from the package index."""
+    """A release could not be fetched from the package index."""
 
 
 def tree(version: str) -> Path:
-    """The folder that holds the ``sglang`` package of a release, downloaded at the first call.
+    """The folder with the ``sglang`` package of a release; the first call downloads it.
 
-    Only Python files are unpacked. Says on stderr when it downloads.
+    It unpacks only Python files. A line on stderr says that it downloads.
 
     Raises:
-        DownloadError: this is no version, the package index has no such release or did not answer,
-            this Python has no pip to fetch it with, or there is no place to keep it.
+        DownloadError: the text is no version, the package index has no such release or did not
+            answer, this Python has no pip, or the folder can't be written.
     """
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", version):
         raise DownloadError(f"{version!r} is not a version of sglang: write it like 0.5.23")

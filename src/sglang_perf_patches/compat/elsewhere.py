@@ -1,4 +1,4 @@
-"""What a definition reads of classes and of other files. Only what has to be parsed imports it."""
+"""What a definition reads from classes and other files. Imported only to parse a file."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from .definition import ClassBody, Span, part_digest_of, text_of
 from .statements import Named, assigned, dotted, origins, span, statements
 
 FORWARD_MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"
-"""The enumeration whose members everything called ``forward_mode`` in stock is one of."""
+"""The enumeration of which everything named ``forward_mode`` in stock is a member."""
 SETTINGS, DEFAULTS = "sglang.srt.environ:envs", "sglang.srt.environ:Envs"
-"""Stock's environment variables, and the class that has the default of each."""
+"""Stock's object for environment variables, and the class that declares their defaults."""
 
 _CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
 _CLASS = re.compile("_*[A-Z]")
 
 
 class Names:
-    """What the names of a file mean, as its imports and class statements have it.
+    """What the names of a file refer to, by its imports and class statements.
 
     Attributes:
-        module: the file's.
-        imported: names with the reference in another file of sglang that they lead to.
+        module: the name of the file's module.
+        imported: ``(name, reference)`` of each import from another file of sglang.
     """
 
     def __init__(self, syntax: ast.Module, module: str, *, is_package: bool) -> None:
-        """Read the statements of a file."""
         self.module = module
         self._package = module if is_package else module.rpartition(".")[0]
         there = list(statements(syntax.body))
@@ -39,28 +38,33 @@ class Names:
                 self._references[node.name] = f"{module}:{node.name}"
 
     def origins(self, nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
-        """As `imported`, of some statements."""
+        """`imported` for some statements instead of the whole file."""
         found = origins(nodes, self._package)
         return [(name, each) for name, each in found if module_of(each) != self.module]
 
     def reference(self, name: str, local: Mapping[str, str]) -> str:
-        """What a name leads to, "" if it is neither imported from sglang nor a class of the file.
+        """The reference of a name; "" if it is neither imported from sglang nor a class here.
 
         Args:
-            name: as the file has it.
-            local: what the imports of a definition bind.
+            name: as written in the file.
+            local: name → reference of the imports inside the definition, which come first.
         """
         return local.get(name) or self._references.get(name, "")
 
 
 def constants(own: Sequence[ast.stmt], read: set[str], names: Names) -> dict[str, str]:
-    """Constants, by the convention for their names, and settings that come from other files.
+    """The constants (by the convention for their names) and settings that come from other files.
+
+    Args:
+        own: the definition's statements.
+        read: the names that it reads.
+        names: of its file.
 
     Returns:
-        reference → the name that the file has for one, "" where only a definition has it.
+        reference → the name that the module gives it, "" if only the definition imports it.
     """
     local = names.origins(each for node in own for each in ast.walk(node))
-    # A definition that is itself an import passes on what it imports.
+    # A definition that is itself an import re-exports what it imports.
     passed = {name for name, _ in names.origins(own)}
     found = {reference: "" for name, reference in local if name in read | passed}
     found |= {reference: name for name, reference in names.imported if name in read | passed}
@@ -74,11 +78,11 @@ def constants(own: Sequence[ast.stmt], read: set[str], names: Names) -> dict[str
 def classes(
     own: Sequence[ast.stmt], around: Sequence[ast.ClassDef], names: Names
 ) -> dict[str, tuple[str, ...]]:
-    """The classes of sglang that a definition reads, and what of each.
+    """The classes of sglang that a definition reads: reference → the attributes.
 
     Args:
         own: the definition's statements.
-        around: the classes that it stands in, outermost first.
+        around: the classes around it, outermost first.
         names: of its file.
     """
     local = dict(names.origins(each for node in own for each in ast.walk(node)))
@@ -89,6 +93,7 @@ def classes(
             inherited.add(name)
         elif _CLASS.match(base) and base not in {each.name for each in around}:
             read.setdefault(names.reference(base, local), set()).add(name)
+        # ``batch.forward_mode.is_extend()`` reads the enumeration without naming it.
         if base.endswith("forward_mode") or name.endswith("forward_mode"):
             read.setdefault(FORWARD_MODE, set())
     inner = own[-1] if isinstance(own[-1], ast.ClassDef) else (around[-1] if around else None)
@@ -100,7 +105,7 @@ def classes(
 
 
 def class_body(lines: Sequence[str], node: ast.stmt, name: str, names: Names) -> ClassBody | None:
-    """What a statement that binds a name has of a class; None if it is no class or import."""
+    """The class that a statement binds to a name; None if it is neither a class nor an import."""
     if isinstance(node, ast.ImportFrom):
         origin = dict(names.origins([node])).get(name)
         return ClassBody(part_digest_of(origin), (origin,)) if origin else None
@@ -119,7 +124,7 @@ def class_body(lines: Sequence[str], node: ast.stmt, name: str, names: Names) ->
 
 
 def _attributes(own: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    """The attributes that code reads of something that it names, with that name."""
+    """``(name, attribute)`` of each attribute that code reads; the name is "" for expressions."""
     for node in own:
         for each in ast.walk(node):
             if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):

@@ -1,4 +1,4 @@
-"""The definitions of one source file, from its syntax. Only what has to be parsed imports this."""
+"""The definitions of one source file, from its syntax. Imported only to parse a file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _Scope = ast.Module | ast.ClassDef
 
 
 class Module:
-    """The text and syntax of one file."""
+    """The text and syntax of one file.
+
+    Raises:
+        TreeError: it can't be read or parsed.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read and parse it.
-
-        Raises:
-            TreeError: that is not possible.
-        """
         self.path = path
         self.lines = lines_of(path)
         try:
@@ -35,7 +34,7 @@ class Module:
         self._rebound = rebound_names(self.lines, self.syntax)
 
     def definition(self, reference: str) -> Definition | None:
-        """What the file has under a reference of its module; None if it has no such name."""
+        """The definition at a reference of this module; None if the file has no such name."""
         pieces = self._pieces(reference)
         if not pieces:
             return None
@@ -67,7 +66,7 @@ class Module:
         )
 
     def class_body(self, reference: str) -> ClassBody | None:
-        """What the file has of a class, or of an import that passes one on; None if neither."""
+        """The class at a reference, or the import that re-exports one; None if neither."""
         pieces = self._pieces(reference)
         name = qualname_of(reference)
         return (
@@ -75,7 +74,7 @@ class Module:
         )
 
     def _pieces(self, reference: str) -> list[ast.stmt]:
-        """The statements that bind a name."""
+        """The statements that bind the name of a reference, in order."""
         nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
         for name in qualname_of(reference).split("."):
             scopes = [node for node in nodes if isinstance(node, _Scope)]
@@ -90,7 +89,7 @@ class Module:
 
 
 def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
-    """Statements of a body that bind `name`, or take it away, at any depth but in other scopes."""
+    """The statements that bind or delete `name`, at any depth but not in other scopes."""
     for node in body:
         if name in _bound_by(node):
             yield node
@@ -102,7 +101,7 @@ def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
 
 
 def _bound_by(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement binds by itself, not those that statements inside it bind."""
+    """The names that a statement itself binds, without those of the statements inside it."""
     if isinstance(node, Named):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):

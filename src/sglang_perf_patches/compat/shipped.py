@@ -1,8 +1,8 @@
-"""What was read of the files of the known releases, which the package brings along.
+"""A table, shipped with the package, of what was parsed from the files of the known releases.
 
-A process then need not parse them, even where it has no place for a cache. An entry is for a file's
-content and place in the tree, so it serves a changed release and a source build too: only their
-other files are parsed. Where the table can't be used, every file is parsed.
+So a process need not parse them, even if it has no cache. An entry is found by a file's content and
+path, so the table also helps with a changed release or a source build: only their changed files are
+parsed. If the table can't be used, every file is parsed.
 """
 
 from __future__ import annotations
@@ -13,37 +13,36 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_name("releases.xz")
-"""A line for each file, after one for the code of ours that read them."""
+"""Its first line is `makers` at the time of writing; then it has a line for each file."""
 
 _MAKERS = ("definition", "elsewhere", "parsing", "source", "statements", "surroundings")
 
 
 def makers() -> str:
-    """What identifies the code on which it depends what is read of a file."""
+    """Sha256 of our code that parses files. A table that other code made is not used."""
     here = Path(__file__)
     texts = [here.with_name(f"{name}.py").read_bytes() for name in _MAKERS]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 def key(stamp: str, place: str) -> str:
-    """How the table calls a file.
+    """The key of a file in the table.
 
     Args:
         stamp: sha256 of its content, in hexadecimal.
-        place: its path in the ``sglang`` package.
+        place: its path relative to the ``sglang`` package, with slashes.
     """
     return f"{stamp} {place}"
 
 
 class Shipped:
-    """The table, read at the first question."""
+    """The table, read at the first call of `of`."""
 
     def __init__(self) -> None:
-        """Nothing is read yet."""
         self._lines: dict[str, str] | None = None
 
     def of(self, stamp: str, place: str) -> dict[str, Any]:
-        """What the table has of a file, by name; nothing if it does not know this content."""
+        """Name → value parsed from a file; empty if the table lacks this content at this place."""
         if self._lines is None:
             self._lines = _read()
         return dict(json.loads(self._lines.get(key(stamp, place), "{}")))

@@ -1,8 +1,8 @@
-"""Reading a sglang tree as text: its place, its version and the text of its definitions.
+"""Reads a sglang tree as text: its place, its version and its definitions. Never imports sglang.
 
-Nothing here imports sglang. A definition is identified by the sha256 of its own dedented source,
-decorators included and comments as they are, and by what its meaning hangs on around it (see
-`surroundings`). A change elsewhere in the file does not matter.
+A definition is identified by the sha256 of its own dedented source, with decorators and comments,
+and by digests of what around it decides how it behaves (see `surroundings`). Changes elsewhere in
+the file don't count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def installed() -> Tree:
-    """The tree that this interpreter would import; what is read of it is kept (see `cache`).
+    """The tree that this interpreter would import, with a cache.
 
     Raises:
         TreeError: there is none.
@@ -61,7 +61,7 @@ def installed() -> Tree:
 
 
 def at(path: str | Path) -> Tree:
-    """The tree at `path`, as `find` takes it; what is read of it is kept (see `cache`).
+    """The tree at `path` (see `find`), with a cache.
 
     Raises:
         TreeError: there is none.
@@ -106,10 +106,14 @@ def find_installed() -> Path:
 
 
 class Tree:
-    """A sglang package on disk, read lazily: each file, and each definition in it, once."""
+    """A sglang package on disk, read lazily: each file, and each definition in it, once.
+
+    Attributes:
+        root: the package folder itself (see `find`).
+        cache: keeps what was parsed for later processes; None parses every file.
+    """
 
     def __init__(self, root: Path, cache: Cache | None = None) -> None:
-        """Take `root`, the package folder itself (see `find`), and what is kept of it, if it is."""
         self.root = root
         self.cache = cache
         self._paths: dict[str, Path | None] = {}
@@ -118,7 +122,7 @@ class Tree:
 
     @cached_property
     def version(self) -> str:
-        """The version as the tree or its metadata says it, ``"unknown"`` where neither does."""
+        """The version in the tree or in its metadata; ``"unknown"`` if neither has one."""
         for name in ("_version.py", "version.py"):
             try:
                 text = (self.root / name).read_text(encoding="utf-8")
@@ -136,25 +140,25 @@ class Tree:
         return "unknown"
 
     def path(self, module: str) -> Path | None:
-        """The file of a module such as ``sglang.srt.utils``, or None.
+        """The file of a module such as ``sglang.srt.utils``; None if there is no such module.
 
         Raises:
             TreeError: a folder on the way can't be read.
-            NoSourceError: the module is there without its source.
+            NoSourceError: the module exists without its source.
         """
         if module not in self._paths:
             self._paths[module] = self._path(module)
         return self._paths[module]
 
     def definition(self, reference: str) -> Definition | None:
-        """What the tree has under a reference; None if the module or the name is missing.
+        """The definition at a reference; None if the module or the name is missing.
 
         Raises:
             TreeError: the file can't be read or parsed.
-            NoSourceError: the module is there without its source.
+            NoSourceError: the module exists without its source.
         """
         if reference not in self._definitions:
-            self._definitions[reference] = None  # what imports itself is not there
+            self._definitions[reference] = None  # ends the recursion of circular imports
             try:
                 definition = self._look_up(reference)
                 self._definitions[reference] = definition and self._with_read(definition)
@@ -164,7 +168,7 @@ class Tree:
         return self._definitions[reference]
 
     def save(self) -> None:
-        """Keep what was read for later processes, where the tree has a cache."""
+        """Write what was parsed to the cache, if there is one."""
         if self.cache is not None:
             self.cache.save()
 
@@ -210,7 +214,14 @@ class Tree:
         restored: Callable[[Path, Any], _Found | None],
         to_keep: Callable[[_Found | None], Any],
     ) -> _Found | None:
-        """What a method of `Module` finds under a reference, from the cache where it is there."""
+        """Call a method of `parsing.Module`, or take its result from the cache.
+
+        Args:
+            what: the name of the method.
+            reference: its argument.
+            restored: makes the result from the file's path and a cached value.
+            to_keep: makes the value to cache.
+        """
         module = module_of(reference)
         path = self.path(module)
         if path is None:
@@ -222,7 +233,7 @@ class Tree:
                 try:
                     return restored(path, kept)
                 except (TypeError, ValueError, LookupError, AttributeError):
-                    pass  # treat it as missing
+                    pass  # damaged: parse again
         try:
             found: _Found | None = getattr(self._parsed(module, path), what)(reference)
         except RecursionError as error:
@@ -232,7 +243,7 @@ class Tree:
         return found
 
     def _with_read(self, definition: Definition) -> Definition:
-        """With what it reads of classes and of other files among its parts and values."""
+        """Add what a definition reads from classes and other files to its parts and values."""
         parts, values = [], dict(definition.values)
         for reference, name in sorted(definition.imports.items()):
             constant = self.definition(reference)
@@ -250,7 +261,10 @@ class Tree:
         return replace(definition, parts={**definition.parts, "imported": digest}, values=values)
 
     def _read_of_class(self, reference: str, names: Collection[str]) -> Iterator[str]:
-        """An enumeration as a whole; of another class, the constants that it and its bases have."""
+        """A line with a digest for each thing that is read from a class and its bases.
+
+        Of an enumeration that is the whole class, of another class the constants among `names`.
+        """
         family: dict[str, ClassBody] = {}
         waiting = [reference]
         while waiting:
@@ -276,7 +290,7 @@ class Tree:
 
 
 def _to_keep(definition: Definition) -> dict[str, Any]:
-    """A definition as JSON can hold it; `_from_kept` makes it again."""
+    """A definition as a JSON value; `_from_kept` is the inverse."""
     known = {"reference", "path", "members"}
     kept = {each.name: getattr(definition, each.name) for each in fields(definition)}
     members = {member.reference: _to_keep(member) for member in definition.members}
@@ -307,7 +321,7 @@ def _holds_sglang(archive: Path) -> bool:
 
 
 def _archive(place: Path) -> Path | None:
-    """The file that `place` is in, or is, as ``sglang`` in an archive on ``sys.path`` is."""
+    """The file that `place` is, or is inside, such as a zip archive on ``sys.path``; else None."""
     if place.is_dir():
         return None
     return next((path for path in (place, *place.parents) if path.is_file()), None)

@@ -1,4 +1,4 @@
-"""Statements of a scope, and the names in them. Only what has to be parsed imports this."""
+"""Statements of a scope, and the names in them. Imported only to parse a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Named = Function | ast.ClassDef
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a body at any depth, but in other scopes."""
+    """The statements of a body at any depth, but not inside functions and classes in it."""
     for node in body:
         yield node
         if not isinstance(node, Named):
@@ -23,14 +23,14 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def span(node: ast.stmt) -> Span:
-    """The lines of a statement, those of its decorators too."""
+    """First and last line of a statement, decorators included."""
     decorators = node.decorator_list if isinstance(node, Named) else []
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     return first, node.end_lineno or node.lineno
 
 
 def assigned(node: ast.stmt) -> Iterator[str]:
-    """The names to which a statement assigns a value."""
+    """The plain names to which a statement assigns a value."""
     if isinstance(node, ast.Assign):
         targets = node.targets
     elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value):
@@ -44,7 +44,7 @@ def assigned(node: ast.stmt) -> Iterator[str]:
 
 
 def dotted(node: ast.expr) -> list[str]:
-    """``A.b.c`` as its names; none where it is something else."""
+    """``A.b.c`` as ``["A", "b", "c"]``; empty for any other expression."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
@@ -53,11 +53,11 @@ def dotted(node: ast.expr) -> list[str]:
 
 
 def origins(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, str]]:
-    """What imports from sglang bind, each with its reference there.
+    """``(name, reference)`` of each name that is imported from sglang.
 
     Args:
-        nodes: the imports, among others.
-        package: of their file, where relative imports begin.
+        nodes: any nodes; those that are not imports are skipped.
+        package: the package of the file, to which relative imports refer.
     """
     for node in nodes:
         if isinstance(node, ast.ImportFrom):

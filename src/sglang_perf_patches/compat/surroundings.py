@@ -1,8 +1,8 @@
-"""What a definition means by what is around it: only what has to be parsed imports this.
+"""What around a definition decides how it behaves. Imported only to parse a file.
 
-The same text does something else in a class with other bases, beside a constant of another value,
-or where a later line puts something in its place. So each of these has its part in what identifies
-a definition, without being declared.
+The same source behaves differently in a class with other bases, next to a constant of another
+value, or if a later line of the file replaces it. So a digest of each of these is part of a
+definition's digest, without a declaration naming them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .statements import Function, Named, assigned, dotted, statements
 
 
 def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
-    """The module's names that functions of it bind again, which have no value of their own."""
+    """The globals that functions of the file rebind, so that they have no constant value."""
     if not any("global" in line for line in lines):
         return frozenset()
     statements = (node for node in ast.walk(syntax) if isinstance(node, ast.Global))
@@ -31,21 +31,23 @@ def surroundings(
     own: Sequence[ast.stmt],
     of_file: elsewhere.Names,
 ) -> Surroundings:
-    """What is around a definition.
+    """The surroundings of a definition.
 
     Args:
-        lines: of the file.
-        syntax: the file's.
-        rebound: what `rebound_names` gives of it.
+        lines: the file's lines.
+        syntax: the file's syntax.
+        rebound: its `rebound_names`.
         reference: the definition's.
-        own: the definition's statements.
-        of_file: what the file's names mean.
+        own: the statements that bind it.
+        of_file: what the file's names refer to.
     """
     module, _, qualname = reference.partition(":")
     *names, last = qualname.split(".")
     classes = _enclosing(syntax, names)
     read, attributes = _read_by(own)
     constants = _assignments(syntax, read)
+    # An attribute could be read from any object, so by its name alone it counts as a field of each
+    # class around. That can only refuse too much. The definition itself is no field of its class.
     fields = {
         f"{'.'.join(names[: depth + 1])}.{name}": bindings
         for depth, each in enumerate(classes)
@@ -94,7 +96,7 @@ def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
 
 
 def _read_by(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
-    """The names and the attributes that code reads."""
+    """The plain names and the attribute names that code reads."""
     names, attributes = set(), set()
     for node in nodes:
         for each in ast.walk(node):
@@ -106,7 +108,7 @@ def _read_by(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
 
 
 def _assignments(scope: ast.Module | ast.ClassDef, names: set[str]) -> dict[str, list[ast.stmt]]:
-    """A scope's own assignments to names, and to those that they read in turn."""
+    """A scope's assignments to these names, and to the names that those read in turn."""
     of_name: dict[str, list[ast.stmt]] = {}
     for node in statements(scope.body):
         for name in assigned(node):
@@ -123,7 +125,12 @@ def _assignments(scope: ast.Module | ast.ClassDef, names: set[str]) -> dict[str,
 
 
 def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt]:
-    """Statements that put something in the place of a definition or of a class around it."""
+    """The statements of a file that replace a definition, or a class around it.
+
+    They assign to (or delete) ``Class.method`` or an attribute of it, bind the class's name again,
+    or call ``setattr`` or ``delattr`` on the class. A second definition of the same name is not
+    among them: it is a piece of the definition itself.
+    """
     qualname = [*names, last]
     replacing: list[ast.stmt] = []
     for node in statements(syntax.body):
@@ -159,8 +166,9 @@ def _sets_attribute(call: ast.expr, name: str) -> bool:
 
 
 def _overriding(syntax: ast.Module, base: str, method: str) -> set[str]:
-    """The file's subclasses of a class that define a method of its again."""
+    """The subclasses of a class in the same file that override a method."""
     classes = [node for node in statements(syntax.body) if isinstance(node, ast.ClassDef)]
+    # Until nothing is added: a subclass may stand anywhere in the file, after its own subclass too.
     family = {base}
     while subclasses := {each.name for each in classes if family & _bases(each)} - family:
         family |= subclasses
@@ -177,7 +185,7 @@ def _bases(node: ast.ClassDef) -> set[str]:
 
 
 def _base_names(nodes: Iterable[ast.stmt]) -> tuple[str, ...]:
-    """Of the innermost class."""
+    """The last name of each base of the innermost class, "" for any other expression."""
     *_, bases = [[], *(node.bases for node in nodes if isinstance(node, ast.ClassDef))]
     return tuple(chain[-1] if (chain := dotted(base)) else "" for base in bases)
 
@@ -194,7 +202,7 @@ def _spans(nodes: Iterable[ast.stmt]) -> list[Span]:
 
 
 def _literal(nodes: Sequence[ast.stmt]) -> str | None:
-    """The value of a name that is bound once, as a literal's ``repr``."""
+    """The ``repr`` of the literal that a name is bound to; None if it is bound otherwise."""
     if len(nodes) != 1 or not isinstance(nodes[0], ast.Assign | ast.AnnAssign):
         return None
     if isinstance(nodes[0], ast.Assign) and not isinstance(nodes[0].targets[0], ast.Name):
@@ -209,7 +217,7 @@ def _repr(node: ast.expr | None) -> str | None:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
-    # Only what can't be changed in place, as a list can by stock itself.
+    # Only immutable values: stock itself may change a list, so memory may differ from source.
     return repr(value) if isinstance(value, int | float | str | bytes | tuple | None) else None
 
 

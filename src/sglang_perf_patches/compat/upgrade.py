@@ -1,6 +1,6 @@
-"""What an upgrade of sglang would do to the patches: verdicts on two trees, side by side.
+"""What an upgrade of sglang would change for the patches: verdicts on two trees, compared.
 
-Nothing is installed or imported: both are judged from their source.
+Nothing is installed or imported; both trees are judged from their source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNCHANGED: tuple[Change, ...] = (
     "absent as before",
     "refused too",
 )
-"""The changes that are none."""
+"""The words of `Change` that mean no change."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Prospect:
 
     Attributes:
         here: the verdict on the installed tree.
-        there: the verdict on the other one.
-        change: ``lost``: refused there, and it applies or is built in here; ``gained``: it applies
-            there only; ``ours again``: it applies there, and upstream has it here, as where the
-            other tree is an older one; ``becomes built-in``: upstream takes over; ``not
-            there``: the code that it is about is here, and not there; ``refused too``: refused
-            there, and of no use here either; the others say what both trees have.
+        there: the verdict on the other tree.
+        change: ``lost``: it applies or is built in here, and is refused there; ``gained``: it
+            applies only there; ``ours again``: it is built in here and applies there, as in an
+            older release; ``becomes built-in``: upstream has it there; ``not there``: only this
+            tree has the code that it changes; ``refused too``: refused there, and refused or absent
+            here; the other words: the same verdict on both.
     """
 
     here: Verdict
@@ -52,7 +52,7 @@ class Prospect:
 
 
 def compare(here: Iterable[Verdict], there: Iterable[Verdict]) -> list[Prospect]:
-    """Pair the verdicts of two trees, which come in the same order."""
+    """Pair the verdicts on two trees, which must be in the same order."""
     return [
         Prospect(one, other, _change(one.word, other.word))
         for one, other in zip(here, there, strict=True)
@@ -60,14 +60,14 @@ def compare(here: Iterable[Verdict], there: Iterable[Verdict]) -> list[Prospect]
 
 
 def lost(prospects: Sequence[Prospect], chosen: Iterable[str]) -> list[str]:
-    """The ids of those patches among `chosen` that the other tree takes away."""
+    """The ids of the chosen patches that the other tree would lose."""
     ids_chosen = set(chosen)
     ids = [prospect.here.patch.id for prospect in prospects if prospect.change == "lost"]
     return [id for id in ids if id in ids_chosen]
 
 
 def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
-    """The answer in a sentence: which chosen patches are lost, and how many there are of each."""
+    """One sentence: the chosen patches that are lost, and how many patches have each change."""
     gone = lost(prospects, chosen)
     number = Counter(prospect.change for prospect in prospects)
     counts = ", ".join(
@@ -80,7 +80,7 @@ def conclusion(prospects: Sequence[Prospect], chosen: Iterable[str]) -> str:
 
 
 def _several(word: Change) -> str:
-    """The word after a number above one."""
+    """The plural of a word."""
     return word.replace("applies", "apply").replace("becomes", "become")
 
 

@@ -1,4 +1,4 @@
-"""What a patch would do to a sglang tree, judged from the tree's source alone."""
+"""The verdict on a patch for a sglang tree, from the tree's source alone."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Verdict:
     """A patch, a word, and why.
 
     Attributes:
-        patch: what was judged.
+        patch: the patch that was judged.
         word: ``applies``, ``built-in``, ``absent`` or ``refused``.
         reason: one sentence.
-        variant: the body that applies, else None; it depends only on what `release` has.
-        release: the release whose code the tree has, where one applies.
-        definitions: the targets and depends of `variant` as the tree has them, by reference.
-        nearest: for a refusal, the known release whose code is nearest, if any.
+        variant: the variant that applies, with only those `depends` that `release` has; else None.
+        release: the release whose code the tree has, if the patch applies.
+        definitions: reference → target or depend of `variant`, as read from the tree.
+        nearest: for a refusal, the known release whose code differs least, if any.
         unknown: for a refusal, the definitions that differ from `nearest`.
-        closest: for a refusal, the body of `nearest`.
+        closest: for a refusal, the variant for `nearest`.
     """
 
     patch: Patch
@@ -50,15 +50,14 @@ class Verdict:
 def judge_each(
     sets: Iterable[PatchSet], tree: Tree, only: Collection[str] | None = None
 ) -> list[Verdict]:
-    """Judge the patches of the sets, each by itself and with what it requires.
+    """Judge patches, each together with those it requires. Writes the tree's cache, if it has one.
 
-    A file that can't be read, or is there without its source, refuses the patches that need it and
-    no other. What was read of the tree is kept where the tree has a cache.
+    A file that can't be read, or has no source, refuses only the patches that need it.
 
     Args:
-        sets: in the order in which the verdicts come.
-        tree: what is judged.
-        only: ids of patches to judge, with those that they require; None for every patch.
+        sets: they give the order of the verdicts.
+        tree: the tree.
+        only: ids of the patches to judge; None for every patch.
     """
     homes = {patch.id: (patch, each.known) for each in sets for patch in each.patches}
     wanted = set(homes) if only is None else set(only) & set(homes)
@@ -77,9 +76,9 @@ def judge_each(
 def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
     """Judge one patch by itself.
 
-    Upstream's own change wins over ours, so markers come first. A variant applies where some
-    release of it has exactly the tree's source in every definition, and lacks what it lacks: pieces
-    that are each known, but from releases that don't go together, were never proven together.
+    Upstream's own change wins over ours, so markers come first. A variant applies if the tree has
+    exactly the definitions of one of its releases. Definitions that are each known, but from
+    different releases, are refused: they were never proven together.
 
     Raises:
         TreeError: a file that the verdict needs can't be read or parsed.
@@ -115,9 +114,9 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
 
 
 def as_in(variant: Variant, release: str, known: Known) -> Variant:
-    """A variant that depends only on what a release of it has, as the fingerprints say.
+    """The variant with only those `depends` that a release has, according to the fingerprints.
 
-    Without any fingerprint of a definition it still depends on that.
+    A definition without any fingerprint stays.
     """
 
     def is_there(name: str) -> bool:
@@ -142,10 +141,10 @@ def _refusal(
     there: Mapping[str, Definition | None],
     others: Mapping[str, tuple[Variant, list[str]]],
 ) -> Verdict:
-    """Name what differs from the nearest release.
+    """Refuse, and name what differs from the nearest release.
 
-    It differs in the fewest definitions; then it is the one whose version the tree has, else the
-    newest.
+    That is the one that differs in the fewest definitions. Among several it is the one with the
+    tree's version, else the newest.
     """
     version = tree.version.partition("+")[0]
     nearest = min(others, key=lambda each: (len(others[each][1]), each != version, -_age(each)))
@@ -170,7 +169,7 @@ def _how(
     known: Known,
     nearest: str,
 ) -> str:
-    """In what a definition is other than in the nearest release."""
+    """How a definition differs from the nearest release's, to follow "NAME is"."""
     if reference in gone:
         return "missing"
     definition = there.get(reference)
@@ -199,13 +198,13 @@ def _holds(marker: Marker, tree: Tree) -> bool:
 def _releases_with(
     reference: str, definition: Definition | None, known: Known, tree: Tree
 ) -> tuple[str, ...]:
-    """The known releases whose code has this definition to the letter."""
+    """The known releases that have exactly this definition."""
     if definition is None:
         return ()
     hashes = known.get(reference, {})
     with_it = hashes.get(definition.digest, ())
-    # Of a source build only the definitions' own source is known. That is not enough for a tree
-    # that is a release, or is made of one.
+    # For a source build only the digest of the definition's own source is known, without its
+    # surroundings. That is too little to identify a tree that is a release or was made from one.
     if tree.version.partition("+")[0] in releases.KNOWN:
         return with_it
     builds = (name for name in hashes.get(definition.own, ()) if name not in releases.KNOWN)
@@ -213,5 +212,5 @@ def _releases_with(
 
 
 def _age(release: str) -> int:
-    """Position among the known releases; source builds come before them all."""
+    """Position among the known releases, oldest first; -1 for a source build."""
     return releases.KNOWN.index(release) if release in releases.KNOWN else -1
